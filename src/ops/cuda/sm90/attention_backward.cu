@@ -126,7 +126,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args, const Tenso
     return launch<BackwardLayout<64, 64, 128, 2, 2, 2, true>>(ctx, args, first_keys, scratch);
   }
   if (key_size == 128 && value_size == 128) {
-    return launch<BackwardLayout<128, 128, 64, 2, 2, 1, true>>(ctx, args, first_keys, scratch);
+    return launch<BackwardLayout<128, 128, 64, 1, 2, 2, true>>(ctx, args, first_keys, scratch);
   }
   NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
   launch<BackwardLayout<192, 128, 64, 1, 2, 1, true>>(ctx, args, first_keys, scratch);
