@@ -1,7 +1,7 @@
 // Answers that a model writes to prompts, as many at a time as generation has sequences.
 //
-// An answer depends on the model, its prompt and its seed alone (infer/engine.h), so neither order nor what is beside
-// it changes a byte.
+// An answer depends on the model, its prompt and its seed alone (infer/engine.h): neither their order nor what else is
+// being generated changes a byte.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace nmoe {
 
-// Bytes that are no UTF-8 become U+FFFD: journals, reports and Python's sources are UTF-8, a model's bytes need not be.
+// Bytes that are not UTF-8 become U+FFFD: journals, reports and Python sources are UTF-8, a model's output need not be.
 std::string as_utf8(std::string_view bytes);
 
 struct AnswerPrompt {
@@ -27,11 +27,11 @@ struct AnswerPrompt {
 
 class AnswerWriter {
  public:
-  // `stop_ids` end an answer beside the tokenizer's eos_id.
+  // `stop_ids` end an answer, as does the tokenizer's eos_id.
   AnswerWriter(InferenceEngine& engine, std::vector<int32_t> stop_ids)
       : engine_(engine), stop_ids_(std::move(stop_ids)) {}
 
-  // Writes spec.samples answers to each prompt. Calls `done` with prompts all of whose answers are there, by their
+  // Writes spec.samples answers to each prompt. Calls `done` with prompts whose answers are complete, by their
   // index, in no particular order. Errors: InferenceEngine's.
   struct Written {
     size_t prompt = 0;
@@ -39,7 +39,7 @@ class AnswerWriter {
   };
   void write(std::span<const AnswerPrompt> prompts, const GenerationSpec& spec,
              const std::function<void(std::vector<Written> written)>& done);
-  // Tokens that the model has computed so far: of prompts those that were not in the cache.
+  // Tokens that the model has computed so far, including those of prompts that were not in the cache.
   int64_t computed_tokens() const { return computed_tokens_; }
 
  private:

@@ -1,4 +1,4 @@
-// configs/eval, as it was when the program was built.
+// The files of configs/eval, embedded when the program was built.
 #pragma once
 
 #include <span>

@@ -1,8 +1,8 @@
-// A Scorer over the key/value cache of generation: what texts have in common is computed once.
+// A Scorer over the key/value cache of generation: prefixes that texts share are computed once.
 //
-// Every slot of the cache has a group at a time, and one text of it at a time. The beginning that all its texts share
-// stays in the slot while their ends follow each other there; so does what the next group begins with. Calls have rows
-// of all slots. Rows do not depend on each other (infer/cached_model.h): neither slots nor sharing change a bit.
+// Every slot of the cache holds one group at a time, and one of its texts at a time. The prefix that all its texts share
+// stays in the slot while their ends replace each other, as does a prefix shared with the next group. Calls have rows of
+// all slots. Rows do not depend on each other (infer/cached_model.h), so neither slots nor sharing change a bit.
 #pragma once
 
 #include <memory>

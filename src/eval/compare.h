@@ -1,5 +1,5 @@
-// Two evaluations of the same items, side by side: whether one model is better than the other can be told from the
-// items that they answer differently, where two accuracies by themselves say little.
+// Two evaluations of the same items, compared item by item: the items that two models answer differently tell which is
+// better, even where their accuracies by themselves say little.
 #pragma once
 
 #include <cstdint>

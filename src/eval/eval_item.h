@@ -12,7 +12,7 @@
 
 namespace nmoe {
 
-// What a model is given of a text: the ids that begin every text, then the text's, at most `max_tokens` of them.
+// A text as the model sees it: the ids that begin every text, then the text's, at most `max_tokens` of them.
 struct TokenRules {
   const Tokenizer* tokenizer = nullptr;
   std::vector<int32_t> begin_ids;  // such as the end of the document before it
@@ -26,12 +26,12 @@ struct EvalItem {
 };
 
 // Item i of a task of choices, schemas or language modelling, as nanochat's core_eval.py does: texts are tokenized
-// whole. Of choices the tokens behind the beginning that all have in common are scored, of schemas the end that all
-// have in common, of language modelling those behind the text without its answer. At least a token of each. Texts that
-// are too long lose their beginning. Error (runtime) where that would be more than what comes before the scored tokens,
+// as a whole. For choices, the tokens after the prefix that all share are scored; for schemas, the suffix that all
+// share; for language modelling, those after the text without its answer; at least one token of each. Texts that are
+// too long lose their beginning. Error (runtime) where that would be more than what comes before the scored tokens,
 // or where the ids of the text without its answer are not how those of the whole begin.
 //
-// Of answers that are written it is the prompt, none of whose tokens is scored, cropped to leave room for an answer.
+// For written answers it is the prompt, none of whose tokens is scored, cropped to leave room for an answer.
 EvalItem make_item(const TaskData& data, int64_t i, const TokenRules& rules);
 
 // Documents in windows of at most max_tokens, of which every token but those of begin_ids is scored once: a window

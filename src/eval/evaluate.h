@@ -1,4 +1,4 @@
-// Suites of tasks over a model: what is scored, and what that says.
+// Evaluates suites of tasks with a model, and reports the results.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace nmoe {
 
-// The mean of the centred accuracies of a suite that wants one.
+// The mean of the centred accuracies of a suite that has a name for one.
 struct SuiteMean {
   std::string suite;
   std::string name;
@@ -43,7 +43,7 @@ struct EvalModels {
   const Sandbox* sandbox = nullptr;            // where they are programs
 };
 
-// Does what is not in the journal, if there is one. Errors: TaskEvaluation's.
+// Evaluates what is not in the journal, if there is one. Errors: TaskEvaluation's.
 EvalReport evaluate(const EvalModels& models, const TokenRules& rules, const EvalOptions& options, ThreadPool& pool,
                     EvalJournal* journal);
 

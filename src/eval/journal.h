@@ -1,11 +1,11 @@
-// Scored items on the disk, so that an evaluation that was killed goes on behind the last of them.
+// Scored items on disk, so that an evaluation that was killed continues after the last of them.
 //
-// A file of JSON lines. The first says what is evaluated how; {"task", "hash"} says what a task's items are; then
+// A file of JSON lines. The first identifies the evaluation; {"task", "hash"} identifies a task's items; then
 //   {"task": "core/piqa", "item": 7, "nats": [31.2, 30.9], "tokens": [9, 8], "greedy": [false, false],
 //    "length": [80, 79], "cropped": 0, "bytes": 71}
 // or, of written answers, {"task", "item", "answers": [{"text", "tokens", "cut", "fault"}], "length", "cropped"}
-// for each item in the order in which they were done. Numbers read back as the same bits. What is behind the last whole
-// line was being written when the process ended, and goes.
+// for each item in the order in which they were finished. Numbers read back as the same bits. An incomplete last line
+// was being written when the process ended, and is dropped.
 #pragma once
 
 #include <filesystem>
@@ -30,7 +30,7 @@ struct WrittenAnswer {
   bool operator==(const WrittenAnswer&) const = default;
 };
 
-// What is known of an item when its texts are scored, or its answers written.
+// The result of an item: its texts' scores, or its written answers.
 struct ItemResult {
   int64_t item = 0;
   std::vector<TextScore> scores;  // of each text

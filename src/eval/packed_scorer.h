@@ -1,9 +1,9 @@
-// A Scorer by forward passes over many texts at once, with the products of training: what a GPU is asked by.
+// A Scorer that makes forward passes over many texts at once, with the products of training; used on GPUs.
 //
-// A pass always has the same number of rows, so that products are chosen alike; attention is one of whose rows each
-// depends on its text alone (TreeAttention). What a text begins with as the text before it did is in a pass once. On a
-// GPU a text's bits depend neither on that nor on what else is in a pass. The next pass is put together while one
-// runs. Logits are made where tokens are scored.
+// A pass always has the same number of rows, so that the same product kernels are chosen; in its attention, each row
+// depends on its text alone (TreeAttention). A prefix that a text shares with the one before it is in a pass once. On a
+// GPU a text's bits depend neither on that nor on what else is in the pass. The next pass is assembled while one
+// runs. Logits are computed only where tokens are scored.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// How likely a model finds texts: what every task asks of it.
+// The likelihood of texts under a model: what every task needs.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ struct TextScore {
   bool operator==(const TextScore&) const = default;
 };
 
-// Takes texts in groups, of which those of one often begin alike. What a text gets depends on the text and the model
-// alone, to the bit: not on what is in a group or beside it.
+// Takes texts in groups, within which texts often share a prefix. The score of a text depends on the text and the model
+// alone, to the bit: not on its group, nor on what else is scored.
 class Scorer {
  public:
   virtual ~Scorer() = default;
 
-  // Tokens that a text may have.
+  // The most tokens that a text may have.
   virtual int64_t max_tokens() const = 0;
   // Scores `groups`, calling `done` with the index of each when it is ready, in any order.
   virtual void score(std::span<const std::vector<ScoredText>* const> groups,

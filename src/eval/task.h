@@ -1,22 +1,22 @@
 // What is evaluated, as data: a suite is a TOML file with a section for each task.
 //
-//   mean = "CORE"                # optional: the mean of the tasks' centred accuracies is told under this name
+//   mean = "CORE"                # optional: the mean of the tasks' centred accuracies is reported under this name
 //
 //   [tasks.NAME]
 //   type = "multiple_choice"     # or "schema", "language_modeling", "text"
 //   file = "core/piqa.jsonl"     # below the folder of data; .jsonl, .json or .parquet, compressed or not
-//   prompt = "{query}\nAnswer:"  # what stands before the delimiter, and
-//   answer = "{continuation}"    # what behind it, where that is not a choice
-//   choices = "choices"          # the list among which is chosen: answers, or in a schema prompts
+//   prompt = "{query}\nAnswer:"  # the text before the delimiter, and
+//   answer = "{continuation}"    # the one after it, unless that is a choice
+//   choices = "choices"          # the field with the list to choose from: answers or, in a schema, prompts
 //   letters = false              # the choices are "A", "B", ...: as many as the list has entries
-//   gold = "gold"                # which of them is right, from 0
+//   gold = "gold"                # the field with the index of the right one, from 0
 //   delimiter = " "
 //   shots = 0                    # examples with answers before each item
-//   shots_file = ""              # from here: its first rows, in order; else drawn among the task's other items
+//   shots_file = ""              # take its first rows, in order; else they are drawn from the task's other items
 //   group = ""                   # a field: shots_file's rows are of the item's group, and groups have means
-//   header = ""                  # stands before the first shot
-//   score = "token"              # what decides: nats per "token", their "sum", or per "character" of the choice
-//   baseline = 25                # accuracy of a guess, in per cent
+//   header = ""                  # goes before the first shot
+//   score = "token"              # what decides: nats per "token", their "sum", or nats per "character" of the choice
+//   baseline = 25                # accuracy of guessing, in per cent
 //   baseline_v2 = 25             # by DCLM's correction of 2025; the same unless given
 //
 // and of answers that the model writes (type = "generation"):
@@ -24,9 +24,9 @@
 //                                # (eval/answer_number.h); "code", a function that passes the row's tests
 //                                # (sandbox/code_task.h, whose stop strings end it)
 //   max_tokens = 256             # of an answer
-//   stop = "Question:"           # ends an answer, and is no part of it
-//   samples = 1                  # answers to each item
-//   temperature = 0              # 0: the likeliest token, always
+//   stop = "Question:"           # ends an answer, and is not part of it
+//   samples = 1                  # answers per item
+//   temperature = 0              # 0: always the likeliest token
 //   top_p = 1
 //
 // In prompt, answer and header {field} is a field of the row; {field:spaces} has spaces for its underscores;
@@ -48,7 +48,7 @@ enum class TaskKind {
   kGeneration,        // an answer that the model writes
 };
 
-// Of several answers the one with the least of this is chosen, the first of equals.
+// Of several answers, the one with the smallest of these is chosen, the first of equals.
 enum class ChoiceScore { kToken, kSum, kCharacter };
 inline constexpr int kNumChoiceScores = 3;
 std::string_view choice_score_name(ChoiceScore score);  // "token", "sum", "character"

@@ -1,4 +1,4 @@
-// A task's rows, and the texts that are made of them.
+// A task's rows, and the texts made from them.
 //
 // The order and the drawn shots are those of nanochat's core_eval.py: rows are shuffled by random.Random(1337), then
 // cut to a limit; item i has the shots random.Random(1234 + i).sample over the other items.

@@ -1,4 +1,4 @@
-// One task over a model: its items as tokens, their scores, what those say.
+// Evaluates one task with a model: its items as tokens, their scores, and the results.
 #pragma once
 
 #include <array>

@@ -1,10 +1,10 @@
 // A model with a key/value cache and the memory to run rows of any of its slots: what generation asks a model for.
 //
-// It runs on a batch invariant device (ops/ops.h), and prompts take the same way as single tokens. A row's logits
-// therefore have the same bits however the rows of its sequence were spread over calls, and whatever else was in them.
+// It runs on a batch-invariant device (ops/ops.h), and prompts take the same path as single tokens. A row's logits
+// therefore have the same bits however the rows of its sequence are spread over calls, and whatever else is in them.
 //
-// On a GPU, calls that want every row's logits, as when all sequences write, are recorded for some numbers of rows and
-// run with rows added that belong to no sequence. Tokens are sampled there, by the same rule as on the CPU
+// On a GPU, calls that want every row's logits, as when all sequences generate, are recorded as graphs for some numbers
+// of rows and padded with rows that belong to no sequence. Tokens are sampled there by the same rule as on the CPU
 // (ops/sampling.h).
 #pragma once
 
@@ -27,7 +27,7 @@ namespace nmoe {
 
 class CheckpointReader;
 
-// A token that comes at `position` of the sequence in `slot`.
+// The token at `position` of the sequence in `slot`.
 struct CacheRow {
   int32_t token = 0;
   int32_t slot = 0;
@@ -47,7 +47,7 @@ struct TokenScore {
   float nats = 0.0F;      // its loss, over the model's whole vocabulary, as training counts it
   int32_t likeliest = 0;  // the likeliest token there, the lowest of equals
 };
-// A token that comes behind one of the rows of a call; a row may have several such.
+// A token that may follow one of the rows of a call; a row may have several of them.
 struct ScoredToken {
   int32_t row = 0;
   int32_t token = 0;
@@ -65,8 +65,8 @@ class CachedModel {
   CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, const CachedModelOptions& options);
 
   // Runs `rows` and adds them to the cache. All earlier positions of their slots must be there, or be among the rows.
-  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., one behind the other, each of the tokenizer's
-  // vocab_size() ids: a vocabulary padded beyond has ids that stand for nothing. Valid until the next call.
+  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., consecutively, each of the tokenizer's
+  // vocab_size() ids: a vocabulary padded beyond that has ids without meaning. Valid until the next call.
   std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   // The same for scores, up to CachedModelOptions::max_scores of them, in the order of `scored`.
   std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);

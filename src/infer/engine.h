@@ -1,9 +1,9 @@
-// Generation for many at once: requests wait for a slot of the key/value cache, join the ones that run as soon as one
-// is free, and every step gives each running sequence one token (continuous batching; Orca, OSDI 2022, section 3).
+// Generation for many requests at once: they wait for a slot of the key/value cache, join the running ones as soon as
+// one is free, and every step gives each running sequence one token (continuous batching; Orca, OSDI 2022, section 3).
 //
-// What a request gets depends on the request and the model alone, to the bit: not on what runs beside it, on the number
-// of threads, on how its prompt was cut, or on whether a part of it was in the cache already (infer/cached_model.h says
-// how).
+// The result of a request depends on the request and the model alone, to the bit: not on what runs at the same time, on
+// the number of threads, on how its prompt is split, or on whether part of it was in the cache (infer/cached_model.h
+// explains how).
 #pragma once
 
 #include <chrono>
@@ -94,12 +94,12 @@ struct InferenceOptions {
   int num_threads = 0;         // 0: one per available CPU
   int64_t max_sequences = 8;   // slots: sequences that run at the same time
   // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. Nothing
-  // falls out: a text that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
+  // is evicted: a text that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
   // data.seq_len. More than the model was trained with is possible, and the text will show it.
   int64_t max_context = 0;
 };
 
-// What is going on now.
+// The current load.
 struct EngineLoad {
   int64_t running = 0;
   int64_t waiting = 0;

@@ -1,4 +1,4 @@
-// Finds the end of a text that comes in pieces, and holds back what may be the beginning of it.
+// Finds stop strings in a text that arrives in pieces, and holds back what may be the beginning of one.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Ranks of several processes, and how any number of processes runs its ranks.
+// Ranks in several processes, and how any number of processes runs its ranks.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,9 @@
 
 namespace nmoe {
 
-// The ranks that this process drives, as threads that meet among themselves; rank 0 of them then speaks with the other
-// processes. Tensors are in the host's memory. They travel through process 0: a running sum goes from process to
-// process in their order, and the total back to all.
+// The ranks that this process drives, as threads that meet among themselves; the first of them then talks to the other
+// processes. Tensors are in host memory. They travel through process 0: a running sum goes from process to process
+// in their order, and the total goes back to all.
 class ProcessGroup {
  public:
   ProcessGroup(Meeting meeting, LinkTiming timing);

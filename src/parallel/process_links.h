@@ -1,12 +1,12 @@
-// What holds the processes of a run together while it runs.
+// The connections between the processes of a run, and how failures are noticed.
 //
-// A thread of its own sends a beat over every connection for control and listens to those of the others. A process that
-// ends without a word (killed, crashed), that is silent (stopped, or its host or network is gone), and a failure that
-// one tells, end the run in all processes: process 0 passes on what the others cannot see. Where a process waits too
-// long for another, process 0 says which and ends the run.
+// A dedicated thread sends heartbeats over every control connection and listens for those of the others. The run ends
+// in all processes when one disappears (killed, crashed), falls silent (stopped, or its host or network is gone) or
+// reports a failure; process 0 passes on what the others cannot see. If a process waits too long for another,
+// process 0 says which and ends the run.
 //
 // One thread at a time speaks for the process: the calls of all its ranks with those of other processes go through it,
-// numbered alike in all processes.
+// numbered identically in all processes.
 #pragma once
 
 #include <chrono>
@@ -57,9 +57,9 @@ class ProcessLinks {
   void complete();          // nothing is to be sent or received any more in this call
   void return_from_call();  // all ranks of this process are out of it, or sure to come out
 
-  // How long others wait for this process, from here on; at first the timeout. From any thread.
+  // How long others wait for this process from now on; initially the timeout. From any thread.
   void set_patience(std::chrono::milliseconds patience);
-  // A rank of this process failed: tells all others, unless a failure is known already. From any thread.
+  // A rank of this process failed: tells all others, unless a failure is already known. From any thread.
   void fail(int64_t rank, const std::string& reason, const std::string& remedy);
   // The ranks of this process have ended. Returns when those of all processes have, or a failure is known and told. No
   // calls afterwards.

@@ -1,4 +1,4 @@
-// HTTP/1.1 for a few good clients among many bad ones: one network thread with deadlines, and workers that never wait
+// HTTP/1.1 that withstands misbehaving clients: one network thread with deadlines, and workers that never wait
 // for a client. Boost.Beast parses; docs/log.md says why it and not another library.
 #pragma once
 
@@ -19,8 +19,8 @@ struct HttpLimits {
   int64_t max_body = 8 << 20;             // bytes
   int64_t max_connections = 1024;         // beyond it, the client that has been slowest to ask is closed for a new one
   int64_t max_held = int64_t{128} << 20;  // bytes of bodies and unsent answers beyond 64 KiB a client, together
-  // What a client has for each of: its request's line and headers (which is how long it may be idle, too), the body,
-  // taking 64 KiB of an answer. None begins again with a byte that arrives.
+  // How long a client has for each of: its request's line and headers (also the limit for being idle), the body, and
+  // accepting 64 KiB of an answer. Arriving bytes do not restart it.
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
 };
 
@@ -35,7 +35,7 @@ struct HttpRequest {
   // The first of that name (lower or upper case), or "".
   std::string_view header(std::string_view name) const;
   int64_t count(std::string_view name) const;
-  // Of a query such as "a=1&b=x%20y" all values of that name, decoded, in their order.
+  // All values of that name in a query such as "a=1&b=x%20y", decoded, in order.
   std::vector<std::string> parameters(std::string_view name) const;
 };
 
@@ -53,7 +53,7 @@ class HttpAnswer {
   virtual ~HttpAnswer() = default;
 
   virtual void send(HttpReply reply) = 0;
-  // The head, then pieces of the body. False when nobody takes them: the client left, or reads too slowly for max_held.
+  // The head, then pieces of the body. False when nobody reads them: the client left, or reads too slowly for max_held.
   virtual bool begin(HttpReply head) = 0;
   virtual bool write(std::string_view piece) = 0;
   virtual void end() = 0;
