@@ -1,8 +1,9 @@
 // A Scorer over the key/value cache of generation: prefixes that texts share are computed once.
 //
-// Every slot of the cache holds one group at a time, and one of its texts at a time. The prefix that all its texts share
-// stays in the slot while their ends replace each other, as does a prefix shared with the next group. Calls have rows of
-// all slots. Rows do not depend on each other (infer/cached_model.h), so neither slots nor sharing change a bit.
+// Every slot of the cache holds one group at a time, and one of its texts at a time. The prefix that all its texts
+// share stays in the slot while their ends replace each other, as does a prefix shared with the next group. Calls have
+// rows of all slots. Rows do not depend on each other (infer/cached_model.h), so neither slots nor sharing change a
+// bit.
 #pragma once
 
 #include <memory>
