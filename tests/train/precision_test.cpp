@@ -20,9 +20,8 @@ using PrecisionTest = TrainerTest;
 // "fp8_weights": fp8 with gradients of weights in FP8.
 constexpr const char* kLowPrecisions[] = {"fp8", "fp8_weights", "mxfp8", "nvfp4"};
 std::vector<std::string> format_of(const std::string& precision) {
-  const bool in_weights = precision == "fp8_weights";
-  return {"run.precision=" + (in_weights ? "fp8" : precision),
-          fmt::format("precision.fp8_weight_gradients={}", in_weights)};
+  if (precision == "fp8_weights") return {"run.precision=fp8", "precision.fp8_weight_gradients=true"};
+  return {"run.precision=" + precision};
 }
 
 // A model wide enough for several blocks, the last of them short.

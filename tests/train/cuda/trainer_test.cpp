@@ -72,17 +72,18 @@ constexpr const char* kLowPrecisions[] = {"fp8", "fp8_weights", "mxfp8", "nvfp4"
 // weights in FP8.
 std::vector<std::string> fp8(const std::string& precision, int64_t steps) {
   const bool in_weights = precision == "fp8_weights";
-  return {"run.precision=" + (in_weights ? "fp8" : precision),
-          fmt::format("precision.fp8_weight_gradients={}", in_weights),
-          "train.steps=" + std::to_string(steps),
-          "model.dim=144",
-          "model.dense_dim=272",
-          "model.moe.expert_dim=128",
-          "model.mla.kv_lora_rank=32",
-          "model.mla.qk_nope_head_dim=16",
-          "model.mla.qk_rope_head_dim=16",
-          "model.mla.v_head_dim=16",
-          "train.valid_every=4"};
+  std::vector<std::string> overrides = {"run.precision=" + (in_weights ? "fp8" : precision),
+                                        "train.steps=" + std::to_string(steps),
+                                        "model.dim=144",
+                                        "model.dense_dim=272",
+                                        "model.moe.expert_dim=128",
+                                        "model.mla.kv_lora_rank=32",
+                                        "model.mla.qk_nope_head_dim=16",
+                                        "model.mla.qk_rope_head_dim=16",
+                                        "model.mla.v_head_dim=16",
+                                        "train.valid_every=4"};
+  if (in_weights) overrides.emplace_back("precision.fp8_weight_gradients=true");
+  return overrides;
 }
 
 TEST_F(CudaTrainer, Fp8ResumesToTheBitWhateverIsKept) {
