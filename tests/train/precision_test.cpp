@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "model/operand_formats.h"
-#include "support/tensors.h"
+#include "train/finite_checkpoints.h"
 #include "train/tiny_engine.h"
 #include "train/trainer_fixture.h"
 #include "train/weight_outlier.h"
@@ -17,14 +17,19 @@ using test::error_of;
 
 using PrecisionTest = TrainerTest;
 
+// "fp8_weights": fp8 with gradients of weights in FP8.
+constexpr const char* kLowPrecisions[] = {"fp8", "fp8_weights", "mxfp8", "nvfp4"};
+std::vector<std::string> format_of(const std::string& precision) {
+  if (precision == "fp8_weights") return {"run.precision=fp8", "precision.fp8_weight_gradients=true"};
+  return {"run.precision=" + precision};
+}
+
 // A model wide enough for several blocks, the last of them short.
 std::vector<std::string> settings(const std::string& precision, int64_t steps) {
-  return {"run.precision=" + precision,
-          "train.steps=" + std::to_string(steps),
-          "model.dim=40",
-          "model.dense_dim=72",
-          "model.moe.expert_dim=24",
-          "model.mla.kv_lora_rank=16"};
+  std::vector<std::string> overrides = format_of(precision);
+  overrides.insert(overrides.end(), {"train.steps=" + std::to_string(steps), "model.dim=40", "model.dense_dim=72",
+                                     "model.moe.expert_dim=24", "model.mla.kv_lora_rank=16"});
+  return overrides;
 }
 
 double mean_of_last(const std::map<int64_t, double>& losses, int64_t count) {
@@ -38,7 +43,7 @@ TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   run("fp32", settings("fp32", 50));
   const auto exact = series("fp32", "train/loss");
   EXPECT_LT(exact.at(50), exact.at(1) - 0.5);
-  for (const char* precision : {"fp8", "mxfp8", "nvfp4"}) {
+  for (const char* precision : kLowPrecisions) {
     const std::string name = precision;
     const auto checked = [&](int64_t steps) {
       std::vector<std::string> overrides = settings(precision, steps);
@@ -65,26 +70,10 @@ TEST_F(PrecisionTest, LearnsRepeatsAndGoesOn) {
   }
 }
 
-// Whether all weights and the optimizer's state are numbers.
-::testing::AssertionResult is_finite(const CheckpointReader& checkpoint) {
-  test::TensorPool pool;
-  for (const auto tensors : {checkpoint.model(), checkpoint.optimizer()}) {
-    for (const ManifestTensor& tensor : tensors) {
-      const Tensor value = pool.zeros(tensor.dtype, tensor.shape);
-      checkpoint.load(tensor.name, value);
-      if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kF64) continue;
-      for (int64_t i = 0; i < value.num_elements(); ++i) {
-        if (!std::isfinite(test::get(value, i))) return ::testing::AssertionFailure() << tensor.name << ", " << i;
-      }
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
-
 // A block with what is not finite is NaN, however few bits its values have: the step before it is what is kept, though
 // every step would be.
 TEST_F(PrecisionTest, AValueThatIsNotFiniteReachesNoCheckpoint) {
-  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+  for (const std::string precision : kLowPrecisions) {
     const auto absurd = [&](int64_t steps) {
       std::vector<std::string> overrides = settings(precision, steps);
       overrides.insert(overrides.end(), {"optim.rest.lr=1e30", "optim.schedule.warmup=0", "checkpoint.every=1",
@@ -94,10 +83,7 @@ TEST_F(PrecisionTest, AValueThatIsNotFiniteReachesNoCheckpoint) {
     EXPECT_TRUE(contains(error_of([&] { run(precision, absurd(9)); }).what(), "step 2: loss "));
     run(precision + "_one", absurd(1));
     expect_same_state(checkpoints(precision), checkpoints(precision + "_one"));
-    for (const auto& one : fs::directory_iterator(checkpoints(precision))) {
-      if (!one.is_directory()) continue;
-      EXPECT_TRUE(is_finite(CheckpointReader::open(one.path()))) << one.path();
-    }
+    EXPECT_TRUE(test::checkpoints_are_finite(checkpoints(precision)));
   }
 }
 
@@ -193,19 +179,17 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
 
 // In every format; and gives the same hashes again.
 TEST_F(FallbackTest, RepeatsAndGoesOnToTheBitBeforeAndBehindADecision) {
-  const std::vector<std::string> formats[] = {
-      {"fp8"}, {"fp8", "precision.fp8_weight_gradients=true"}, {"mxfp8"}, {"nvfp4"}};
-  for (const std::vector<std::string>& format : formats) {
-    std::vector<std::string> act = {"precision.fallback=act", "precision.check_every=2", "run.precision=" + format[0]};
-    act.insert(act.end(), format.begin() + 1, format.end());
-    const std::string prefix = format[0] + (format.size() > 1 ? "_weights" : ""), straight = prefix + "_straight";
-    SCOPED_TRACE(prefix);
+  for (const std::string precision : kLowPrecisions) {
+    std::vector<std::string> act = format_of(precision);
+    act.insert(act.end(), {"precision.fallback=act", "precision.check_every=2"});
+    const std::string straight = precision + "_straight", again = precision + "_again";
+    SCOPED_TRACE(precision);
     run(straight, 10, act, 3);
-    run(prefix + "_again", 10, act, 3);
-    expect_same_state(checkpoints(straight), checkpoints(prefix + "_again"));
+    run(again, 10, act, 3);
+    expect_same_state(checkpoints(straight), checkpoints(again));
     EXPECT_EQ(in_act(straight), "1 experts;");
-    for (const int64_t half : prefix == "fp8" ? std::vector<int64_t>{6, 9} : std::vector<int64_t>{6}) {
-      const std::string name = fmt::format("{}_half_{}", prefix, half);
+    for (const int64_t half : {6, 9}) {
+      const std::string name = fmt::format("{}_half_{}", precision, half);
       run(name, half, act, 3);
       EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
       run(name, 10, act, 3, /*resume=*/true);

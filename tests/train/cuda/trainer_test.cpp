@@ -9,6 +9,7 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
+#include "train/finite_checkpoints.h"
 #include "train/weight_outlier.h"
 
 namespace nmoe::test {
@@ -65,18 +66,24 @@ TEST_F(CudaTrainer, TellsWhereItGoesOnWithOtherProducts) {
   EXPECT_FALSE(contains(told_at_resume(own, 6), "other algorithms"));
 }
 
-// Sizes that products of FP8 operands take, with blocks that are whole and short.
+constexpr const char* kLowPrecisions[] = {"fp8", "fp8_weights", "mxfp8", "nvfp4"};
+
+// Sizes that products of FP8 operands take, with blocks that are whole and short. "fp8_weights": fp8 with gradients of
+// weights in FP8.
 std::vector<std::string> fp8(const std::string& precision, int64_t steps) {
-  return {"run.precision=" + precision,
-          "train.steps=" + std::to_string(steps),
-          "model.dim=144",
-          "model.dense_dim=272",
-          "model.moe.expert_dim=128",
-          "model.mla.kv_lora_rank=32",
-          "model.mla.qk_nope_head_dim=16",
-          "model.mla.qk_rope_head_dim=16",
-          "model.mla.v_head_dim=16",
-          "train.valid_every=4"};
+  const bool in_weights = precision == "fp8_weights";
+  std::vector<std::string> overrides = {"run.precision=" + (in_weights ? "fp8" : precision),
+                                        "train.steps=" + std::to_string(steps),
+                                        "model.dim=144",
+                                        "model.dense_dim=272",
+                                        "model.moe.expert_dim=128",
+                                        "model.mla.kv_lora_rank=32",
+                                        "model.mla.qk_nope_head_dim=16",
+                                        "model.mla.qk_rope_head_dim=16",
+                                        "model.mla.v_head_dim=16",
+                                        "train.valid_every=4"};
+  if (in_weights) overrides.emplace_back("precision.fp8_weight_gradients=true");
+  return overrides;
 }
 
 TEST_F(CudaTrainer, Fp8ResumesToTheBitWhateverIsKept) {
@@ -135,7 +142,7 @@ TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfItsFormat) {
     EXPECT_EQ(roles.size(), 5U) << name;  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
     return parts_in_act(roles);
   };
-  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+  for (const std::string precision : kLowPrecisions) {
     SCOPED_TRACE(precision);
     const std::string straight = precision + "_straight", healthy = precision + "_healthy";
     const TrainSummary summary = checked(precision, 12, straight, true);
@@ -183,7 +190,7 @@ TEST_F(CudaTrainer, NvFp4ResumesToTheBitAndLearns) {
 }
 
 TEST_F(CudaTrainer, EveryPrecisionRepeatsAndGoesOnToTheBit) {
-  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+  for (const std::string precision : kLowPrecisions) {
     run(precision, fp8(precision, 8));
     run(precision + "_again", fp8(precision, 8));
     run(precision + "_halves", fp8(precision, 5));
@@ -214,15 +221,17 @@ TEST_F(CudaTrainer, AStepThatIsNotFiniteStopsTheRunWithTheWeightsBeforeIt) {
   EXPECT_TRUE(contains(error.what(), "first bad tensor: layers.0.")) << error.what();
   run("one", with_steps("train.steps=1"));
   expect_same_state("nan", "one");
-  for (const std::string precision : {"fp8", "mxfp8", "nvfp4"}) {
+  for (const std::string precision : kLowPrecisions) {
     const auto low = [&](int64_t steps) {
       std::vector<std::string> overrides = fp8(precision, steps);
       overrides.insert(overrides.end(), absurd.begin(), absurd.end());
+      overrides.insert(overrides.end(), {"checkpoint.every=1", "checkpoint.keep_last=0"});
       return overrides;
     };
     EXPECT_EQ(error_of([&] { run(precision, low(9)); }).exit_code(), 1);
     run(precision + "_one", low(1));
     expect_same_state(precision, precision + "_one");
+    EXPECT_TRUE(checkpoints_are_finite(dir_ / "runs/checkpoints" / precision)) << precision;
   }
 }
 
