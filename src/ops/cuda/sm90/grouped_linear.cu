@@ -393,11 +393,11 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
   std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * Boxes::kWarpBytes;  // sums
   typename L::Pipeline::Position at;
   int parity = 0;  // of the stash, where whole tiles go through it
+  float c[kTileCols / 2];
   HalfStasher<typename L::Stash> stasher(stash, consumer, warp_row);
   const auto beside = [&] {
     if constexpr (L::kHalves) stasher.try_flush();
   };
-  float c[kTileCols / 2];
   for (;;) {
     pipeline.wait(at);  // a tile comes with its first stage
     const Tile tile = read_by_warp(pipeline.header(at));
