@@ -6,14 +6,14 @@
 //
 // BF16 rows go through shared memory, so that whole rows are written: a warp stages its 16, in
 // StagedRows<...>::kWarpBytes of its own; then lanes that are next to each other write 16 bytes of a row each
-// (write_rows).
+// (write_rows). Of grouped products in BF16, other warps write them (tile_writer.cuh).
 //
 // NOTE: not by a copy by TMA for each row: its addresses have to be uniform, so that a warp starts one after the other,
 // some 110 cycles each.
 //
 // SwiGLU's backward in FP8 also reads what is to lie there: a warp fetches its rows' first columns ahead of the
 // products, and the others while it works on those before (SwiGluRows). In BF16 another warpgroup does that
-// (swiglu_writer.cuh). Sums that stay F32 go by TMA (sum_boxes.cuh).
+// (tile_writer.cuh). Sums that stay F32 go by TMA (sum_boxes.cuh).
 #pragma once
 
 #include <cstddef>
@@ -50,12 +50,18 @@ __device__ inline void store_matrices(void* row, uint32_t r0, uint32_t r1, uint3
                : "memory");
 }
 
+// Where a lane writes the warp's rows of staging of kCols, by store_matrices(): 16 columns there.
+template <int kCols>
+__device__ inline std::byte* staged_corner(std::byte* staged) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  return staged + lane % kWarpRows * StagedRows<kCols>::kRowBytes + lane / kWarpRows * 16;
+}
+
 // Columns [kFirst, kFirst + kCount) of the warp's rows, rounded to BF16, into its staging of rows of kCount.
 // `num_cols`: that exist from kFirst on.
 template <int kCols, int kFirst, int kCount>
 __device__ void stage_columns(const float (&c)[kCols / 2], int num_cols, std::byte* staged) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  std::byte* const corner = staged + lane % kWarpRows * StagedRows<kCount>::kRowBytes + lane / kWarpRows * 16;
+  std::byte* const corner = staged_corner<kCount>(staged);
 #pragma unroll
   for (int i = 0; i < kCount / 16; ++i) {
     const int at = kFirst / 2 + 8 * i;
@@ -63,6 +69,22 @@ __device__ void stage_columns(const float (&c)[kCols / 2], int num_cols, std::by
       store_matrices(corner + 32 * i, bf16_pair(c[at], c[at + 1]), bf16_pair(c[at + 2], c[at + 3]),
                      bf16_pair(c[at + 4], c[at + 5]), bf16_pair(c[at + 6], c[at + 7]));
     }
+  }
+}
+
+// The same in two steps: as kCount / 4 pairs of BF16, which wait in registers,
+template <int kFirst, int kCount, int kValues>
+__device__ void round_columns(const float (&c)[kValues], uint32_t (&pairs)[kCount / 4]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) pairs[i] = bf16_pair(c[kFirst / 2 + 2 * i], c[kFirst / 2 + 2 * i + 1]);
+}
+// and these into rows of kCount.
+template <int kCount>
+__device__ void stage_pairs(const uint32_t (&pairs)[kCount / 4], std::byte* staged) {
+  std::byte* const corner = staged_corner<kCount>(staged);
+#pragma unroll
+  for (int i = 0; i < kCount / 16; ++i) {
+    store_matrices(corner + 32 * i, pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
   }
 }
 
@@ -95,13 +117,13 @@ __device__ void write_staged(const std::byte* staged, int staged_row_bytes, int 
   __syncwarp();
 }
 
-// Columns [kFirst, kFirst + kCount) of C's rows in BF16. `target`: the warp's first row at column kFirst, aligned to 16
-// bytes as every row is; `num_cols` exist from there on. The staging, of rows of kCount, is free at return.
-template <int kCols, int kFirst = 0, int kCount = kCols>
+// C's rows in BF16. `target`: the warp's first row at the tile's first column, aligned to 16 bytes as every row is. The
+// staging, of rows of kCols, is free at return.
+template <int kCols>
 __device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_cols, __nv_bfloat16* target,
                            int64_t stride, std::byte* staged) {
-  stage_columns<kCols, kFirst, kCount>(c, num_cols, staged);
-  write_staged<2 * kCount>(staged, StagedRows<kCount>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
+  stage_columns<kCols, 0, kCols>(c, num_cols, staged);
+  write_staged<2 * kCols>(staged, StagedRows<kCols>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
 }
 
 // What SwiGLU multiplies the warp's rows by: those of lane / 4 and 8 below it.

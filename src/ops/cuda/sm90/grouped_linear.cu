@@ -2,9 +2,10 @@
 //
 // A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C. The producer
 // warpgroup has one warp at work, which asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of
-// stages (tma_pipeline.cuh), k in steps of 64, filled by TMA. Two consumer warpgroups multiply 64 x 256 each by wgmma
-// and write their rows (epilogue.cuh) or, of weights' gradients, their sums (sum_boxes.cuh). The loads for the next
-// tile are under way while a tile is written, since a tile's description travels with its first stage.
+// stages (tma_pipeline.cuh), k in steps of 64, filled by TMA. Two consumer warpgroups multiply 64 x 256 each by wgmma.
+// Of weights' gradients they write their sums (sum_boxes.cuh). Rows in BF16 they only leave in shared memory, and other
+// warps, the writers, do the rest beside the next tile's products (tile_writer.cuh). The loads for the next tile are
+// under way while a tile is written, since a tile's description travels with its first stage.
 //
 // One operand's rows may lie anywhere and be picked by an index: the tokens, instead of copies of them in the experts'
 // order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
@@ -16,8 +17,7 @@
 // With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate. Backwards through SwiGLU, what a tile has
 // is not stored: it meets the pre-activations of its rows and columns, and their gradients go where they were. A row
 // weight's gradient is a sum over the row, of which a tile has a part; where there are several tiles a row, a second
-// kernel adds them in order. Both ways there is more to do for a tile than to write it, so that consumers only leave it
-// in shared memory, and other warps, the writers, do the rest beside the next tile's products (swiglu_writer.cuh).
+// kernel adds them in order.
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written, or added to, once a
 // launch.
@@ -35,8 +35,8 @@
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/row_gather.cuh"
 #include "ops/cuda/sm90/sum_boxes.cuh"
-#include "ops/cuda/sm90/swiglu_writer.cuh"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
+#include "ops/cuda/sm90/tile_writer.cuh"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
 #include "ops/cuda/sm90/warpgroup.cuh"
@@ -117,8 +117,11 @@ struct Layout {
   static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
   static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
 
-  static constexpr bool kHasWriters = kSwiGlu || kSwiGluBackward;  // or consumers write what they multiply
-  static constexpr int kStages = kHasWriters ? 3 : 4;
+  static constexpr bool kWeighted = kSwiGlu || kSwiGluBackward;  // rows have weights
+  static constexpr bool kHasWriters = kRagged;                   // or consumers write what they multiply
+  // SwiGLU's tiles go through the stash whole, others by halves: what there is room for beside the stages.
+  static constexpr bool kHalves = kHasWriters && !kWeighted;
+  static constexpr int kStages = kWeighted ? 3 : 4;
   using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile>;
   using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kTileRows, kCols>,  //
                                        DynamicTileScheduler<kTileRows, kTileCols>>;
@@ -127,18 +130,19 @@ struct Layout {
   // that, threads have too few registers at the kernel's entry for products of 256 columns.
   static constexpr bool kWritersApart = kHasWriters && kGathers;
   static constexpr int kWriters = kWarpgroup / kWarp - (kWritersApart ? 0 : 1);
-  using Stash = TileStash<kConsumers, kTileCols, kWriters, Tile>;
+  using Stash = TileStash<kConsumers, kHalves ? kTileCols / 2 : kTileCols, kWriters, Tile>;
   using Ring = SwiGluRing<kWritersApart ? 4 : 5>;
-  using Registers = std::conditional_t<kWritersApart, WarpgroupRegisters<1, 56, kConsumers, 160, 1, 136>,
-                                       std::conditional_t<kHasWriters, WarpgroupRegisters<1, 136, kConsumers, 184>,
-                                                          WarpgroupRegisters<1, 40, kConsumers, 232>>>;
+  using Registers =
+      std::conditional_t<kWritersApart, WarpgroupRegisters<1, 56, kConsumers, 160, 1, 136>,
+                         std::conditional_t<kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
+                                            std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
+                                                               WarpgroupRegisters<1, 40, kConsumers, 232>>>>;
 
-  // Shared memory: the stages, rows of C on their way, the pipeline's headers and mbarriers, the stash's, then what
+  // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kWarpStagedBytes = kRagged ? StagedRows<kTileCols / 2>::kWarpBytes : Boxes::kWarpBytes;
   static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
-  static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * kWarpStagedBytes;
+  static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * Boxes::kWarpBytes;
   static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
   static constexpr int kToldBytes = kGathers ? kTilesTold * static_cast<int>(sizeof(Tile)) : 0;
   static constexpr int kControlBytes = Pipeline::kBarrierBytes + kStashControlBytes;
@@ -343,10 +347,10 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
 }
 
 // The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done: once the
-// next one's were issued, or before if that one has not come.
-template <class L, int kCols>
+// next one's were issued, or before if that one has not come. beside(): called while a stage's products are under way.
+template <class L, int kCols, class Fn>
 __device__ void multiply_tile(const Product& p, const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
-                              typename L::Pipeline::Position& at, float (&c)[kTileCols / 2]) {
+                              typename L::Pipeline::Position& at, float (&c)[kTileCols / 2], const Fn& beside) {
   const bool elected = threadIdx.x % kWarp == 0;
   int in_use = -1;  // the stage that is being read
   const int num_steps = num_steps_of(tile);
@@ -364,6 +368,7 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
       if (k + kStepK > tile.depth) clear_rows(stage, tile.depth - k);
     }
     multiply_stage<L, kCols>(stage, consumer, step > 0, c);
+    beside();
     wgmma_wait_group<1>();
     if (in_use >= 0 && elected) pipeline.release(in_use);
     in_use = at.stage;
@@ -378,17 +383,21 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
   }
 }
 
-// The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16.
+// The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16, or leaves them to the writers.
 template <class L>
 __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging,
                                const typename L::Stash& stash) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
   const int warp_row = consumer * kPanel + warp * kWarpRows;
-  std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * L::kWarpStagedBytes;
+  std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * Boxes::kWarpBytes;  // sums
   typename L::Pipeline::Position at;
-  int parity = 0;  // of the stash
+  int parity = 0;  // of the stash, where whole tiles go through it
   float c[kTileCols / 2];
+  HalfStasher<typename L::Stash> stasher(stash, consumer, warp_row);
+  const auto beside = [&] {
+    if constexpr (L::kHalves) stasher.try_flush();
+  };
   for (;;) {
     pipeline.wait(at);  // a tile comes with its first stage
     const Tile tile = read_by_warp(pipeline.header(at));
@@ -397,26 +406,21 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     const int64_t first_row = tile.c_row + warp_row;
     float row_weight = 0.0F;  // of a row for each of the warp's first lanes; asked for ahead of its use
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    if (L::kHasWriters && lane < min(num_rows, kWarpRows)) row_weight = p.row_weight[first_row + lane];
+    if (L::kWeighted && lane < min(num_rows, kWarpRows)) row_weight = p.row_weight[first_row + lane];
     if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
-      multiply_tile<L, kTileCols>(p, tile, pipeline, consumer, at, c);
+      multiply_tile<L, kTileCols>(p, tile, pipeline, consumer, at, c, beside);
     } else {
-      multiply_tile<L, kTileCols / 2>(p, tile, pipeline, consumer, at, c);
+      multiply_tile<L, kTileCols / 2>(p, tile, pipeline, consumer, at, c, beside);
     }
-    if constexpr (L::kHasWriters) {
+    if constexpr (L::kHalves) {
+      stasher.leave(c, tile);
+    } else if constexpr (L::kWeighted) {
       stash.acquire(consumer, parity);
       if (threadIdx.x == kWarpgroup) stash.header() = tile;
       stage_columns<kTileCols, 0, kTileCols>(c, L::kSwiGlu ? kTileCols : tile.num_cols, stash.row(warp_row));
       if (lane < kWarpRows) stash.row_weight(warp_row + lane) = row_weight;
       stash.commit(consumer);
       parity ^= 1;
-    } else if constexpr (L::kRagged) {
-      constexpr int kHalf = kTileCols / 2;
-      __nv_bfloat16* const target = static_cast<__nv_bfloat16*>(p.c) + first_row * p.width + tile.c_col;
-      write_rows<kTileCols, 0, kHalf>(c, num_rows, tile.num_cols, target, p.width, staged);
-      if (tile.num_cols > kHalf) {
-        write_rows<kTileCols, kHalf, kHalf>(c, num_rows, tile.num_cols - kHalf, target + kHalf, p.width, staged);
-      }
     } else {
       const Boxes boxes{.map = &p.sums,
                         .col = tile.c_col,
@@ -434,6 +438,10 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     }
   }
   if constexpr (!L::kRagged) Boxes::finish();
+  if constexpr (L::kHalves) {
+    stasher.flush();
+    parity = stasher.parity();
+  }
   if constexpr (L::kHasWriters) {
     if (consumer == 0) {
       stash.acquire(consumer, parity);
@@ -452,7 +460,7 @@ __device__ void write_tiles(const Product& p, const typename L::Stash& stash, st
     stash.wait(0, parity);
     const Tile tile = read_by_warp(stash.header());
     if (tile.depth < 0) break;
-    const int64_t first = tile.c_row * 2 * p.width + tile.c_col;
+    const int64_t first = tile.c_row * (L::kWeighted ? 2 : 1) * p.width + tile.c_col;
     const int num_rows = min(tile.num_rows, kTileRows);
     if constexpr (L::kSwiGluBackward) {
       write_swiglu_gradients(
@@ -463,13 +471,19 @@ __device__ void write_tiles(const Product& p, const typename L::Stash& stash, st
                      .hidden_width = p.width,
                      .num_rows = num_rows,
                      .num_cols = min(tile.num_cols, kTileCols)});
-    } else {
+    } else if constexpr (L::kSwiGlu) {
       write_swiglu<kTileCols>(stash, writer, parity,
                               SwiGluTargets{.pre = static_cast<__nv_bfloat16*>(p.c) + first,
                                             .hidden = p.hidden + tile.c_row * p.width + tile.c_col,
                                             .hidden_width = p.width,
                                             .num_rows = num_rows,
                                             .num_cols = tile.num_cols});
+    } else {
+      write_tile(stash, writer, parity,
+                 TileTarget{.c = static_cast<__nv_bfloat16*>(p.c) + first,
+                            .width = p.width,
+                            .num_rows = num_rows,
+                            .num_cols = tile.num_cols});
     }
   }
 }

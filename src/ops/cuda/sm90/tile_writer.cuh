@@ -1,8 +1,11 @@
-// SwiGLU, forward and backward, by warps of its own beside the products of the next tile: the writers.
+// Tiles of C in BF16, written by warps of their own beside the products of the next tile: the writers. As they are, or
+// with SwiGLU, forward and backward.
 //
-// The warpgroups that multiply leave a tile's sums rounded to BF16 in shared memory (TileStash) and go on. Writers read
-// them, backward with the pre-activations of their rows and columns, whose place their gradients take: 16 bytes a lane,
-// four rows of 64 columns a warp and instruction. Pre-activations come by asynchronous copies, several ahead.
+// The warpgroups that multiply leave a tile's sums rounded to BF16 in shared memory (TileStash) and go on: a whole tile
+// or, where the stash has half of one, the first half at once and the second beside the next tile's products, when
+// writers are done with the first (HalfStasher). Writers read them, with SwiGLU's backward also the pre-activations of
+// their rows and columns, whose place their gradients take: 16 bytes a lane, four rows of 64 columns a warp and
+// instruction. Pre-activations come by asynchronous copies, several ahead.
 //
 // NOTE: not by loads ahead into registers: a warp counts what it waits for in six scoreboards, so that it waited for
 // the copies it had just asked for, 1,300 cycles for every four rows of 64 columns (H200, 2026-11-23).
@@ -24,7 +27,7 @@
 
 namespace nmoe::cuda::sm90 {
 
-// One tile of kConsumers x 64 rows and kCols columns of BF16 in shared memory, a part of 64 rows for each warpgroup
+// One tile of kConsumers x 64 rows and kNumCols columns of BF16 in shared memory, a part of 64 rows for each warpgroup
 // that multiplies, with a weight for each row, and a Header that says which tile it is. Sides take turns at every part:
 // `parity` is 0 for a side's first tile, 1 for its second, 0 again.
 //
@@ -33,9 +36,10 @@ namespace nmoe::cuda::sm90 {
 //     header() =   by part 0, then               read header() behind wait(0)
 //     row(i), row_weight(i) =                    read row(i), row_weight(i)
 //     commit(part)  by every warp                release(part)  by every warp
-template <int kConsumers, int kCols, int kWriters, class Header>
+template <int kConsumers, int kNumCols, int kWriters, class Header>
 class TileStash {
  public:
+  static constexpr int kCols = kNumCols;
   static constexpr int kRowBytes = StagedRows<kCols>::kRowBytes;
   static constexpr int kRows = kConsumers * kPanel;
   static constexpr int kBytes = kRows * kRowBytes;
@@ -64,6 +68,10 @@ class TileStash {
   __device__ float& row_weight(int i) const { return *reinterpret_cast<float*>(row(i) + kCols * 2); }
 
   __device__ void acquire(int part, int parity) const { mbarrier_wait(&empty_[part], parity ^ 1); }
+  // Whether acquire() would return at once, the same for all lanes of a warp. Does not stand for it.
+  __device__ bool is_free(int part, int parity) const {
+    return __any_sync(kAllLanes, mbarrier_test(&empty_[part], parity ^ 1)) != 0;
+  }
   __device__ void commit(int part) const { arrive(&full_[part]); }
   __device__ void wait(int part, int parity) const { mbarrier_wait(&full_[part], parity); }
   __device__ void release(int part) const { arrive(&empty_[part]); }
@@ -97,8 +105,82 @@ class TileStash {
   uint64_t *full_, *empty_;
 };
 
+// A warp's side of a stash that has half of a tile's columns: its 16 rows of tiles of 2 Stash::kCols columns.
+template <class Stash>
+class HalfStasher {
+ public:
+  // consumer: the part. warp_row: the warp's first row in the tile.
+  __device__ HalfStasher(const Stash& stash, int consumer, int warp_row)
+      : stash_(stash), consumer_(consumer), warp_row_(warp_row) {}
+
+  // Leaves the first half of `tile`, and holds the second if it has columns there. Header: of num_cols and c_col.
+  template <class Header>
+  __device__ void leave(const float (&c)[Stash::kCols], const Header& tile) {
+    flush();
+    stash_.acquire(consumer_, parity_);
+    if (heads()) stash_.header() = tile;
+    stage_columns<2 * Stash::kCols, 0, Stash::kCols>(c, tile.num_cols, stash_.row(warp_row_));
+    commit();
+    holds_ = tile.num_cols > Stash::kCols;
+    if (holds_) round_columns<Stash::kCols, Stash::kCols>(c, held_);
+  }
+  // Leaves the half that is held, if there is one and writers are done with the one before.
+  __device__ void try_flush() {
+    if (holds_ && stash_.is_free(consumer_, parity_)) flush();
+  }
+  // The same, and waits for the writers.
+  __device__ void flush() {
+    if (!holds_) return;
+    stash_.acquire(consumer_, parity_);
+    if (heads()) {  // which is still the first half's
+      stash_.header().num_cols -= Stash::kCols;
+      stash_.header().c_col += Stash::kCols;
+    }
+    stage_pairs<Stash::kCols>(held_, stash_.row(warp_row_));
+    commit();
+    holds_ = false;
+  }
+  // The parity of the next turn.
+  __device__ int parity() const { return parity_; }
+
+ private:
+  __device__ static bool heads() { return threadIdx.x == kWarpgroup; }
+  __device__ void commit() {
+    stash_.commit(consumer_);
+    parity_ ^= 1;
+  }
+
+  const Stash& stash_;
+  int consumer_, warp_row_, parity_ = 0;
+  bool holds_ = false;
+  uint32_t held_[Stash::kCols / 4];
+};
+
 constexpr int kWriterChunk = 64;  // columns that a writer has of four rows at a time, eight a lane
 __device__ inline int writer_col() { return static_cast<int>(threadIdx.x) % 8 * 8; }
+
+// Where a tile goes: its first row and column, in rows of `width`, aligned to 16 bytes.
+struct TileTarget {
+  __nv_bfloat16* c;
+  int64_t width;
+  int num_rows, num_cols;  // that exist; num_rows not more than the tile has
+};
+
+// What lies in the stash, as it is, by writer number `writer`. The stash's part 0 was waited for; all are released.
+template <class Stash>
+__device__ void write_tile(const Stash& stash, int writer, int parity, const TileTarget& tile) {
+  const int col = writer_col();
+  stash.for_each_row(writer, parity, tile.num_rows, [&](int row) {
+    if (row >= tile.num_rows) return;
+    const std::byte* const staged = stash.row(row) + col * 2;
+    __nv_bfloat16* const target = tile.c + row * tile.width + col;
+#pragma unroll
+    for (int first = 0; first < Stash::kCols; first += kWriterChunk) {
+      if (first + col >= tile.num_cols) continue;
+      *reinterpret_cast<uint4*>(target + first) = *reinterpret_cast<const uint4*>(staged + first * 2);
+    }
+  });
+}
 
 // A tile's rows and columns in memory: everything begins at its first row and column.
 struct SwiGluTile {
