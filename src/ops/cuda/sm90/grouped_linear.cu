@@ -132,12 +132,12 @@ struct Layout {
   static constexpr int kWriters = kWarpgroup / kWarp - (kWritersApart ? 0 : 1);
   using Stash = TileStash<kConsumers, kHalves ? kTileCols / 2 : kTileCols, kWriters, Tile>;
   using Ring = SwiGluRing<kWritersApart ? 4 : 5>;
-  using Registers =
-      std::conditional_t<kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, 1, 120>,
-                         std::conditional_t<kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
-                                            std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
-                                                               WarpgroupRegisters<1, kGathers ? 56 : 40, kConsumers,
-                                                                                  kGathers ? 224 : 232>>>>;
+  using Registers = std::conditional_t<
+      kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, 1, 120>,
+      std::conditional_t<
+          kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
+          std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
+                             WarpgroupRegisters<1, kGathers ? 56 : 40, kConsumers, kGathers ? 224 : 232>>>>;
 
   // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
