@@ -57,9 +57,7 @@ struct ActivatedRows {
 #pragma unroll
       for (int j = 0; j < 8; ++j) gate[j] = relu(gate[j]) * relu(gate[j]) * weight;
     }
-    alignas(16) __nv_bfloat16 h[8];
-    store8(h, gate);
-    return *reinterpret_cast<const uint4*>(h);
+    return pack8(gate);
   }
 };
 

@@ -73,19 +73,27 @@ __device__ inline void load8(const __nv_bfloat16* source, float (&v)[8]) {
     v[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000U);
   }
 }
+// Eight values as BF16.
+__device__ inline uint4 pack8(const float (&v)[8]) {
+  unsigned words[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+    words[j] = *reinterpret_cast<const unsigned*>(&pair);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+// To `target`, aligned to 16 bytes.
 __device__ inline void store8(float* target, const float (&v)[8]) {
   reinterpret_cast<float4*>(target)[0] = make_float4(v[0], v[1], v[2], v[3]);
   reinterpret_cast<float4*>(target)[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
+// To global memory.
+//
+// NOTE: by __stwb(), st.global. The compiler takes the assignment of a uint4 apart and does not always find together
+// again what it took apart: four stores of four bytes each wrote SwiGLU's gradients and what activations make.
 __device__ inline void store8(__nv_bfloat16* target, const float (&v)[8]) {
-  unsigned words[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const unsigned low = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j]));
-    const unsigned high = __bfloat16_as_ushort(__float2bfloat16_rn(v[2 * j + 1]));
-    words[j] = low | high << 16;
-  }
-  *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
+  __stwb(reinterpret_cast<uint4*>(target), pack8(v));
 }
 
 // One value, or 16 or 32 bytes of them at a pointer that is aligned to 16.

@@ -22,7 +22,12 @@ __device__ inline Packed8<T> fetch8(const T* row, int64_t i, int64_t width, bool
   } else {
     float values[8];
     load8(row, i, width, vector, values);
-    store8(reinterpret_cast<T*>(packed.words), values);
+    if constexpr (sizeof(T) == 2) {
+      packed.words[0] = pack8(values);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) reinterpret_cast<float*>(packed.words)[j] = values[j];
+    }
   }
   return packed;
 }

@@ -19,7 +19,7 @@ namespace nmoe::cuda::sm90 {
 
 // Row r of an operand is row index[r] of `rows`.
 struct GatheredRows {
-  const __nv_bfloat16* rows;  // [N, width], every row aligned to 16 bytes
+  const __nv_bfloat16* rows;  // [N, width], every row aligned to 16 bytes, less than 64 GiB
   const int32_t* index;
   int width;
 };
@@ -31,10 +31,11 @@ class RowGather {
   // Which rows are copied next: `num_rows`, or kRows if those are fewer, from index[first] on. Others are left as they
   // are.
   __device__ void find(const GatheredRows& from, int first, int num_rows) {
+    const int vectors = from.width / kVectorValues;
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
       const int row = first_row() + i * kRowsAtOnce;
-      source_[i] = row < num_rows ? from.index[first + row] : -1;
+      source_[i] = row < num_rows ? static_cast<uint32_t>(from.index[first + row]) * vectors : kNone;
     }
   }
 
@@ -44,16 +45,17 @@ class RowGather {
   __device__ void copy(const GatheredRows& from, int col, std::byte* panels) const {
     static_assert(kPanels == 1 || kRows == kPanel, "panels are either side by side or one below the other");
     const int vector = static_cast<int>(threadIdx.x) % kRowVectors;
-    std::byte* const target = panels + first_row() * kRowBytes + (vector ^ first_row() % 8) * 16;
-    const __nv_bfloat16* const columns = from.rows + col + vector * 8;
-    const int num_left = from.width - col - vector * 8;
+    const uint32_t target =
+        shared_address(panels) + first_row() * kRowBytes + (vector ^ first_row() % (kRowBytes / 16)) * 16;
+    const auto* const columns = reinterpret_cast<const uint4*>(from.rows + col) + vector;
+    const int num_left = from.width - col - vector * kVectorValues;
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
-      if (source_[i] < 0) continue;
-      const __nv_bfloat16* const row = columns + static_cast<int64_t>(source_[i]) * from.width;
+      if (source_[i] == kNone) continue;
+      const uint4* const row = columns + source_[i];
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        copy_async16_ahead(target + panel * kPanelBytes + i * kRowsAtOnce * kRowBytes, row + panel * kPanel,
+        copy_async16_ahead(target + panel * kPanelBytes + i * kRowsAtOnce * kRowBytes, row + panel * kRowVectors,
                            panel * kPanel < num_left);
       }
     }
@@ -61,14 +63,18 @@ class RowGather {
 
  private:
   static constexpr int kRowBytes = kPanel * 2;
-  static constexpr int kRowVectors = kRowBytes / 16;
+  static constexpr int kVectorValues = 8;  // that a thread copies at once
+  static constexpr int kRowVectors = kPanel / kVectorValues;
   static constexpr int kRowsAtOnce = kWarpgroup / kRowVectors;
   static constexpr int kOwnRows = kRows / kRowsAtOnce;
   static_assert(kRows % kPanel == 0 && kRowsAtOnce % 8 == 0, "a thread's rows have one swizzle");
 
   __device__ static int first_row() { return static_cast<int>(threadIdx.x) % kWarpgroup / kRowVectors; }
 
-  int source_[kOwnRows];  // negative: there is none
+  static constexpr uint32_t kNone = UINT32_MAX;
+  // Where the rows begin, in vectors: one multiplication is left of a copy's address. Copies of a stage are issued one
+  // after the other before tensor cores get it, so that what an address costs is part of the time that a stage takes.
+  uint32_t source_[kOwnRows];  // kNone: there is none
 };
 
 }  // namespace nmoe::cuda::sm90

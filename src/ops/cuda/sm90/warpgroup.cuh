@@ -48,9 +48,15 @@ struct WarpgroupRegisters {
   static_assert(is_register_count(kProducerRegs) && is_register_count(kConsumerRegs) && is_register_count(kWriterRegs));
   static_assert(kTotal <= kRegistersPerSm, "more registers than a multiprocessor has");
   static_assert(kTotal <= launch_registers(kThreads) * kThreads, "more registers than the block was launched with");
-  static_assert(kProducerRegs <= launch_registers(kThreads) && kConsumerRegs >= launch_registers(kThreads) &&
-                    kWriterRegs >= launch_registers(kThreads),
+  static_assert(kProducerRegs <= launch_registers(kThreads) && kConsumerRegs >= launch_registers(kThreads),
                 "producers give registers to the others");
+  __device__ static void enter_writer() {
+    if constexpr (kWriterRegs < launch_registers(kThreads)) {
+      setmaxnreg_dec<kWriterRegs>();
+    } else {
+      setmaxnreg_inc<kWriterRegs>();
+    }
+  }
 };
 
 }  // namespace nmoe::cuda::sm90
