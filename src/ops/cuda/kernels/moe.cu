@@ -24,8 +24,8 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 128;   // of a block that moves the rows of one token
-constexpr int kPlaceWarps = 8;     // of a block that places a chunk
+constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
+constexpr int kPlaceWarps = 8;    // of a block that places a chunk
 constexpr int64_t kMaxExperts = 4096;
 static_assert(kMaxExperts * static_cast<int64_t>(sizeof(int32_t)) <= kDefaultSharedBytes);
 

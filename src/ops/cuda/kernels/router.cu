@@ -1,9 +1,9 @@
 // MoE router: scores, top-k selection inside groups, gate weights, balance and z losses, and their gradients. Formulas:
 // ops/contracts/router.h.
 //
-// One warp a token. Forward has a token's row in registers (router_choice.cuh): logits are read and scores written once,
-// and what bounds it are its instructions, some 50 for every 32 experts and 350 for a token. Backward writes a row as it
-// is without its choices, then the gradients of these over it.
+// One warp a token. Forward has a token's row in registers (router_choice.cuh): logits are read and scores written
+// once, and what bounds it are its instructions, some 50 for every 32 experts and 350 for a token. Backward writes a
+// row as it is without its choices, then the gradients of these over it.
 //
 // At most kMaxExperts experts and kMaxTopK choices.
 //
@@ -214,7 +214,8 @@ __device__ ChoiceGradient choice_gradient(const float* scores, const int32_t* to
     inverse_sum = 1.0F / (warp_sum(score) + static_cast<float>(kTinySum));
     projection = warp_sum(chosen ? dweight * weights[copy] : 0.0F);
   }
-  return {.expert = expert, .score = score, .dscore = chosen ? (rule.scale * dweight - projection) * inverse_sum : 0.0F};
+  return {
+      .expert = expert, .score = score, .dscore = chosen ? (rule.scale * dweight - projection) * inverse_sum : 0.0F};
 }
 
 // Of sigmoids without losses: experts that were not chosen have none. kVectors: can_vectorise.
@@ -463,7 +464,7 @@ void router_backward(Context& ctx, const RouterBackward& args) {
   const Rule rule(args.rule);
   const int E = static_cast<int>(num_experts);
   const auto *const logits = args.logits.data<float>(), *const scores = args.scores.data<float>(),
-             *const weights = args.weights.data<float>(), *const dweights = args.dweights.data<float>();
+                    *const weights = args.weights.data<float>(), *const dweights = args.dweights.data<float>();
   const int32_t* const top_idx = args.top_idx.data<int32_t>();
   const auto run = [&]<class T>(T* dlogits) {
     if (!rule.softmax && !balance && loss.z == 0.0F) {

@@ -113,10 +113,11 @@ class Selection {
 
   // The index of the next one, for every lane.
   __device__ int take() {
-    const int index = index_of_largest(best_, best_at_);
-    if (index == best_at_) {
+    const int best_at = best_slot_ == kNone ? INT32_MAX : best_slot_ * kWarp + lane_;
+    const int index = index_of_largest(best_, best_at);
+    if (index == best_at) {
       if (has_second_) {
-        last_ = best_ = second_, last_at_ = best_at_ = second_at_;
+        last_ = best_ = second_, last_slot_ = best_slot_ = second_slot_;
         has_second_ = false;
       } else {
         find_behind_last();
@@ -126,29 +127,31 @@ class Selection {
   }
 
  private:
+  static constexpr int kNone = -1;
+
   __device__ void find_behind_last() {
     best_ = second_ = -INFINITY;
-    best_at_ = second_at_ = INT32_MAX;
+    best_slot_ = second_slot_ = kNone;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      const bool behind = ranks_[i] < last_ || (ranks_[i] == last_ && i * kWarp + lane_ > last_at_);
+      const bool behind = ranks_[i] < last_ || (ranks_[i] == last_ && i > last_slot_);
       look_at(i, behind ? ranks_[i] : -INFINITY);
     }
     has_second_ = true;
   }
+  // NOTE: slots are constants; indices of experts would each be kept in a register from one take to the next.
   __device__ void look_at(int i, float rank) {
-    const int at = i * kWarp + lane_;
     const bool is_best = rank > best_, is_second = rank > second_;
-    second_at_ = is_best ? best_at_ : (is_second ? at : second_at_);
+    second_slot_ = is_best ? best_slot_ : (is_second ? i : second_slot_);
     second_ = is_best ? best_ : fmaxf(second_, rank);
-    best_at_ = is_best ? at : best_at_;
+    best_slot_ = is_best ? i : best_slot_;
     best_ = fmaxf(best_, rank);
   }
 
   const float (&ranks_)[kSlots];
   int lane_;
   float best_ = -INFINITY, second_ = -INFINITY, last_ = -INFINITY;
-  int best_at_ = INT32_MAX, second_at_ = INT32_MAX, last_at_ = INT32_MAX;
+  int best_slot_ = kNone, second_slot_ = kNone, last_slot_ = kNone;
   bool has_second_ = true;
 };
 
@@ -221,7 +224,8 @@ template <int kSlots, bool kAll>
 __device__ Choice choose(const float* logits, const float* bias, float* all_scores, const Rule& rule,
                          const TokenTerms& terms, const TokenWarp& warp, int num_experts) {
   const int lane = warp.lane;
-  const auto is_expert = [&](int i) { return kAll || i * kWarp + lane < num_experts; };
+  const int own_experts = (num_experts - lane + kWarp - 1) / kWarp;
+  const auto is_expert = [&](int i) { return kAll || i < own_experts; };
   float* const scores = all_scores + warp.token * num_experts;
   float x[kSlots];  // logits, then scores, then ranks
 #pragma unroll
@@ -251,7 +255,8 @@ __device__ Choice choose(const float* logits, const float* bias, float* all_scor
     if (lane == 0) terms.entropy[warp.token] = static_cast<double>(entropy);
   }
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) {  // of the score as it was rounded
+  for (int i = 0; i < kSlots; ++i) {                 // of the score as it was rounded
+    if (i % 16 == 0) asm volatile("" ::: "memory");  // no more loads at once than registers are free
     x[i] = is_expert(i) ? eligible_rank(__fadd_rn(x[i], bias[i * kWarp + lane])) : -INFINITY;
   }
 
