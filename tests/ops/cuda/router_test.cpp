@@ -49,6 +49,16 @@ std::vector<RouterCase> cases() {
                       .num_tokens = 1,
                       .num_experts = 5});  // one token, all experts
     result.push_back({.rule = {.score = score, .top_k = 1}, .num_tokens = 3, .num_experts = 1});
+    // One kernel for each power of two, all of whose lanes' registers are used, or not.
+    for (const int64_t num_experts : {32, 33, 64, 100, 128, 200, 500, 512, 700, 1999, 2048, 4090}) {
+      result.push_back({.rule = {.score = score, .top_k = 9}, .num_tokens = 21, .num_experts = num_experts});
+    }
+    // Many scores that are equal, several of them a lane's.
+    result.push_back({.rule = {.score = score, .top_k = 32},
+                      .num_tokens = 40,
+                      .num_experts = 2048,
+                      .logit_scale = 20,
+                      .bias_scale = 0});
     // Scores that are equal: ties.
     result.push_back({.rule = {.score = score, .top_k = 6, .num_groups = 7, .top_groups = 3},
                       .loss = {.balance = 0.4, .seq_len = 5},

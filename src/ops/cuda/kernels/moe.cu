@@ -24,11 +24,10 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 128;   // of a block that moves the rows of one token
-constexpr int kMaxPlaceWarps = 8;  // of a block that places a chunk
+constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
+constexpr int kPlaceWarps = 8;    // of a block that places a chunk
 constexpr int64_t kMaxExperts = 4096;
-constexpr int64_t kPlaceSharedBytes = kDefaultSharedBytes - kWarp * sizeof(int32_t);  // beside those of a scan
-static_assert(kMaxExperts * static_cast<int64_t>(sizeof(int32_t)) <= kPlaceSharedBytes);
+static_assert(kMaxExperts * static_cast<int64_t>(sizeof(int32_t)) <= kDefaultSharedBytes);
 
 // Which copies have a row.
 struct Parts {
@@ -86,7 +85,7 @@ __device__ int exclusive_scan(int value, int& total) {
 
 // row_of = and token_of = (may be null), by one block a chunk; the first also writes offsets = [E + 1] and loads [E] +=
 // (may be null).
-__global__ void __launch_bounds__(kMaxPlaceWarps* kWarp)
+__global__ void __launch_bounds__(kPlaceWarps* kWarp)
     place_kernel(const int32_t* experts, Parts parts, const int32_t* counts, int32_t* offsets, int32_t* loads,
                  int32_t* row_of, int32_t* token_of, int64_t num_copies, int64_t chunk_copies, int64_t num_chunks,
                  int num_experts) {
@@ -283,10 +282,11 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
     launch_early(ctx, count_kernel, grid_size(num_chunks), kThreads, expert_bytes, experts, parts,
                  chunk_counts.data<int32_t>(), num_copies, chunk_copies, static_cast<int>(num_experts));
   }
-  const int64_t warps = std::min<int64_t>(kPlaceSharedBytes / expert_bytes, kMaxPlaceWarps);
+  if (kPlaceWarps * expert_bytes + kWarp * static_cast<int64_t>(sizeof(int32_t)) > kDefaultSharedBytes)
+    allow_dynamic_shared(place_kernel, static_cast<int>(kPlaceWarps * expert_bytes));
   // Without copies there are offsets all the same.
-  launch_early(ctx, place_kernel, grid_size(std::max<int64_t>(num_chunks, 1)), static_cast<int>(warps) * kWarp,
-               warps * expert_bytes, experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
+  launch_early(ctx, place_kernel, grid_size(std::max<int64_t>(num_chunks, 1)), kPlaceWarps * kWarp,
+               kPlaceWarps * expert_bytes, experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
                counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
                plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr, num_copies, chunk_copies, num_chunks,
                static_cast<int>(num_experts));

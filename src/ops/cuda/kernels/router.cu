@@ -1,22 +1,22 @@
 // MoE router: scores, top-k selection inside groups, gate weights, balance and z losses, and their gradients. Formulas:
 // ops/contracts/router.h.
 //
-// One warp a token: a lane holds every 32nd expert, and a row that is read several times (scores and the ranks that
-// selection works on, the gradient that gets scattered contributions) lies in the warp's part of shared memory. Logits
-// are read and scores written once; what bounds forward are its instructions.
+// One warp a token. Forward has a token's row in registers (router_choice.cuh): logits are read and scores written
+// once, and what bounds it are its instructions, some 50 for every 32 experts and 350 for a token. Backward writes a
+// row as it is without its choices, then the gradients of these over it.
 //
 // At most kMaxExperts experts and kMaxTopK choices.
 //
 // Sums over tokens: every token writes its terms, one block adds them up in an order fixed by T. How often a sequence
 // chose an expert is a sum of integers, so the atomics that add it up do not show.
 #include <algorithm>
-#include <cfloat>
+#include <bit>
 #include <cmath>
 
+#include "ops/cuda/kernels/router_choice.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
-#include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
@@ -24,237 +24,26 @@
 namespace nmoe::cuda {
 namespace {
 
-// Added to sums of scores before dividing by them (ops/contracts/router.h).
-constexpr double kTinySum = 1e-20;
-
 constexpr int kMaxWarps = 4;           // of a block
-constexpr int kRouteWarps = 16;        // of the one that routes few tokens
 constexpr int64_t kRouteCopies = 256;  // choices that it takes
 constexpr int kLoadThreads = 256;      // of the blocks that count choices
 constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
 constexpr int kReduceThreads = 512;
 constexpr int64_t kMaxExperts = 4096, kMaxTopK = kWarp;  // a lane a choice
 constexpr int kBiasThreads = 1024;
-static_assert(3 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes,
-              "scores, ranks and the ranks of groups of a token");
+static_assert(2 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes,
+              "ranks of experts and of groups of a token");
 
-// A token's terms of the losses, each [T] f64.
-struct TokenTerms {
-  double* z;        // logsumexp^2
-  double* entropy;  // nats
-  double* balance;  // sum_i f_i s_i / sum_j s_j
-};
-
-struct Rule {
-  bool softmax;
-  bool normalise;
-  int top_k;
-  int num_groups;
-  int top_groups;
-  float scale;
-
-  explicit Rule(const RouterRule& rule)
-      : softmax(rule.score == ScoreFunction::kSoftmax),
-        normalise(rule.normalise),
-        top_k(static_cast<int>(rule.top_k)),
-        num_groups(static_cast<int>(rule.num_groups)),
-        top_groups(static_cast<int>(rule.top_groups)),
-        scale(static_cast<float>(rule.scale)) {}
-};
-
-// The warp of a token, and its part of shared memory.
-struct TokenWarp {
-  int64_t token;
-  int lane;
-  float* shared;
-};
-
-__device__ TokenWarp token_warp(float* shared, int64_t floats_per_warp) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = static_cast<int>(blockDim.x) / kWarp;
-  return {.token = static_cast<int64_t>(blockIdx.x) * warps + warp,
-          .lane = static_cast<int>(threadIdx.x) % kWarp,
-          .shared = shared + warp * floats_per_warp};
-}
-
-struct SoftmaxSums {
-  float highest;
-  float sum;  // of exp(x - highest)
-
-  __device__ float log_sum() const { return highest + logf(sum); }
-};
-
-__device__ SoftmaxSums softmax_sums(const float* x, int num_experts, int lane) {
-  float highest = -INFINITY;
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) highest = fmaxf(highest, x[i]);
-  highest = warp_max(highest);
-  float sum = 0.0F;
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) sum += expf(x[i] - highest);
-  return {highest, warp_sum(sum)};
-}
-
-// Finite, NaN made the lowest: only ranks of what is not eligible are -infinity.
-__device__ float eligible_rank(float rank) { return rank > -FLT_MAX ? rank : -FLT_MAX; }
-
-// An integer for every rank, in the ranks' order.
-__device__ unsigned order_key(float rank) {
-  const unsigned bits = __float_as_uint(rank + 0.0F);  // one zero
-  return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
-}
-
-// Takes the largest of `ranks` one after another, of equals the lowest index first; all lanes of a warp together. A
-// lane knows its two best, and looks at all of its ranks again when both are gone. What is taken becomes -infinity.
-class Selection {
- public:
-  __device__ Selection(float* ranks, int size, int lane) : ranks_(ranks), size_(size), lane_(lane) { find(); }
-
-  // The index of the next one, for every lane.
-  __device__ int take() {
-    const unsigned key = order_key(best_), largest = __reduce_max_sync(kAllLanes, key);
-    const int index = __reduce_min_sync(kAllLanes, key == largest ? best_at_ : INT32_MAX);
-    if (index == best_at_) {
-      ranks_[index] = -INFINITY;
-      best_ = second_, best_at_ = second_at_;
-      second_ = -INFINITY, second_at_ = INT32_MAX;
-      if (++taken_ == 2) find();
-    }
-    return index;
-  }
-
- private:
-  __device__ void find() {
-    taken_ = 0;
-    best_ = second_ = -INFINITY;
-    best_at_ = second_at_ = INT32_MAX;
-#pragma unroll
-    for (int i = lane_; i < size_; i += kWarp) {
-      const float rank = ranks_[i];
-      if (rank > best_) {
-        second_ = best_, second_at_ = best_at_;
-        best_ = rank, best_at_ = i;
-      } else if (rank > second_) {
-        second_ = rank, second_at_ = i;
-      }
-    }
-  }
-
-  float* ranks_;
-  int size_, lane_;
-  float best_, second_;
-  int best_at_, second_at_;
-  int taken_;  // of the lane's two
-};
-
-// Makes the ranks of experts outside the top groups -infinity. group_ranks: [num_groups], the warp's own.
-__device__ void keep_top_groups(const Rule& rule, float* ranks, float* group_ranks, int num_experts, int lane) {
-  const int group_size = num_experts / rule.num_groups;
-  for (int group = lane; group < rule.num_groups; group += kWarp) {
-    float best = -INFINITY, second = -INFINITY;
-    for (int i = group * group_size; i < (group + 1) * group_size; ++i) {
-      second = fmaxf(second, fminf(best, ranks[i]));
-      best = fmaxf(best, ranks[i]);
-    }
-    group_ranks[group] = eligible_rank(!rule.softmax && group_size > 1 ? best + second : best);
-  }
-  __syncwarp();
-  Selection groups(group_ranks, rule.num_groups, lane);
-  for (int chosen = 0; chosen < rule.top_groups; ++chosen) groups.take();
-  __syncwarp();
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) {
-    if (group_ranks[i / group_size] != -INFINITY) ranks[i] = -INFINITY;
-  }
-}
-
-// The entropy of scores / sum of scores, in nats, to fp32's precision however near to 0 it is: where one score is more
-// than half of the sum, its logarithm comes from what the others are, which are summed without it.
-__device__ float entropy_of(const float* scores, int num_experts, int lane) {
-  float sum = 0.0F, sum_of_small = 0.0F, entropy = 0.0F;
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) sum += scores[i];
-  sum = warp_sum(sum) + static_cast<float>(kTinySum);
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) sum_of_small += scores[i] > 0.5F * sum ? 0.0F : scores[i];
-  sum_of_small = warp_sum(sum_of_small);
-  const float inverse = 1.0F / sum;
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) {
-    const float p = scores[i] * inverse;
-    const float log_p = scores[i] > 0.5F * sum ? log1pf(-sum_of_small * inverse) : __logf(p);
-    if (!(p <= 0.0F)) entropy -= p * log_p;  // NaN stays in the sum
-  }
-  return warp_sum(entropy);
-}
-
-// What a lane below top_k has chosen.
-struct Choice {
-  int expert;
-  float weight;
-};
-
-// A token's scores = and the choices, by its warp. `shared`: floats_per_choice().
-__device__ Choice choose(const float* logits, const float* bias, float* all_scores, const Rule& rule,
-                         const TokenTerms& terms, const TokenWarp& warp, int num_experts) {
-  const int lane = warp.lane;
-  float* const scores = warp.shared;
-  float* const ranks = scores + num_experts;
-
-  float log_sum = 0.0F;
-  if (rule.softmax || terms.z != nullptr) {
-    const SoftmaxSums sums = softmax_sums(logits, num_experts, lane);
-    log_sum = sums.log_sum();
-    if (rule.softmax) {
-      const float inverse = 1.0F / sums.sum;
-#pragma unroll
-      for (int i = lane; i < num_experts; i += kWarp) scores[i] = expf(logits[i] - sums.highest) * inverse;
-    }
-  }
-  if (!rule.softmax) {
-#pragma unroll
-    for (int i = lane; i < num_experts; i += kWarp) scores[i] = 1.0F / (1.0F + expf(-logits[i]));
-  }
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) {
-    all_scores[warp.token * num_experts + i] = scores[i];
-    ranks[i] = eligible_rank(__fadd_rn(scores[i], bias[i]));  // of the score as it was rounded
-  }
-  __syncwarp();  // orders the scores too, which other lanes read below
-
-  if (terms.z != nullptr && lane == 0)
-    terms.z[warp.token] = static_cast<double>(log_sum) * static_cast<double>(log_sum);
-  if (terms.entropy != nullptr) {
-    const float entropy = entropy_of(scores, num_experts, lane);
-    if (lane == 0) terms.entropy[warp.token] = static_cast<double>(entropy);
-  }
-
-  if (rule.top_groups < rule.num_groups) keep_top_groups(rule, ranks, ranks + num_experts, num_experts, lane);
-  Selection experts(ranks, num_experts, lane);
-  float chosen_sum = static_cast<float>(kTinySum);
-  Choice choice{0, 0.0F};
-  for (int k = 0; k < rule.top_k; ++k) {
-    const int expert = experts.take();
-    const float score = scores[expert];
-    chosen_sum += score;
-    if (lane == k) choice = {expert, score};
-  }
-  choice.weight *= rule.normalise ? rule.scale / chosen_sum : rule.scale;
-  return choice;
-}
-
-int64_t floats_per_choice(const RouterRule& rule, int64_t num_experts) { return 2 * num_experts + rule.num_groups; }
-
-// kExperts, here and below: how many there are, so that loops over them unroll; 0: as the argument says.
-template <int kExperts>
+template <int kSlots, bool kAll>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     forward_kernel(const float* logits, const float* bias, float* scores, int32_t* top_idx, float* weights, Rule rule,
-                   TokenTerms terms, int64_t num_tokens, int any_experts) {
+                   TokenTerms terms, int64_t num_tokens, int num_experts, int floats_per_warp) {
   extern __shared__ float shared[];
-  const int num_experts = kExperts > 0 ? kExperts : any_experts;
   begin_behind_work_before();
-  const TokenWarp warp = token_warp(shared, 2 * num_experts + rule.num_groups);
+  const TokenWarp warp = token_warp(shared, floats_per_warp);
   if (warp.token >= num_tokens) return;  // the whole warp
-  const Choice choice = choose(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
+  const Choice choice =
+      choose<kSlots, kAll>(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
   if (warp.lane < rule.top_k) {
     top_idx[warp.token * rule.top_k + warp.lane] = choice.expert;
     weights[warp.token * rule.top_k + warp.lane] = choice.weight;
@@ -271,26 +60,30 @@ struct Routed {
   float* row_weight;
 };
 
+// Of the block that routes few tokens: so many that their registers suffice.
+constexpr int route_warps(int slots) { return slots <= 64 ? 16 : 8; }
+
 // Choices of few tokens and the plan of their rows, by one block: rows are sorted by counting.
-__global__ void __launch_bounds__(kRouteWarps* kWarp)
+template <int kSlots>
+__global__ void __launch_bounds__(route_warps(kSlots) * kWarp)
     route_kernel(const float* logits, const float* bias, float* scores, Rule rule, Routed out, int num_tokens,
-                 int num_experts) {
+                 int num_experts, int floats_per_warp) {
   extern __shared__ float shared[];
   let_next_start();
   prefetch_rows(bias, 1, num_experts);
   wait_for_work_before();
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int floats = 2 * num_experts + rule.num_groups, copies = num_tokens * rule.top_k;
-  float* const copy_weights = shared + warps * floats;                           // [copies]
+  const int copies = num_tokens * rule.top_k;
+  float* const copy_weights = shared + warps * floats_per_warp;                  // [copies]
   auto* const copy_experts = reinterpret_cast<int32_t*>(copy_weights + copies);  // [copies]
   int32_t* const rows = copy_experts + copies;  // [E]: first how many an expert has, then where they begin
   for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += threads) rows[i] = 0;
   __syncthreads();
   for (int token = warp; token < num_tokens; token += warps) {
-    const TokenWarp own{.token = token, .lane = lane, .shared = shared + warp * floats};
-    const Choice choice =
-        choose(logits + static_cast<int64_t>(token) * num_experts, bias, scores, rule, {}, own, num_experts);
+    const TokenWarp own{.token = token, .lane = lane, .shared = shared + warp * floats_per_warp};
+    const Choice choice = choose<kSlots, false>(logits + static_cast<int64_t>(token) * num_experts, bias, scores, rule,
+                                                {}, own, num_experts);
     __syncwarp();  // what is shared has been read
     if (lane >= rule.top_k) continue;
     const int copy = token * rule.top_k + lane;
@@ -404,51 +197,83 @@ struct LossFactors {
   float z;  // 2 z; 0: no z loss
 };
 
+// A lane's choice, of lanes below top_k: the gradient of its score through the weights.
+//   w_k = scale s_k / sum, or scale s_k
+struct ChoiceGradient {
+  int expert;
+  float score, dscore;
+};
+__device__ ChoiceGradient choice_gradient(const float* scores, const int32_t* top_idx, const float* weights,
+                                          const float* dweights, const Rule& rule, const TokenWarp& warp) {
+  const bool chosen = warp.lane < rule.top_k;
+  const int64_t copy = warp.token * rule.top_k + warp.lane;
+  const int expert = chosen ? top_idx[copy] : 0;
+  const float score = chosen ? scores[expert] : 0.0F, dweight = chosen ? dweights[copy] : 0.0F;
+  float inverse_sum = 1.0F, projection = 0.0F;
+  if (rule.normalise) {
+    inverse_sum = 1.0F / (warp_sum(score) + static_cast<float>(kTinySum));
+    projection = warp_sum(chosen ? dweight * weights[copy] : 0.0F);
+  }
+  return {
+      .expert = expert, .score = score, .dscore = chosen ? (rule.scale * dweight - projection) * inverse_sum : 0.0F};
+}
+
+// Of sigmoids without losses: experts that were not chosen have none. kVectors: can_vectorise.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kMaxWarps* kWarp)
+    backward_of_choices_kernel(const float* all_scores, const int32_t* top_idx, const float* weights,
+                               const float* dweights, T* all_dlogits, Rule rule, int64_t num_tokens, int num_experts) {
+  const TokenWarp warp = token_warp(nullptr, 0);
+  if (warp.token >= num_tokens) return;  // the whole warp
+  T* const dlogits = all_dlogits + warp.token * num_experts;
+  constexpr int kWidth = kVectors ? 8 : 1;
+  for (int i = warp.lane * kWidth; i < num_experts; i += kWarp * kWidth) {
+    if constexpr (kVectors) {
+      store8(dlogits + i, {});
+    } else {
+      dlogits[i] = from_float<T>(0.0F);
+    }
+  }
+  const ChoiceGradient own =
+      choice_gradient(all_scores + warp.token * num_experts, top_idx, weights, dweights, rule, warp);
+  __syncwarp();  // the zeros come first
+  if (warp.lane < rule.top_k) dlogits[own.expert] = from_float<T>(own.dscore * (own.score * (1.0F - own.score)));
+}
+
+// kExperts: how many there are, so that loops over them unroll; 0: as the argument says.
 template <int kExperts, class T>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     backward_kernel(const float* all_logits, const float* all_scores, const int32_t* top_idx, const float* weights,
                     const float* dweights, T* all_dlogits, Rule rule, LossFactors loss, int64_t num_tokens,
                     int any_experts) {
-  extern __shared__ float shared[];
   const int num_experts = kExperts > 0 ? kExperts : any_experts;
-  const TokenWarp warp = token_warp(shared, num_experts);
+  const TokenWarp warp = token_warp(nullptr, 0);
   if (warp.token >= num_tokens) return;  // the whole warp
   const int lane = warp.lane;
   const float* logits = all_logits + warp.token * num_experts;
   const float* scores = all_scores + warp.token * num_experts;
   T* dlogits = all_dlogits + warp.token * num_experts;
-  float* d = warp.shared;  // of the scores
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) d[i] = 0.0F;
-  __syncwarp();
+  const ChoiceGradient own = choice_gradient(scores, top_idx, weights, dweights, rule, warp);
 
-  // w_k = scale s_k / sum, or scale s_k.
-  const bool chosen = lane < rule.top_k;
-  const int64_t copy = warp.token * rule.top_k + lane;
-  const int expert = chosen ? top_idx[copy] : 0;
-  const float dweight = chosen ? dweights[copy] : 0.0F;
-  float inverse_sum = 1.0F, projection = 0.0F;
-  if (rule.normalise) {
-    inverse_sum = 1.0F / (warp_sum(chosen ? scores[expert] : 0.0F) + static_cast<float>(kTinySum));
-    projection = warp_sum(chosen ? dweight * weights[copy] : 0.0F);
-  }
-  if (chosen) d[expert] = (rule.scale * dweight - projection) * inverse_sum;  // a token's experts differ
-  __syncwarp();
-
+  const int32_t* loads = nullptr;
+  float mean_load = 0.0F, load_weight = 0.0F;
   if (loss.loads != nullptr) {
-    const int32_t* loads = loss.loads + warp.token / loss.seq_len * num_experts;
+    loads = loss.loads + warp.token / loss.seq_len * num_experts;
     const BalanceSums sums = balance_sums(scores, loads, loss.load_factor, num_experts, lane);
-    const float mean_load = sums.load_dot / sums.score_sum, factor = loss.balance / sums.score_sum;
-#pragma unroll
-    for (int i = lane; i < num_experts; i += kWarp) {
-      d[i] += factor * (static_cast<float>(loads[i]) * loss.load_factor - mean_load);
-    }
+    mean_load = sums.load_dot / sums.score_sum, load_weight = loss.balance / sums.score_sum;
   }
+  // Of a score through the balance loss.
+  const auto balance_gradient = [&](int i) {
+    return loads != nullptr ? load_weight * (static_cast<float>(loads[i]) * loss.load_factor - mean_load) : 0.0F;
+  };
 
   float score_projection = 0.0F;
   if (rule.softmax) {
+    score_projection = own.score * own.dscore;
+    if (loads != nullptr) {
 #pragma unroll
-    for (int i = lane; i < num_experts; i += kWarp) score_projection += scores[i] * d[i];
+      for (int i = lane; i < num_experts; i += kWarp) score_projection += scores[i] * balance_gradient(i);
+    }
     score_projection = warp_sum(score_projection);
   }
   // d logsumexp^2 / dx = 2 logsumexp softmax
@@ -458,13 +283,15 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
     highest = sums.highest;
     z_factor = loss.z * sums.log_sum() / sums.sum;
   }
-#pragma unroll
-  for (int i = lane; i < num_experts; i += kWarp) {
-    const float s = scores[i];
-    float dlogit = rule.softmax ? s * (d[i] - score_projection) : d[i] * (s * (1.0F - s));
+  const auto write = [&](int i, float s, float dscore) {
+    float dlogit = rule.softmax ? s * (dscore - score_projection) : dscore * (s * (1.0F - s));
     if (loss.z != 0.0F) dlogit += z_factor * expf(logits[i] - highest);
     dlogits[i] = from_float<T>(dlogit);
-  }
+  };
+#pragma unroll
+  for (int i = lane; i < num_experts; i += kWarp) write(i, scores[i], balance_gradient(i));
+  __syncwarp();  // what is not a choice's comes first
+  if (lane < rule.top_k) write(own.expert, own.score, own.dscore + balance_gradient(own.expert));
 }
 
 // One block.
@@ -497,6 +324,21 @@ TokenLaunch token_launch(int64_t num_tokens, int64_t floats_per_warp) {
   return {.blocks = static_cast<unsigned>(ceil_div(num_tokens, warps)),
           .threads = static_cast<unsigned>(warps * kWarp),
           .shared_bytes = static_cast<size_t>(warps * warp_bytes)};
+}
+
+// Calls fn with how many registers of a lane hold the experts, a power of two, and whether all of them have one.
+template <int kSlots = 1, class Fn>
+void dispatch_slots(int64_t num_experts, const Fn& fn) {
+  if constexpr (kSlots * kWarp < kMaxExperts) {
+    if (num_experts > kSlots * kWarp) return dispatch_slots<2 * kSlots>(num_experts, fn);
+  }
+  if (num_experts == kSlots * kWarp) return fn(std::integral_constant<int, kSlots>{}, std::true_type{});
+  fn(std::integral_constant<int, kSlots>{}, std::false_type{});
+}
+
+// Floats of shared memory that a warp's choice takes: ranks of experts and of groups.
+int64_t group_floats(const RouterRule& rule, int64_t num_experts) {
+  return rule.top_groups < rule.num_groups ? num_experts + rule.num_groups : 0;
 }
 
 // Calls fn with the number of experts as a type, 0 unless it is one that kernels are made for.
@@ -545,12 +387,13 @@ void router_forward(Context& ctx, const RouterForward& args) {
   const float* logits = args.logits.data<float>();
   float* scores = args.scores.data<float>();
 
-  const TokenLaunch launch = token_launch(num_tokens, floats_per_choice(args.rule, num_experts));
-  dispatch_experts(num_experts, [&](auto experts) {
-    launch_early(ctx, forward_kernel<decltype(experts)::value>, launch.blocks, static_cast<int>(launch.threads),
-                 static_cast<int64_t>(launch.shared_bytes), logits, args.bias.data<float>(), scores,
-                 args.top_idx.data<int32_t>(), args.weights.data<float>(), Rule(args.rule), terms, num_tokens,
-                 static_cast<int>(num_experts));
+  const int64_t floats = group_floats(args.rule, num_experts);
+  const TokenLaunch launch = token_launch(num_tokens, floats);
+  dispatch_slots(num_experts, [&](auto slots, auto all) {
+    launch_early(ctx, forward_kernel<decltype(slots)::value, decltype(all)::value>, launch.blocks,
+                 static_cast<int>(launch.threads), static_cast<int64_t>(launch.shared_bytes), logits,
+                 args.bias.data<float>(), scores, args.top_idx.data<int32_t>(), args.weights.data<float>(),
+                 Rule(args.rule), terms, num_tokens, static_cast<int>(num_experts), static_cast<int>(floats));
   });
   if (balance) {
     count_sequence_loads(ctx, args.top_idx, args.loss, loads);
@@ -575,10 +418,10 @@ void route_tokens(Context& ctx, const RouteTokens& args) {
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
                 copies = num_tokens * args.rule.top_k;
   check_limits(num_experts, args.rule.top_k);
-  const int64_t warp_bytes = floats_per_choice(args.rule, num_experts) * static_cast<int64_t>(sizeof(float));
+  const int64_t floats = group_floats(args.rule, num_experts);
+  const int64_t warp_bytes = floats * static_cast<int64_t>(sizeof(float));
   const int64_t plan_bytes = (2 * copies + num_experts) * static_cast<int64_t>(sizeof(float));
-  const int64_t warps = std::min({num_tokens, int64_t{kRouteWarps}, (kDefaultSharedBytes - plan_bytes) / warp_bytes});
-  if (ctx.counting() || copies > kRouteCopies || warps < 1) {
+  if (ctx.counting() || copies > kRouteCopies || copies == 0 || plan_bytes + warp_bytes > kDefaultSharedBytes) {
     router_forward(ctx, router);
     build_moe_plan(ctx, {.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
     return moe_dispatch_weights(ctx, {.weights = args.weights, .plan = args.plan, .row_weight = args.row_weight});
@@ -590,9 +433,14 @@ void route_tokens(Context& ctx, const RouteTokens& args) {
                       .row_of = plan.row_of.data<int32_t>(),
                       .token_of = plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr,
                       .row_weight = args.row_weight.data<float>()};
-  launch_early(ctx, route_kernel, 1U, static_cast<int>(warps) * kWarp, warps * warp_bytes + plan_bytes,
-               args.logits.data<float>(), args.bias.data<float>(), args.scores.data<float>(), Rule(args.rule), routed,
-               static_cast<int>(num_tokens), static_cast<int>(num_experts));
+  dispatch_slots(num_experts, [&](auto slots, auto) {
+    constexpr int kSlots = decltype(slots)::value;
+    int64_t warps = std::min<int64_t>(num_tokens, route_warps(kSlots));
+    if (floats > 0) warps = std::min(warps, (kDefaultSharedBytes - plan_bytes) / warp_bytes);
+    launch_early(ctx, route_kernel<kSlots>, 1U, static_cast<int>(warps) * kWarp, warps * warp_bytes + plan_bytes,
+                 args.logits.data<float>(), args.bias.data<float>(), args.scores.data<float>(), Rule(args.rule), routed,
+                 static_cast<int>(num_tokens), static_cast<int>(num_experts), static_cast<int>(floats));
+  });
 }
 
 void router_backward(Context& ctx, const RouterBackward& args) {
@@ -612,14 +460,24 @@ void router_backward(Context& ctx, const RouterBackward& args) {
     loss.balance = static_cast<float>(args.loss.balance / static_cast<double>(args.loss.seq_len));
     loss.seq_len = args.loss.seq_len;
   }
-  const TokenLaunch launch = token_launch(num_tokens, num_experts);
+  const TokenLaunch launch = token_launch(num_tokens, 0);
+  const Rule rule(args.rule);
+  const int E = static_cast<int>(num_experts);
+  const auto *const logits = args.logits.data<float>(), *const scores = args.scores.data<float>(),
+                    *const weights = args.weights.data<float>(), *const dweights = args.dweights.data<float>();
+  const int32_t* const top_idx = args.top_idx.data<int32_t>();
   const auto run = [&]<class T>(T* dlogits) {
-    dispatch_experts(num_experts, [&](auto experts) {
-      backward_kernel<decltype(experts)::value><<<launch.blocks, launch.threads, launch.shared_bytes, ctx.stream>>>(
-          args.logits.data<float>(), args.scores.data<float>(), args.top_idx.data<int32_t>(),
-          args.weights.data<float>(), args.dweights.data<float>(), dlogits, Rule(args.rule), loss, num_tokens,
-          static_cast<int>(num_experts));
-    });
+    if (!rule.softmax && !balance && loss.z == 0.0F) {
+      const auto kernel = can_vectorise(num_experts, args.dlogits) ? backward_of_choices_kernel<T, true>
+                                                                   : backward_of_choices_kernel<T, false>;
+      kernel<<<launch.blocks, launch.threads, 0, ctx.stream>>>(scores, top_idx, weights, dweights, dlogits, rule,
+                                                               num_tokens, E);
+    } else {
+      dispatch_experts(num_experts, [&](auto experts) {
+        backward_kernel<decltype(experts)::value><<<launch.blocks, launch.threads, 0, ctx.stream>>>(
+            logits, scores, top_idx, weights, dweights, dlogits, rule, loss, num_tokens, E);
+      });
+    }
     NMOE_CUDA_CHECK(cudaGetLastError());
   };
   if (args.dlogits.dtype() == DType::kBF16) {
