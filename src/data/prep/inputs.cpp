@@ -116,6 +116,8 @@ InputPaths expand_inputs(const std::vector<std::string>& arguments, const std::s
     if (!named_any) throw nothing_to_read(what, argument, skipped);
     inputs.skipped.insert(inputs.skipped.end(), skipped.begin(), skipped.end());
   }
+  // Another argument may have named them, or a folder above theirs.
+  std::erase_if(inputs.skipped, [&](const fs::path& file) { return !seen.insert(fs::canonical(file)).second; });
   return inputs;
 }
 
