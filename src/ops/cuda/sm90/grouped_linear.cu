@@ -136,7 +136,8 @@ struct Layout {
       std::conditional_t<kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, 1, 120>,
                          std::conditional_t<kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
                                             std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
-                                                               WarpgroupRegisters<1, 40, kConsumers, 232>>>>;
+                                                               WarpgroupRegisters<1, kGathers ? 56 : 40, kConsumers,
+                                                                                  kGathers ? 224 : 232>>>>;
 
   // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
@@ -215,29 +216,31 @@ __device__ void load_panel(const CUtensorMap& map, int i, int k, Matrix... matri
 }
 
 // A stage's part that comes by TMA, of k from `k` on. By one thread or, where rows are gathered, by the first of each
-// warp that does so, for each what its panels are: starting a load takes a thread some 100 cycles.
+// warp, which have the panels in turn: starting a load takes a thread some 100 cycles.
 template <class L>
 __device__ void load_stage(const Product& p, const Tile& tile, int k, const typename L::Pipeline& pipeline,
                            const typename L::Pipeline::Position& at, int warp) {
-  constexpr int kPartPanels = kPanelsB / L::kParts, kLoaders = L::kGathers ? kWarpgroup / kWarp : 1;
-  const int loader = L::kGathers ? warp : 0;
+  constexpr int kPartPanels = kPanelsB / L::kParts, kWarps = kWarpgroup / kWarp;
+  const auto is_own = [&](int panel) { return !L::kGathers || panel % kWarps == warp; };
   const int panels_a = L::kLoadsA ? min(ceil_div(tile.num_rows, kPanel), kPanelsA) : 0;
   const int panels_b = L::kLoadsB ? min(ceil_div(tile.num_cols, kPanel), kPartPanels) : 0;  // of each part
   std::byte* const stage = pipeline.stage(at);
-  if (loader == 0) pipeline.expect(at, (panels_a + L::kParts * panels_b) * kPanelBytes);
-  for (int i = loader; i < panels_a; i += kLoaders) {
+  if (is_own(0)) pipeline.expect(at, (panels_a + L::kParts * panels_b) * kPanelBytes);
+  for (int i = 0; i < panels_a; ++i) {
+    if (!is_own(i)) continue;
     load_panel<L::kAKMajor>(p.a, tile.a_i + i * kPanel, tile.a_k + k, stage + i * kPanelBytes, pipeline.full(at));
   }
 #pragma unroll
-  for (int panel = loader; panel < kPanelsB; panel += kLoaders) {
-    const int part = panel / kPartPanels, i = panel % kPartPanels;
-    if (i >= panels_b) continue;
-    const int b_i = tile.b_i + part * p.width + i * kPanel;
-    std::byte* const target = stage + (kPanelsA + panel) * kPanelBytes;
-    if constexpr (L::kRagged) {
-      load_panel<L::kBKMajor, int>(p.b, b_i, tile.b_k + k, tile.group, target, pipeline.full(at));
-    } else {
-      load_panel<L::kBKMajor>(p.b, b_i, tile.b_k + k, target, pipeline.full(at));
+  for (int part = 0; part < L::kParts; ++part) {
+    for (int i = 0; i < panels_b; ++i) {
+      if (!is_own(part * kPartPanels + i)) continue;
+      const int b_i = tile.b_i + part * p.width + i * kPanel;
+      std::byte* const panel = stage + (kPanelsA + part * kPartPanels + i) * kPanelBytes;
+      if constexpr (L::kRagged) {
+        load_panel<L::kBKMajor, int>(p.b, b_i, tile.b_k + k, tile.group, panel, pipeline.full(at));
+      } else {
+        load_panel<L::kBKMajor>(p.b, b_i, tile.b_k + k, panel, pipeline.full(at));
+      }
     }
   }
 }
@@ -261,9 +264,11 @@ __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGathe
 // The producers: one warp, of which one thread loads, or the warpgroup, where rows are gathered.
 template <class L>
 __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline, Tile* told) {
-  const bool elected = threadIdx.x == 0, fills = elected || L::kGathers;
+  // Which of the warps that gather; known to be alike in all lanes.
+  const int warp = L::kGathers ? __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0) : 0;
+  const bool elected = threadIdx.x == 0, fills = elected || L::kGathers,
+             loads = L::kGathers ? threadIdx.x % kWarp == 0 : elected;
   typename L::Scheduler scheduler = make_scheduler<L>(p);
-  const int own_warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0);
   typename L::Pipeline::Position at;
   for (int count = 0;; ++count) {
     Tile tile;
@@ -288,8 +293,10 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
     for (int step = 0; step < num_steps; ++step) {
       const int k = step * kStepK;
       if (fills) pipeline.acquire(at);
-      if (elected && step == 0) pipeline.header(at) = tile;
-      if (elected || (L::kGathers && threadIdx.x % kWarp == 0)) load_stage<L>(p, tile, k, pipeline, at, own_warp);
+      if (loads) {
+        if (step == 0 && (!L::kGathers || warp == 0)) pipeline.header(at) = tile;
+        load_stage<L>(p, tile, k, pipeline, at, warp);
+      }
       if constexpr (L::kGathers) {
         gather_stage<L>(p, tile, k, rows, pipeline.stage(at));
         pipeline.commit_copies(at);
