@@ -107,7 +107,7 @@ OpsBench bench_ops(const RunConfig& run, const std::string& only) {
       if (std::ranges::find(names, one.name) == names.end()) names.push_back(one.name);
     }
     throw usage_error(fmt::format("--only {}: no operation has that in its name", only),
-                      fmt::format("the names are {}", fmt::join(names, "; ")));
+                      fmt::format("give a part of one of these names:\n  {}", fmt::join(names, "\n  ")));
   }
   std::vector<OpCase> needed = {cases.copy, cases.gemm};
   needed.insert(needed.end(), chosen.begin(), chosen.end());

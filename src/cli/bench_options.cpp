@@ -11,13 +11,12 @@ void add_train(CLI::App& bench, BenchTrainArguments& arguments, std::function<vo
   CLI::App* command = bench.add_subcommand("train", "time training steps of a configuration");
   add_config_arguments(command, arguments.config);
   command->add_option("--steps", arguments.steps, "steps to time")->check(number(1))->capture_default_str();
-  command
-      ->add_option("--warmup", arguments.warmup, "steps before, of which the first is timed from the program's start")
+  command->add_option("--warmup", arguments.warmup, "steps before those; the first is timed from the program's start")
       ->check(number(1))
       ->capture_default_str();
   command->add_option("--products", arguments.products,
-                      "on cuda: a table of dense products' algorithms, instead of the program's; one without lines: "
-                      "all by cuBLASLt's choice");
+                      "on cuda: table of algorithms for dense products, instead of the program's; an empty one: "
+                      "cuBLASLt's choice for all");
   add_json(command, arguments.json);
   command->callback([&arguments, &run] { run = [&arguments] { bench_train_command(arguments); }; });
 }
@@ -25,38 +24,42 @@ void add_train(CLI::App& bench, BenchTrainArguments& arguments, std::function<vo
 void add_tune(CLI::App& bench, BenchTuneArguments& arguments, std::function<void()>& run) {
   CLI::App* command = bench.add_subcommand(
       "tune", "find algorithms of dense products that are faster than cuBLASLt's first choices, on cuda");
-  command->add_option("config", arguments.configs, "configuration files (TOML), whose steps' products are timed")
+  command->add_option("config", arguments.configs, "configuration files (TOML) whose products are timed")
       ->required()
       ->type_name("FILE");
   add_repeatable(command, "--set", arguments.overrides, "change one key of all configurations (repeatable)",
                  "KEY=VALUE");
   command
       ->add_option("--out", arguments.out,
-                   "table to write; one that is there is kept, but for the products that are timed")
+                   "table to write; in an existing one, only products that are timed are replaced")
       ->required()
       ->type_name("FILE");
   command->callback([&arguments, &run] { run = [&arguments] { bench_tune_command(arguments); }; });
 }
 
 void add_ops(CLI::App& bench, BenchOpsArguments& arguments, std::function<void()>& run) {
-  CLI::App* command = bench.add_subcommand("ops", "time each operation of a training step against what bounds it");
+  CLI::App* command = bench.add_subcommand("ops", "time each operation of a training step against its bound");
   add_device(command, arguments.run.device, "cpu or cuda");
   command->add_flag_callback(
       "--fp32", [&arguments] { arguments.run.precision = Precision::kFp32; }, "on cuda: fp32 instead of bf16");
   command->add_flag_callback(
       "--fp8", [&arguments] { arguments.run.precision = Precision::kFp8; },
-      "layers' products with operands in fp8, rows rounded in the call");
+      "layers' products with fp8 operands; the time includes rounding activations");
   add_threads(command, arguments.run.threads);
-  command->add_option("--only", arguments.only, "operations with this in their names")->type_name("TEXT");
+  command->add_option("--only", arguments.only, "only operations whose names contain this")->type_name("TEXT");
   add_json(command, arguments.json);
   command->callback([&arguments, &run] { run = [&arguments] { bench_ops_command(arguments); }; });
 }
 
 void add_decode(CLI::App& bench, BenchDecodeArguments& arguments, std::function<void()>& run) {
-  CLI::App* command = bench.add_subcommand("decode", "time generation, beside running the text again for every token");
-  command->add_option("model", arguments.model, "a checkpoint, or a configuration (.toml): random weights")->required();
+  CLI::App* command =
+      bench.add_subcommand("decode", "time generation, compared with recomputing the text for every token");
+  command->add_option("model", arguments.model, "a checkpoint, or a configuration (.toml), for random weights")
+      ->required();
   add_repeatable(command, "--set", arguments.overrides, "change one key of a configuration (repeatable)", "KEY=VALUE");
-  command->add_option("--tokens", arguments.tokens, "of the longest text")->check(number(1))->capture_default_str();
+  command->add_option("--tokens", arguments.tokens, "tokens of the longest text")
+      ->check(number(1))
+      ->capture_default_str();
   command->add_option("--device", arguments.device, "cpu or cuda; unless given, run.device of a configuration, or cpu")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   add_threads(command, arguments.threads);
@@ -70,14 +73,14 @@ void add_exchange(CLI::App& bench, BenchExchangeArguments& arguments, std::funct
   add_ranks(command, arguments.config);
   command
       ->add_option("--blocks", arguments.blocks,
-                   "blocks of a GPU that may put rows, one run each; 0, and without it: as many as fill it")
+                   "thread blocks that send rows, each measured; 0, the default: as many as fill the GPU")
       ->type_name("N,N...")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(number(0));
   command
       ->add_option("--skew", arguments.skew,
-                   "share of choices on the experts of rank 0, over the mean of ranks; 1: all are as likely")
+                   "share of choices that fall on rank 0's experts, over the mean of ranks; 1: balanced")
       ->check(number(1))
       ->capture_default_str();
   add_json(command, arguments.json);
@@ -87,7 +90,7 @@ void add_exchange(CLI::App& bench, BenchExchangeArguments& arguments, std::funct
 void add_loader(CLI::App& bench, BenchLoaderArguments& arguments, std::function<void()>& run) {
   CLI::App* command = bench.add_subcommand("loader", "time reading batches, without training");
   add_config_arguments(command, arguments.config);
-  command->add_option("--megabytes", arguments.megabytes, "of tokens to read, at 4 bytes each")
+  command->add_option("--megabytes", arguments.megabytes, "megabytes of tokens to read, at 4 bytes each")
       ->check(number(1))
       ->capture_default_str();
   command->callback([&arguments, &run] { run = [&arguments] { bench_loader_command(arguments); }; });
@@ -96,8 +99,8 @@ void add_loader(CLI::App& bench, BenchLoaderArguments& arguments, std::function<
 void add_tokenizer(CLI::App& bench, BenchTokenizerArguments& arguments, std::function<void()>& run) {
   CLI::App* command = bench.add_subcommand("tokenizer", "time a tokenizer on a text");
   command->add_option("tokenizer", arguments.tokenizer, kTokenizerSource)->required();
-  command->add_option("file", arguments.file, "text to encode; without it, standard input");
-  add_threads(command, arguments.threads, "the most to try; 0: one per available CPU");
+  command->add_option("file", arguments.file, "text to encode; unless given, standard input");
+  add_threads(command, arguments.threads, "most threads to try; 0: one per available CPU");
   add_json(command, arguments.json);
   command->callback([&arguments, &run] { run = [&arguments] { bench_tokenizer_command(arguments); }; });
 }

@@ -25,7 +25,8 @@ namespace nmoe::cli {
 namespace {
 
 constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl and .parquet below) or globs";
-constexpr const char* kSkipBad = "records that may be unusable before it is an error";
+constexpr const char* kCheckpoint = "a checkpoint, or a folder of them, for the latest";
+constexpr const char* kSkipBad = "unusable records to skip before it is an error";
 
 }  // namespace
 
@@ -80,12 +81,12 @@ class CommandLine::Commands {
     CLI::App* train = app.add_subcommand("train", "train a model");
     add_config_arguments(train, train_.config);
     add_ranks(train, train_.config);
-    train->add_flag("--resume", train_.resume, "go on from the run's latest checkpoint, if it has one");
+    train->add_flag("--resume", train_.resume, "continue from the run's latest checkpoint, if there is one");
     train->callback([this] { run_ = [this] { train_command(train_); }; });
 
     add_speedrun(app);
 
-    CLI::App* plan = app.add_subcommand("plan", "print the memory and the work a run will take");
+    CLI::App* plan = app.add_subcommand("plan", "print the memory and work that a run will take");
     add_config_arguments(plan, plan_.config);
     add_ranks(plan, plan_.config);
     plan->add_option("--device-memory", plan_.device_memory,
@@ -99,12 +100,14 @@ class CommandLine::Commands {
   }
 
   void add_config(CLI::App& app) {
-    CLI::App* config = app.add_subcommand("config", "print a configuration with everything resolved, or what there is");
+    CLI::App* config = app.add_subcommand("config", "print a configuration with every value resolved, or all keys");
     CLI::Option* file = add_config_arguments(config, config_command_.config)->required(false);
-    CLI::Option* all = config->add_flag("--all", config_command_.all, "print every key there is, as docs/config.md");
-    CLI::Option* begin = config->add_option("--template", config_command_.config_template, "print one to begin with")
-                             ->check(CLI::IsMember(config_template_names()))
-                             ->type_name("NAME");
+    CLI::Option* all =
+        config->add_flag("--all", config_command_.all, "print all keys with their meanings, as in docs/config.md");
+    CLI::Option* begin =
+        config->add_option("--template", config_command_.config_template, "print a configuration to start from")
+            ->check(CLI::IsMember(config_template_names()))
+            ->type_name("NAME");
     all->excludes(file)->excludes(begin);
     begin->excludes(file);
     config->callback([this, config, file, all, begin] {
@@ -117,8 +120,8 @@ class CommandLine::Commands {
 
   // What tells of the other commands, which are all declared by then.
   void add_help(CLI::App& app) {
-    CLI::App* help = app.add_subcommand("help", "print what a command does and takes");
-    help->add_option("command", help_path_, "such as: tokenizer train; without it, all commands");
+    CLI::App* help = app.add_subcommand("help", "explain a command and its options");
+    help->add_option("command", help_path_, "for example: tokenizer train; without it, all commands");
     help->add_flag("--man", manual_, "print the manual page");
     help->callback([this, &app] {
       run_ = [this, &app] {
@@ -126,7 +129,7 @@ class CommandLine::Commands {
       };
     });
 
-    CLI::App* completion = app.add_subcommand("completion", "print a script by which a shell completes command lines");
+    CLI::App* completion = app.add_subcommand("completion", "print a completion script for a shell");
     completion->add_option("shell", shell_, "bash, zsh or fish")
         ->required()
         ->check(CLI::IsMember({"bash", "zsh", "fish"}));
@@ -141,11 +144,13 @@ class CommandLine::Commands {
     CLI::App* train = tokenizer->add_subcommand("train", "learn a byte-level BPE from text, JSON and Parquet");
     BpeTrainOptions& options = tokenizer_train_.options;
     train->add_option("inputs", options.inputs, kDocumentInputs)->required();
-    train->add_option("--vocab-size", options.vocab_size, "ids in all")->capture_default_str();
-    add_repeatable(train, "--special", options.specials, "a special token to have, beside <|endoftext|> (repeatable)",
+    train->add_option("--vocab-size", options.vocab_size, "number of ids, special tokens included")
+        ->capture_default_str();
+    add_repeatable(train, "--special", options.specials, "a special token to add, besides <|endoftext|> (repeatable)",
                    "TOKEN");
-    train->add_option("--text-field", options.records.text_field, "of JSON and Parquet")->capture_default_str();
-    train->add_option("--messages-field", options.records.messages_field, "or: learn what conversations say");
+    train->add_option("--text-field", options.records.text_field, "field of JSON and Parquet that holds the text")
+        ->capture_default_str();
+    train->add_option("--messages-field", options.records.messages_field, "instead: field that holds conversations");
     add_threads(train, options.threads);
     train->add_option("--skip-bad", options.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
     train->add_option("-o,--out", tokenizer_train_.out, "file to write (tokenizer.json)")->required();
@@ -159,7 +164,7 @@ class CommandLine::Commands {
     CLI::App* encode = add_use("encode", "print the ids of the text on standard input",
                                [this] { tokenizer_encode_command(tokenizer_, allowed_specials_); });
     add_repeatable(encode, "--allow-special", allowed_specials_,
-                   "a special token that counts in the text, or \"all\" (repeatable)", "TOKEN");
+                   "a special token to recognise in the text, or \"all\" (repeatable)", "TOKEN");
     add_use("decode", "print the text of the ids on standard input", [this] { tokenizer_decode_command(tokenizer_); });
     add_use("info", "print kind, patterns, vocabulary, special tokens and hash",
             [this] { tokenizer_info_command(tokenizer_); });
@@ -169,59 +174,65 @@ class CommandLine::Commands {
     CLI::App* prep = app.add_subcommand("prep", "turn text, JSON and Parquet files into shards of tokens");
     prep->add_option("inputs", prep_.inputs, kDocumentInputs)->required();
     prep->add_option("--valid", prep_.valid_inputs, "files for the validation split");
-    prep->add_option("--valid-fraction", prep_.valid_fraction, "or: share of documents for it, chosen by their hash");
-    prep->add_option("--valid-tail", prep_.valid_tail, "or: share of every text file for it, from its end");
-    prep->add_option("--text-field", prep_.records.text_field, "of JSON and Parquet")->capture_default_str();
-    prep->add_option("--id-field", prep_.records.id_field, "what dropped.jsonl names a document by");
-    CLI::Option* prompt =
-        prep->add_option("--prompt-field", prep_.records.prompt_field, "goes before the text, and has no loss");
+    prep->add_option("--valid-fraction", prep_.valid_fraction,
+                     "instead: share of documents for validation, chosen by hash");
+    prep->add_option("--valid-tail", prep_.valid_tail, "instead: share of each text file for validation, from its end");
+    prep->add_option("--text-field", prep_.records.text_field, "field of JSON and Parquet that holds the text")
+        ->capture_default_str();
+    prep->add_option("--id-field", prep_.records.id_field, "field that identifies a document in dropped.jsonl");
+    CLI::Option* prompt = prep->add_option("--prompt-field", prep_.records.prompt_field,
+                                           "field that goes before the text and carries no loss");
     CLI::Option* messages = prep->add_option("--messages-field", prep_.records.messages_field,
-                                             "conversations: lists of {role, content}; loss on the assistant's alone");
+                                             "field with lists of {role, content}; loss on the assistant's turns only");
     messages->excludes(prompt);
-    prep->add_option("--chat-template", chat_template_,
-                     "form of conversations: chatml, a Jinja file, or a model's or checkpoint's folder, for its own")
+    prep->add_option(
+            "--chat-template", chat_template_,
+            "template of conversations: chatml, a Jinja file, or the folder of a model or checkpoint that has one")
         ->needs(messages)
         ->capture_default_str();
     prep->add_option("--split-on", prep_.records.split_on,
-                     "a line that separates documents of plain text; \"\": blank lines");
-    prep->add_option("--max-record", max_record_, "bytes of a record that are read at most; without it 512MiB");
+                     "line that separates documents within a text file; \"\": blank lines");
+    prep->add_option("--max-record", max_record_, "largest record to read; unless given, 512MiB");
     prep->add_option("--tokenizer", prep_.tokenizer, kTokenizerSource)->capture_default_str();
     prep->add_option("--dataset", prep_.dataset, "name of the dataset, part of its files' names")
         ->capture_default_str();
-    prep->add_option("--tokens-per-shard", prep_.tokens_per_shard)->capture_default_str();
+    prep->add_option("--tokens-per-shard", prep_.tokens_per_shard, "most tokens per file")->capture_default_str();
     add_threads(prep, prep_.threads);
     prep->add_option("--skip-bad", prep_.skip_bad, kSkipBad)->check(number(0))->capture_default_str();
-    prep->add_option("--checkpoint-every", prep_.checkpoint_seconds, "seconds of work that a kill may cost")
+    prep->add_option("--checkpoint-every", prep_.checkpoint_seconds,
+                     "seconds between saves: the most work that a kill can lose")
         ->check(number(0))
         ->capture_default_str();
-    prep->add_option("-o,--out", prep_.out, "folder to write; an unfinished preparation there goes on")->required();
-    prep->add_flag("--force", prep_.force, "replace a dataset that is there");
+    prep->add_option("-o,--out", prep_.out, "folder to write; an unfinished preparation there is continued")
+        ->required();
+    prep->add_flag("--force", prep_.force, "replace an existing dataset");
 
     constexpr const char* kFilters = "Filters (all off unless given)";
     const auto add_filter = [prep](const char* name, auto& value, const char* what) {
       return prep->add_option(name, value, what)->group(kFilters);
     };
     FilterOptions& filters = prep_.filters;
-    add_filter("--min-chars", filters.min_chars, "drop documents of fewer characters")->check(number(0));
-    add_filter("--max-chars", filters.max_chars, "drop longer ones")->check(number(0));
-    add_filter("--min-tokens", filters.min_tokens, "drop documents of fewer tokens")->check(number(0));
-    add_filter("--max-tokens", filters.max_tokens, "drop longer ones")->check(number(0));
-    add_filter("--max-symbols", filters.max_symbols, "share of symbols among characters (usual: 0.3)")
+    add_filter("--min-chars", filters.min_chars, "drop documents with fewer characters")->check(number(0));
+    add_filter("--max-chars", filters.max_chars, "drop documents with more characters")->check(number(0));
+    add_filter("--min-tokens", filters.min_tokens, "drop documents with fewer tokens")->check(number(0));
+    add_filter("--max-tokens", filters.max_tokens, "drop documents with more tokens")->check(number(0));
+    add_filter("--max-symbols", filters.max_symbols, "drop documents with a larger share of symbols (usual: 0.3)")
         ->check(number(0, 1));
-    add_filter("--max-repeated-lines", filters.max_repeated_lines, "share of lines seen before (Gopher: 0.3)")
+    add_filter("--max-repeated-lines", filters.max_repeated_lines,
+               "drop documents with a larger share of repeated lines (Gopher: 0.3)")
         ->check(number(0, 1));
     CLI::Option* ngrams = add_filter("--max-repeated-ngrams", filters.max_repeated_ngrams,
-                                     "share of text in repeated n-grams (Gopher: 0.1 for n = 10)");
+                                     "drop documents with more text in repeated n-grams (Gopher: 0.1 for n = 10)");
     ngrams->check(number(0, 1));
-    add_filter("--ngram-words", filters.ngram_words, "n of the n-grams")
+    add_filter("--ngram-words", filters.ngram_words, "words per n-gram")
         ->needs(ngrams)
         ->check(number(2))
         ->capture_default_str();
     prep->add_flag("--dedup", prep_.dedup, "drop documents equal to an earlier one")->group(kFilters);
     CLI::Option* near_dedup =
-        prep->add_flag("--near-dedup", near_dedup_, "drop documents that resemble an earlier one (MinHash; slow)")
+        prep->add_flag("--near-dedup", near_dedup_, "drop documents similar to an earlier one (MinHash; slow)")
             ->group(kFilters);
-    add_filter("--near-dedup-threshold", near_dedup_threshold_, "Jaccard index from which on they do")
+    add_filter("--near-dedup-threshold", near_dedup_threshold_, "Jaccard index from which documents count as similar")
         ->needs(near_dedup)
         ->check(number(0, 1))
         ->capture_default_str();
@@ -240,41 +251,45 @@ class CommandLine::Commands {
   }
 
   void add_dataset(CLI::App& app) {
-    CLI::App* data = app.add_subcommand("data", "plan, make, check and look at data")->require_subcommand(1);
-    CLI::App* plan = data->add_subcommand("plan", "print what a run reads of which source, and how often");
+    CLI::App* data = app.add_subcommand("data", "plan, generate, check and inspect data")->require_subcommand(1);
+    CLI::App* plan = data->add_subcommand("plan", "print how much a run reads of each source, and how often");
     add_config_arguments(plan, config_);
     plan->callback([this] { run_ = [this] { data_plan_command(config_); }; });
 
-    CLI::App* synthesize = data->add_subcommand("synthesize", "draw a corpus from a distribution of known entropy");
+    CLI::App* synthesize = data->add_subcommand("synthesize", "generate a corpus from a distribution of known entropy");
     synthesize->add_option("kind", synthesize_.kind, "cfg, khop or arithmetic")->required();
     synthesize->add_option("out", synthesize_.out, "folder to write")->required();
-    synthesize->add_option("--documents", synthesize_.documents, "to train on")->check(number(1))->required();
-    synthesize->add_option("--valid-documents", synthesize_.valid_documents, "for the validation split")
+    synthesize->add_option("--documents", synthesize_.documents, "documents for training")
+        ->check(number(1))
+        ->required();
+    synthesize->add_option("--valid-documents", synthesize_.valid_documents, "documents for validation")
         ->check(number(0))
         ->capture_default_str();
     synthesize->add_option("--seed", synthesize_.seed)->capture_default_str();
-    add_repeatable(synthesize, "--set", synthesize_.settings, "change one setting of the kind: key=value (repeatable)",
+    add_repeatable(synthesize, "--set", synthesize_.settings, "change one setting of this kind of corpus (repeatable)",
                    "KEY=VALUE");
-    synthesize->add_option("--tokens-per-shard", synthesize_.tokens_per_shard)->capture_default_str();
+    synthesize->add_option("--tokens-per-shard", synthesize_.tokens_per_shard, "most tokens per file")
+        ->capture_default_str();
     add_threads(synthesize, synthesize_.threads);
-    synthesize->add_flag("--all-tokens", synthesize_.all_tokens, "train on the questions too, not on answers alone");
-    synthesize->add_flag("--force", synthesize_.force, "replace a dataset that is there");
+    synthesize->add_flag("--all-tokens", synthesize_.all_tokens, "train on the questions too, not only on the answers");
+    synthesize->add_flag("--force", synthesize_.force, "replace an existing dataset");
     synthesize->callback([this] { run_ = [this] { synthesize_command(synthesize_); }; });
 
     CLI::App* verify = data->add_subcommand("verify", "check checksums, ids and indexes of every shard");
-    verify->add_option("dir", data_dir_, "what n prep wrote, or one of its splits")->required();
+    verify->add_option("dir", data_dir_, "a folder written by n prep, or one of its splits")->required();
     verify->callback([this] { run_ = [this] { data_verify_command(data_dir_); }; });
 
     CLI::App* info = data->add_subcommand("info", "print tokenizer, counts and lengths of documents");
-    info->add_option("dir", data_dir_, "what n prep wrote, or one of its splits")->required();
+    info->add_option("dir", data_dir_, "a folder written by n prep, or one of its splits")->required();
     info->callback([this] { run_ = [this] { data_info_command(data_dir_); }; });
 
     CLI::App* sample = data->add_subcommand("sample", "print documents as text");
-    sample->add_option("dir", data_sample_.dir, "what n prep wrote")->required();
+    sample->add_option("dir", data_sample_.dir, "a folder written by n prep")->required();
     sample->add_option("--split", data_sample_.split)->capture_default_str();
-    auto* position = sample->add_option("--position", data_sample_.position, "begin with the document at this token");
-    auto* document = sample->add_option("--document", data_sample_.document, "begin with this document, from 0");
-    sample->add_option("--seed", data_sample_.seed, "or: documents drawn at random")
+    auto* position = sample->add_option("--position", data_sample_.position, "start with the document at this token");
+    auto* document =
+        sample->add_option("--document", data_sample_.document, "start with this document, counted from 0");
+    sample->add_option("--seed", data_sample_.seed, "instead: seed to draw documents at random")
         ->excludes(position)
         ->excludes(document);
     position->excludes(document);
@@ -286,19 +301,19 @@ class CommandLine::Commands {
     CLI::App* checkpoint = app.add_subcommand("checkpoint", "inspect checkpoints")->require_subcommand(1);
     const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
       CLI::App* use = checkpoint->add_subcommand(name, what);
-      use->add_option("checkpoint", checkpoint_, "a checkpoint, or a folder of them: the latest")->required();
+      use->add_option("checkpoint", checkpoint_, kCheckpoint)->required();
       use->callback([this, command] { run_ = [this, command] { command(checkpoint_); }; });
     };
     add_use("info", "print step, tokens, fingerprints and the hash of all weights", checkpoint_info_command);
     add_use("verify", "hash everything again and report the first bad tensor", checkpoint_verify_command);
 
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
-    generate->add_option("checkpoint", generate_.checkpoint, "a checkpoint, or a folder of them: the latest")
-        ->required();
+    generate->add_option("checkpoint", generate_.checkpoint, kCheckpoint)->required();
     add_repeatable(generate, "--prompt", generate_.prompts,
-                   "text to go on from (repeatable: written together); -, or none in a pipe: standard input", "TEXT");
+                   "text to continue (repeatable: generated together); -, or none in a pipe: standard input", "TEXT");
     generate
-        ->add_option("--max-tokens", generate_.max_tokens, "of each text; it ends earlier where the context is full")
+        ->add_option("--max-tokens", generate_.max_tokens,
+                     "most tokens to generate per text; fewer if the context is full")
         ->check(number(0))
         ->capture_default_str();
     add_repeatable(generate, "--stop", generate_.stop, "end a text before this (repeatable)", "TEXT");
@@ -323,16 +338,16 @@ class CommandLine::Commands {
     };
     CLI::App* imported = app.add_subcommand("import", "turn a Hugging Face model into a checkpoint");
     imported->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
-    imported->add_option("out", import_.out, "gets the checkpoint, step_00000000")->required();
-    add_dtype(imported, import_.dtype, "of the weights; without it, as they are, bf16 for FP8");
+    imported->add_option("out", import_.out, "folder to write the checkpoint to, as step_00000000")->required();
+    add_dtype(imported, import_.dtype, "dtype of the weights; unless given, as they are (FP8 becomes bf16)");
     add_threads(imported, import_.num_threads);
     imported->callback([this] { run_ = [this] { import_command(import_); }; });
 
     CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
-    exported->add_option("checkpoint", export_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
-    exported->add_option("out", export_.out, "the model's folder, to be made")->required();
-    add_dtype(exported, export_.dtype, "of the weights; without it, the checkpoint's");
-    exported->add_option("--shard-size", shard_size_, "largest file of weights; without it 5GB");
+    exported->add_option("checkpoint", export_.checkpoint, kCheckpoint)->required();
+    exported->add_option("out", export_.out, "folder to create for the model")->required();
+    add_dtype(exported, export_.dtype, "dtype of the weights; unless given, the checkpoint's");
+    exported->add_option("--shard-size", shard_size_, "largest file of weights; unless given, 5GB");
     add_threads(exported, export_.num_threads);
     exported->callback([this] {
       run_ = [this] {
@@ -343,30 +358,34 @@ class CommandLine::Commands {
 
     CLI::App* parity = app.add_subcommand("parity", "compare a Hugging Face model with what transformers computes");
     parity->add_option("model", parity_.options.model, "its folder: config.json, safetensors")->required();
-    parity->add_option("expected", parity_.options.expected, "its loss, logits and gradients: scripts/hf_fixture.py")
+    parity
+        ->add_option("expected", parity_.options.expected, "its loss, logits and gradients, from scripts/hf_fixture.py")
         ->required();
     const auto add_tolerance = [parity](const char* name, std::optional<double>& tolerance, const char* meaning) {
       parity->add_option(name, tolerance, meaning)->check(number(0));
     };
-    add_tolerance("--loss-tolerance", parity_.loss_tolerance, "of the loss, in nats [1e-05]");
-    add_tolerance("--logit-tolerance", parity_.logit_tolerance, "of each logit [0.0001]");
-    add_tolerance("--gradient-tolerance", parity_.gradient_tolerance, "of each tensor's gradient, relative [0.0001]");
-    parity->add_option("--precision", parity_.precision, "a low one is told beside what it is expected to cost")
+    add_tolerance("--loss-tolerance", parity_.loss_tolerance, "tolerance of the loss, in nats [1e-05]");
+    add_tolerance("--logit-tolerance", parity_.logit_tolerance, "tolerance of each logit [0.0001]");
+    add_tolerance("--gradient-tolerance", parity_.gradient_tolerance,
+                  "relative tolerance of each tensor's gradient [0.0001]");
+    parity
+        ->add_option("--precision", parity_.precision,
+                     "arithmetic; the expected cost of a low precision is reported too")
         ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
         ->capture_default_str();
-    add_device(parity, parity_.options.device, "where it is computed here, in fp32: cpu or cuda");
+    add_device(parity, parity_.options.device, "device to compute on, in fp32: cpu or cuda");
     add_threads(parity, parity_.options.num_threads);
     parity->callback([this] { run_ = [this] { parity_command(parity_); }; });
   }
 
   void add_conversation(CLI::App& app) {
     constexpr const char* kTemplate =
-        "form of conversations: chatml, or a Jinja file; unless given, the checkpoint's own, or else chatml";
-    CLI::App* chat = app.add_subcommand("chat", "talk with a model");
-    chat->add_option("checkpoint", chat_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+        "template of conversations: chatml or a Jinja file; unless given, the checkpoint's own, or else chatml";
+    CLI::App* chat = app.add_subcommand("chat", "chat with a model");
+    chat->add_option("checkpoint", chat_.checkpoint, kCheckpoint)->required();
     chat->add_option("--system", chat_.system, "the system prompt")->type_name("TEXT");
     chat->add_option("--chat-template", chat_.chat_template, kTemplate)->type_name("FORM");
-    chat->add_option("--max-tokens", chat_.max_tokens, "of a reply; 0: as many as the context has room for")
+    chat->add_option("--max-tokens", chat_.max_tokens, "most tokens of a reply; 0: as many as the context has room for")
         ->check(number(0))
         ->capture_default_str();
     add_device(chat, chat_.device);
@@ -385,13 +404,17 @@ class CommandLine::Commands {
     chat->callback([this] { run_ = [this] { chat_command(chat_); }; });
 
     CLI::App* serve = app.add_subcommand("serve", "serve a model over HTTP, as OpenAI's API");
-    serve->add_option("checkpoint", serve_.checkpoint, "a checkpoint, or a folder of them: the latest")->required();
+    serve->add_option("checkpoint", serve_.checkpoint, kCheckpoint)->required();
     serve->add_option("--host", serve_.host, "address to listen on")->capture_default_str();
-    serve->add_option("--port", serve_.port, "0: any that is free")->check(number(0, 65535))->capture_default_str();
-    serve->add_option("--max-sequences", serve_.max_sequences, "texts written at the same time")
+    serve->add_option("--port", serve_.port, "port to listen on; 0: any free one")
+        ->check(number(0, 65535))
+        ->capture_default_str();
+    serve->add_option("--max-sequences", serve_.max_sequences, "texts generated at the same time")
         ->check(number(1))
         ->capture_default_str();
-    serve->add_option("--max-context", serve_.max_context, "tokens of a prompt and its text; 0: the model's")
+    serve
+        ->add_option("--max-context", serve_.max_context,
+                     "tokens of a prompt and its completion together; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
     serve->add_option("--max-queue", serve_.max_queue, "texts that may wait; more are refused")
@@ -399,25 +422,26 @@ class CommandLine::Commands {
         ->capture_default_str();
     serve
         ->add_option("--api-key-file", serve_.api_key_file,
-                     "its first line is what clients have to send; else NMOE_API_KEY")
+                     "file whose first line is the key that clients must send; unless given, NMOE_API_KEY")
         ->type_name("FILE");
     serve
         ->add_option("--allow-host", serve_.allowed_hosts,
-                     "a name that requests may have in Host, beside this machine's")
+                     "a name to accept in the Host header, besides this machine's")
         ->type_name("NAME");
-    serve->add_option("--max-body", serve_.max_body, "of a request, as 8MiB")->capture_default_str();
-    serve->add_option("--max-header", serve_.max_header, "of a request's line and headers")->capture_default_str();
+    serve->add_option("--max-body", serve_.max_body, "largest body of a request")->capture_default_str();
+    serve->add_option("--max-header", serve_.max_header, "largest request line and headers together")
+        ->capture_default_str();
     serve
         ->add_option("--max-connections", serve_.max_connections,
-                     "beyond it, those that keep the server waiting are closed")
+                     "most connections; beyond that, those that keep the server waiting are closed")
         ->check(number(1, 100000))
         ->capture_default_str();
     serve
         ->add_option("--client-timeout", serve_.client_timeout,
-                     "seconds to send headers, a body, to take 64 KiB of an answer")
+                     "seconds for a client to send headers, to send a body, or to receive 64 KiB")
         ->check(number(1, 3600))
         ->capture_default_str();
-    serve->add_option("--model-name", serve_.model_name, "what clients call the model; else the run's name");
+    serve->add_option("--model-name", serve_.model_name, "name of the model for clients; unless given, the run's name");
     serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FORM");
     add_device(serve, serve_.device);
     add_threads(serve, serve_.threads);
@@ -428,7 +452,7 @@ class CommandLine::Commands {
     CLI::App* speedrun = app.add_subcommand("speedrun", "train to a loss, evaluate, and enter the leaderboard");
     CLI::Option* file = add_config_arguments(speedrun, speedrun_.config)->required(false);
     add_ranks(speedrun, speedrun_.config);
-    speedrun->add_option("--tasks", speedrun_.tasks, "as of n eval")
+    speedrun->add_option("--tasks", speedrun_.tasks, "tasks, as in n eval")
         ->type_name("NAME,NAME...")
         ->delimiter(',')
         ->allow_extra_args(false)
@@ -436,8 +460,10 @@ class CommandLine::Commands {
     speedrun->add_option("--data", speedrun_.data, "folder of the tasks' data (scripts/eval_data.sh)")
         ->type_name("DIR")
         ->capture_default_str();
-    speedrun->add_option("--batch", speedrun_.batch, "as of n eval")->check(number(0))->capture_default_str();
-    speedrun->add_option("--leaderboard", speedrun_.leaderboard)->type_name("FILE")->capture_default_str();
+    speedrun->add_option("--batch", speedrun_.batch, "as in n eval")->check(number(0))->capture_default_str();
+    speedrun->add_option("--leaderboard", speedrun_.leaderboard, "file to add an entry to")
+        ->type_name("FILE")
+        ->capture_default_str();
     CLI::Option* list = speedrun->add_flag("--list", speedrun_.list, "print the leaderboard");
     list->excludes(file);
     speedrun->callback([this, file, list] {
@@ -447,46 +473,48 @@ class CommandLine::Commands {
   }
 
   void add_evaluation(CLI::App& app) {
-    CLI::App* eval = app.add_subcommand("eval", "judge a model by tasks: CORE, MMLU, GSM8K, HumanEval, bits per byte");
-    CLI::Option* model =
-        eval->add_option("model", eval_.model,
-                         "a checkpoint, a folder of them: the latest, or a Hugging Face folder; to see how long it "
-                         "takes a configuration (.toml): random weights");
+    CLI::App* eval = app.add_subcommand("eval", "evaluate a model: CORE, MMLU, GSM8K, HumanEval, bits per byte");
+    CLI::Option* model = eval->add_option(
+        "model", eval_.model,
+        "a checkpoint, a folder of them, for the latest, or a Hugging Face folder; or, to see how long "
+        "it takes, a configuration (.toml), for random weights");
     CLI::Option* tasks =
         eval->add_option(
                 "--tasks", eval_.tasks,
-                "core, mmlu, mmlu_pro, choices, gsm8k, humaneval, gpqa; a task, as core/piqa; or a file of tasks "
+                "core, mmlu, mmlu_pro, choices, gsm8k, humaneval, gpqa; a task, such as core/piqa; or a file of tasks "
                 "(.toml)")
             ->type_name("NAME,NAME...")
             ->delimiter(',')
             ->allow_extra_args(false);
     CLI::Option* texts =
-        add_repeatable(eval, "--text", eval_.texts, "documents whose bits per byte are told (repeatable)", "FILE");
+        add_repeatable(eval, "--text", eval_.texts, "documents to compute the bits per byte of (repeatable)", "FILE");
     eval->add_option("--data", eval_.data, "folder of the tasks' data (scripts/eval_data.sh)")
         ->type_name("DIR")
         ->capture_default_str();
-    eval->add_option("--tokenizer", eval_.tokenizer, "of a configuration")->type_name("FILE");
-    eval->add_option("--limit", eval_.limit, "items of a task, drawn at random; 0: all")
+    eval->add_option("--tokenizer", eval_.tokenizer, "tokenizer for a configuration")->type_name("FILE");
+    eval->add_option("--limit", eval_.limit, "items per task, drawn at random; 0: all")
         ->check(number(0))
         ->capture_default_str();
-    eval->add_option("-o,--out", eval_.out, "folder for report and items; an unfinished evaluation there goes on")
+    eval->add_option("-o,--out", eval_.out, "folder for report and items; an unfinished evaluation there is continued")
         ->type_name("DIR");
-    eval->add_option("--context", eval_.context, "tokens of a text, which loses its beginning beyond; 0: the model's")
+    eval->add_option("--context", eval_.context,
+                     "most tokens of a text, beyond which its beginning is cut off; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
     add_device(eval, eval_.device);
     eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
-    eval->add_option("--batch", eval_.batch,
-                     "items, on cuda answers, at a time, each with a context's room in memory; 0: 16, cuda 256")
+    eval->add_option(
+            "--batch", eval_.batch,
+            "items (on cuda: generated answers) at a time, each with memory for a whole context; 0: 16, on cuda 256")
         ->check(number(0))
         ->capture_default_str();
     eval->add_flag_callback(
         "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
-        "compute every text from its first token on: the same results, later");
+        "compute every text from its first token: the same results, more slowly");
     add_threads(eval, eval_.threads);
     add_json(eval, eval_.json);
 
-    CLI::App* compare = eval->add_subcommand("compare", "tell whether two evaluations differ, item by item");
+    CLI::App* compare = eval->add_subcommand("compare", "test whether two evaluations differ, item by item");
     compare->add_option("a", eval_compare_.a, "a folder that n eval --out wrote")->required();
     compare->add_option("b", eval_compare_.b, "the other one")->required();
     add_json(compare, eval_compare_.json);
@@ -500,7 +528,7 @@ class CommandLine::Commands {
   }
 
   void add_measurement(CLI::App& app) {
-    CLI::App* selftest = app.add_subcommand("selftest", "hold every operation of a device against the CPU's");
+    CLI::App* selftest = app.add_subcommand("selftest", "compare every operation of a device with the CPU's");
     add_device(selftest, selftest_.device);
     selftest->add_flag("--fp32", selftest_.fp32, "on cuda: fp32 instead of bf16");
     add_threads(selftest, selftest_.threads);

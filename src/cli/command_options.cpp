@@ -39,12 +39,13 @@ void add_sampling(CLI::App* command, SamplingOptions& sampling) {
   const auto add = [command](const char* name, auto& value, const char* what, const CLI::Validator& range) {
     command->add_option(name, value, what)->check(range)->capture_default_str()->group(kSampling);
   };
-  add("--repetition-penalty", sampling.repetition_penalty,
-      "divides the logits of tokens that are there already; 1: off", number(0));
+  add("--repetition-penalty", sampling.repetition_penalty, "divides the logits of tokens that already occur; 1: off",
+      number(0));
   add("--temperature", sampling.temperature, "0: always the likeliest token", number(0));
   add("--top-k", sampling.top_k, "sample from this many of the likeliest tokens; 0: all", number(0));
   add("--top-p", sampling.top_p, "sample from the likeliest tokens of this much probability", number(0, 1));
-  add("--min-p", sampling.min_p, "leave out tokens less probable than this share of the likeliest", number(0, 1));
+  add("--min-p", sampling.min_p, "leave out tokens less probable than this share of the likeliest one's probability",
+      number(0, 1));
   command->add_option("--seed", sampling.seed)->capture_default_str()->group(kSampling);
 }
 

@@ -31,7 +31,8 @@ void add_device(CLI::App* command, std::string& device, const char* meaning = "c
 
 // --threads, of any kind of integer.
 template <class Integer>
-void add_threads(CLI::App* command, Integer& threads, const char* meaning = "0: one per available CPU") {
+void add_threads(CLI::App* command, Integer& threads,
+                 const char* meaning = "threads to use; 0: one per available CPU") {
   command->add_option("--threads", threads, meaning)->check(number(0))->capture_default_str();
 }
 

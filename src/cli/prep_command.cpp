@@ -11,6 +11,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "data/prep/inputs.h"
 
 namespace nmoe::cli {
 namespace {
@@ -70,6 +71,7 @@ void prep_command(PrepOptions options) {
   options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);
   display.reset();
+  fmt::print("{}", describe_skipped(report.skipped_files));
   if (report.was_there) {
     fmt::print("{} holds what these files and options make; --force makes it again\n", options.out.string());
   }

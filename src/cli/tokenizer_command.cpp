@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/standard_input.h"
+#include "data/prep/inputs.h"
 
 namespace nmoe::cli {
 namespace {
@@ -36,6 +37,7 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
   if (out.has_parent_path()) make_directories(out.parent_path());
   write_file_atomically(out, trained.tokenizer->json());
   const BpeTrainReport& report = trained.report;
+  fmt::print("{}", describe_skipped(report.skipped_files));
   if (report.bad_records > 0) fmt::print("left out: {} bad records\n", report.bad_records);
   fmt::print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(), report.words,
              report.distinct_words, report.count_seconds + report.merge_seconds, out.string());

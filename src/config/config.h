@@ -15,20 +15,20 @@ namespace nmoe {
 
 // What mixes the positions of a sequence in a layer: model/mla.h, model/gqa.h.
 enum class MixerKind { kMla, kGqa };
-// What works on each position for itself: model/mlp.h, model/moe.h.
+// What transforms each position separately: model/mlp.h, model/moe.h.
 enum class FeedForwardKind { kDense, kMoe };
-// What activations and the weights in products are: kDevice is bf16 on CUDA and fp32 on the CPU. With the others they
-// are as with kDevice, and the operands of the layers' products are rounded to that format (OperandFormat,
-// base/kinds.h) before. Master weights, gradients and moments are fp32 either way.
+// The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
+// precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
+// base/kinds.h) first. Master weights, gradients and moments are fp32 either way.
 enum class Precision { kDevice, kBf16, kFp32, kFp8, kMxFp8, kNvFp4 };
 constexpr bool is_low(Precision precision) { return precision >= Precision::kFp8; }
-// The same for a part of the model; kRun: what run.precision says.
+// The same for a part of the model; kRun: as run.precision.
 enum class PartPrecision { kRun, kDevice, kFp8, kMxFp8, kNvFp4 };
-// What becomes of a part of a layer that cannot bear its format (train/precision_watch.h).
+// What happens if a part of a layer cannot bear its format (train/precision_watch.h).
 enum class PrecisionFallback {
-  kReport,  // it is told
-  kAct,     // it goes on as with kDevice
-  kOff,     // nobody looks
+  kReport,  // it is reported
+  kAct,     // it is computed as with kDevice from then on
+  kOff,     // it is not noticed: nothing is measured
 };
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
@@ -37,29 +37,29 @@ enum class MomentFormat { kFp32, kBf16 };
 
 struct RunConfig {
   std::string name = "run";            // letters, digits, '.', '_' and '-'
-  std::string experiment = "default";  // runs are grouped by it
-  std::string dir = "runs";            // experiments.db, metrics/ and checkpoints/ live under it
+  std::string experiment = "default";  // group of runs
+  std::string dir = "runs";            // folder of experiments.db, metrics/ and checkpoints/
   std::string device = "cpu";          // "cpu" or "cuda"
   Precision precision = Precision::kDevice;
   int64_t threads = 0;  // CPU threads of all ranks of a process together; 0: one per available CPU
-  int64_t seed = 1;     // initialisation and data order
+  int64_t seed = 1;     // initialisation, data order, stochastic rounding
 };
 
-// Where run.precision is low: which products it is not for. Embedding, head, router, norms and what is in attention
-// between its projections never are.
+// If run.precision is low: the products that are exempt from it. Embedding, head, router, norms and what is in
+// attention between its projections always are.
 struct PrecisionConfig {
   PartPrecision mixer = PartPrecision::kRun;    // projections of mixers
   PartPrecision dense = PartPrecision::kRun;    // dense MLPs
   PartPrecision shared = PartPrecision::kRun;   // shared experts
   PartPrecision experts = PartPrecision::kRun;  // routed experts
-  int64_t keep_first = 0;                       // layers that stay kDevice, whatever the above says ...
-  int64_t keep_last = 0;                        // ... and those at the end
-  bool fp8_weight_gradients = false;            // FP8: those products too; else they are as with kDevice
-  bool nvfp4_transform = true;                  // NVFP4: the operands of gradients of weights are transformed
-  bool nvfp4_random_rounding = true;            // NVFP4: gradients of outputs are rounded at random
+  int64_t keep_first = 0;                       // number of first layers that stay kDevice, whatever the above says
+  int64_t keep_last = 0;                        // number of last layers that do
+  bool fp8_weight_gradients = false;            // FP8: routed experts' weight gradients too; else as with kDevice
+  bool nvfp4_transform = true;                  // NVFP4: transform the operands of weight gradients
+  bool nvfp4_random_rounding = true;            // NVFP4: round gradients of outputs stochastically
   WireFormat wire = WireFormat::kDevice;        // with any run.precision, in every layer with routed experts
   PrecisionFallback fallback = PrecisionFallback::kReport;
-  int64_t check_every = 100;  // steps between looks at what rounding leaves of operands
+  int64_t check_every = 100;  // steps between measurements of what rounding loses
 };
 constexpr bool checks_precision(const PrecisionConfig& precision) {
   return precision.fallback != PrecisionFallback::kOff;
@@ -112,10 +112,10 @@ struct MoeConfig {
   double z_loss = 0.0;        // router z-loss coefficient
 };
 
-// Truncated normal (at init.truncation standard deviations) with these standard deviations; norms
-// start at 1.
+// Normal distributions with these standard deviations, truncated at
+// `truncation` of them; norms start at 1.
 struct InitConfig {
-  std::string from;   // checkpoint whose weights training starts with; empty: random, by what follows
+  std::string from;   // checkpoint with the weights to start from; empty: random weights, as follows
   double std = 0.02;  // matrices and experts
   double embedding_std = 0.02;
   double router_std = 0.02;
@@ -126,8 +126,8 @@ struct InitConfig {
 struct ModelConfig {
   int64_t vocab_size = 0;  // 0: the tokenizer's
   int64_t dim = 256;
-  // All layers as a pattern (config/layers.h). Where it is empty, the keys num_layers, num_dense_layers, attention,
-  // window and attn_global_every say what they are. Read layer_specs() rather than either.
+  // All layers as a pattern (config/layers.h). If it is empty, num_layers, num_dense_layers, attention, window and
+  // attn_global_every describe them. Use layer_specs() rather than reading either.
   std::string layers;
   int64_t num_layers = 4;
   int64_t num_heads = 4;
@@ -155,10 +155,10 @@ enum class Shuffle { kNone, kWindows, kDocuments };
 struct DataConfig {
   std::string path;                     // folder written by `n prep`, with train/ and valid/
   std::string mixture;                  // mixture file, instead of path: config/mixture.h
-  std::string profile;                  // which of its profiles
+  std::string profile;                  // the one of its profiles to use
   Shuffle shuffle = Shuffle::kWindows;  // new in every epoch
   int64_t seq_len = 256;                // S
-  bool mask_documents = false;          // attention and positions start afresh with every document
+  bool mask_documents = false;          // attention and positions restart with every document
 };
 
 // Peak rate and optimizer of one parameter group.
@@ -197,60 +197,60 @@ struct OptimConfig {
   ScheduleConfig schedule;
 };
 
-// What forward does not keep and backward computes again, to the same bits. Each level includes those before it.
+// What forward does not keep and backward computes again, with the same bits. Each level includes those before it.
 enum class Recompute {
   kNone,
-  kNorms,    // the outputs of a block's norms, and of activations: memory-bound work of a few per cent
-  kExperts,  // dispatched rows and pre-activations: the first of a feed-forward's two products once more
-  kBlocks,   // everything but a block's input: all of forward once more
+  kNorms,    // the outputs of a block's norms and activation functions: memory-bound work, a few per cent of a step
+  kExperts,  // also dispatched rows and pre-activations: the first of a feed-forward's two products is repeated
+  kBlocks,   // everything except a block's input: all of forward is repeated
 };
 
 struct TrainConfig {
-  int64_t steps = 100;      // where to stop, 0: where the data plan ends; not part of the fingerprint
+  int64_t steps = 100;      // step to stop at; 0: where the data plan ends. Not part of the fingerprint
   int64_t batch_seqs = 16;  // sequences of an optimizer step, of all ranks together
-  // Sequences of a forward/backward; times parallel.ranks, divides batch_seqs. Unless a configuration sets it, loading
-  // takes the most up to this that do.
+  // Sequences per forward and backward pass; times parallel.ranks, it must divide batch_seqs. Unless a configuration
+  // sets it, loading chooses the largest that does, up to this.
   int64_t microbatch_seqs = 16;
   Recompute recompute = Recompute::kNone;
-  std::string memory_limit;                 // "8 GiB"; empty: what the machine has
+  std::string memory_limit;                 // such as "8 GiB"; empty: what the machine has
   int64_t log_every = 10;                   // steps
   int64_t valid_every = 0;                  // steps between validations; 0: only at the end
   int64_t valid_seqs = 64;                  // sequences of one validation; 0: the whole split
-  double target_loss = 0.0;                 // nats per token of a validation, at which to stop; 0: go on
+  double target_loss = 0.0;                 // validation loss, in nats per token, at which to stop; 0: none
   bool stop_on_collapse = true;             // stop when a router has collapsed
-  std::vector<std::string> sample_prompts;  // gone on with at validations (train/sample_texts.h)
-  int64_t sample_tokens = 64;               // at most, for each
+  std::vector<std::string> sample_prompts;  // prompts continued at validations (train/sample_texts.h)
+  int64_t sample_tokens = 64;               // most tokens for each
 };
 
 struct ParallelConfig {
   int64_t ranks = 1;  // of all processes together, which share every batch
-  // Microbatches of a batch, whose gradients are added in their order; 0: in any fixed order.
+  // Microbatches per batch, whose gradients are added in their order; 0: off, gradients are added in any fixed order.
   int64_t logical_shards = 0;
-  // Rows that the experts of a rank keep room for in a layer, over the average of the ranks of a process. What is
-  // beyond it is worked off in turns, and computed again in backward.
+  // Rows that the experts of a rank have memory for in a layer, over the average of the ranks of a process. Rows beyond
+  // that are processed in further passes, and computed again in backward.
   double capacity_factor = 1.5;
-  // Steps after which experts change ranks so that all have equally much to do; 0: they stay where they are.
+  // Steps between moves of experts that even out the ranks' loads; 0: experts stay where they are.
   int64_t rebalance_every = 100;
-  // Bytes of gradients, at least, whose sum over ranks begins while backward goes on: enough for it to be bound by the
+  // Least bytes of gradients whose sum over ranks is started during backward: enough for the sum to be bound by the
   // link, and few enough for it to end before backward does.
   int64_t bucket_bytes = 32 << 20;
-  // That a rank waits for another before the run fails: to meet, load, begin, validate and save.
+  // Seconds that a rank waits for another before the run fails: when they meet, load, begin, validate and save.
   int64_t timeout_s = 600;
-  int64_t stall_s = 5;  // and in a step, beyond twice the longest step; 0: timeout_s
+  int64_t stall_s = 5;  // the same within a step, beyond twice the longest step; 0: timeout_s
 };
 
-// Tasks that a run is judged by while it trains (docs/evaluation.md).
+// Tasks that evaluate the model during training (docs/evaluation.md).
 struct EvalConfig {
-  int64_t every = 0;                   // steps; and at the end; 0: never
-  std::string tasks = "core";          // as n eval --tasks takes them
-  int64_t limit = 100;                 // items of a task; 0: all
+  int64_t every = 0;                   // steps between evaluations, with one at the end; 0: never
+  std::string tasks = "core";          // as for n eval --tasks
+  int64_t limit = 100;                 // items per task; 0: all
   std::string data_dir = "data/eval";  // folder of the tasks' data
 };
 
 struct CheckpointConfig {
-  int64_t every = 0;            // steps; 0: not by steps
-  double every_minutes = 30.0;  // 0: not by time
-  int64_t keep_last = 3;        // 0: keep all
+  int64_t every = 0;            // steps between checkpoints; 0: not by steps
+  double every_minutes = 30.0;  // minutes between checkpoints; 0: not by time
+  int64_t keep_last = 3;        // number of checkpoints to keep; 0: all
 };
 
 struct TrackConfig {

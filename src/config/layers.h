@@ -8,7 +8,7 @@
 //
 // "mla/dense, 26 x mla/moe" is one dense layer and 26 with experts; "4 x (3 x gqa:512/moe, gqa/moe)" is sixteen layers,
 // of which every fourth sees all positions and the others the last 512. Without `window` a layer sees all; without
-// `hidden` its width is model.dense_dim or model.moe.expert_dim. Spaces may stand between the parts.
+// `hidden` its hidden size is model.dense_dim or model.moe.expert_dim. Spaces between the parts are ignored.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace nmoe {
 
-// The number of the layer of what belongs to none.
+// Stands for the layer number of what belongs to no layer.
 inline constexpr int64_t kNoLayer = -1;
 
 struct LayerSpec {
@@ -33,7 +33,7 @@ struct LayerSpec {
   bool operator==(const LayerSpec&) const = default;
 };
 
-// What a pattern says, or where it cannot be read.
+// The layers that a pattern describes, or where it is wrong.
 struct LayerPattern {
   struct Problem {
     size_t character = 0;  // from 1
@@ -45,11 +45,11 @@ struct LayerPattern {
 };
 LayerPattern read_layer_pattern(std::string_view text);
 
-// From first to last. The pattern, where there is one, can be read (config/validate.h).
+// From first to last. The pattern, if there is one, must be valid (config/validate.h).
 std::vector<LayerSpec> layer_specs(const ModelConfig& config);
 
-// The same model without model.layers, written with the keys it replaces; nothing where those cannot say it: layers of
-// several mixers, windows, dense layers behind others, or widths that differ.
+// The same model without model.layers, expressed by the keys that it replaces; nothing if they cannot express it:
+// several kinds of mixers, windows, dense layers after MoE layers, or differing hidden sizes.
 std::optional<ModelConfig> without_pattern(const ModelConfig& config);
 
 }  // namespace nmoe

@@ -11,25 +11,25 @@
 
 namespace nmoe {
 
-// A configuration of the model whose weights training begins with, and what stands for it in messages.
+// The configuration of the model whose weights training starts from, and its name in messages.
 struct ModelText {
   std::string toml;
   std::string name;
 };
-// Finds it for a configuration that is read so far: run and model.init.from are known.
+// Finds it for a configuration of which [run] and model.init.from have been read.
 using ModelSource = std::function<ModelText(const Config&)>;
 
-// Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text
-// needs no quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and
-// validates. train.microbatch_seqs, unless set, becomes what divides a rank's share of a batch; optim.lr sets the rates
-// of the groups that the file gives none.
+// Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text needs no
+// quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and validates.
+// train.microbatch_seqs, unless set, becomes a divisor of a rank's share of a batch; optim.lr sets the learning
+// rates of groups for which the file sets none.
 //
-// The Error (usage) tells everything that is wrong, each with file and line or the override, the key, the remedy and,
-// for an unknown key, the known one that was probably meant. A key that has no effect under the rest of the
-// configuration, say model.mla.* with attention = "gqa", is an error even when it is set to its default.
+// The Error (usage) lists all faults, each with file and line or the override, the key, the remedy and, for an unknown
+// key, the known one that was probably meant. A key that has no effect under the rest of the configuration, say
+// model.mla.* with attention = "gqa", is an error even if it is set to its default.
 //
-// `model_source`, unless empty, is asked where model.init.from is set. Then [model] is what it says, but for keys that
-// are set here too; and [model.init] may repeat what that text has there.
+// `model_source`, unless empty, is called if model.init.from is set. [model] is then taken from its result, except for
+// keys that are also set here; [model.init] may repeat what that text has there.
 Config load_config(const std::filesystem::path& path, std::span<const std::string> overrides = {},
                    const ModelSource& model_source = {});
 

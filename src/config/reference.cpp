@@ -12,13 +12,16 @@ namespace {
 
 constexpr std::string_view kHead = R"(# Configuration keys
 
-What `n config --all` prints: every key of a run's configuration with its default, its meaning and the values it takes. A
-file needs only what differs from the defaults; `n config --template dense` (or `moe`, `mla-moe`) prints one to begin with,
-`n config FILE` the file with everything resolved, and `--set section.key=value` changes a key on the command line.
+The output of `n config --all`: every configuration key with its default, its meaning and the values it takes. A
+configuration file needs only the keys that differ from their defaults. `n config --template dense` (or `moe`,
+`mla-moe`) prints one to start from, `n config FILE` prints the file with every value resolved, and
+`--set section.key=value` changes a key on the command line.
 
-*Needs* says what a key has an effect with (for a kind of layer, one in `model.layers` will do); without that, setting it is
-an error. A run that goes on with `--resume` may change the keys that are *free at a resume*; all others define it. In strings
-`${NMOE_NAME:-default}` is the environment variable's value, or the default.
+*Needs* names the settings without which a key has no effect; setting it without them is an error. (A need for a kind
+of layer is also met by such a layer in `model.layers`, a pattern such as `"mla/dense, 26 x mla/moe"`.) Keys that *may
+change at a resume* can have another value when a run is continued with `--resume`; all others must stay the same. In
+strings, `${NMOE_NAME:-default}` stands for the value of that environment variable, or for the default if it is not
+set.
 )";
 
 std::string capitalised(std::string text) {
@@ -31,7 +34,7 @@ std::string describe_key(const Field& field) {
                                         : fmt::format("- **{}** = `{}`:", field.name(), to_toml(field.get()));
   text += fmt::format(" {}. {}.", field.meaning, capitalised(field.allowed));
   if (!field.conditions.empty()) text += fmt::format(" Needs `{}`.", fmt::join(field.conditions, "` and `"));
-  if (!field.defines_run && !field.is_shorthand) text += " Free at a resume.";
+  if (!field.defines_run && !field.is_shorthand) text += " May change at a resume.";
   return text + '\n';
 }
 

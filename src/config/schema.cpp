@@ -242,15 +242,15 @@ class FieldList {
 
 void describe_run(FieldList& f, RunConfig& run) {
   f.section("run");
-  f.key("name", run.name, kFileName, "what the run is called").not_in_fingerprint();
-  f.key("experiment", run.experiment, kSomeText, "runs are grouped by it").not_in_fingerprint();
-  f.key("dir", run.dir, kSomeText, "where experiments.db, metrics/ and checkpoints/ live").not_in_fingerprint();
-  f.key("device", run.device, kDevices, "where the arithmetic is done").not_in_fingerprint();
-  Field& precision = f.key("precision", run.precision, kPrecisions, "see precision.md");
+  f.key("name", run.name, kFileName, "name of the run").not_in_fingerprint();
+  f.key("experiment", run.experiment, kSomeText, "group of runs that it belongs to").not_in_fingerprint();
+  f.key("dir", run.dir, kSomeText, "folder of experiments.db, metrics/ and checkpoints/").not_in_fingerprint();
+  f.key("device", run.device, kDevices, "device to compute on").not_in_fingerprint();
+  Field& precision = f.key("precision", run.precision, kPrecisions, "format to compute in");
   if (!is_low(run.precision)) precision.not_in_fingerprint();
   f.key("threads", run.threads, Integers{0, 4096}, "CPU threads, shared by the ranks; 0: one per available CPU")
       .not_in_fingerprint();
-  f.key("seed", run.seed, Integers{0}, "initialisation and data order");
+  f.key("seed", run.seed, Integers{0}, "seed of initialisation, data order and stochastic rounding");
 }
 
 // Which keys the layers of a model have a use for. Of a pattern that cannot be read nothing is known: it could use all.
@@ -287,19 +287,18 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
           : layers.any([](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; });
   constexpr std::string_view kExperts = "model.moe.num_experts > 0";
   f.section("precision");
-  f.key("wire", precision.wire, kWireFormats, "of tokens and gradients on their way to routed experts")
+  f.key("wire", precision.wire, kWireFormats, "format of tokens and gradients on their way to routed experts")
       .needs(has_experts, kExperts)
       .leave_out_if(precision.wire == WireFormat::kDevice);
   f.following_need(is_low(run.precision), "run.precision = \"fp8\", \"mxfp8\" or \"nvfp4\"");
-  f.key("mixer", precision.mixer, kPartPrecisions, "of mixers' projections");
-  f.key("dense", precision.dense, kPartPrecisions, "of dense MLPs").needs(has_dense, "a layer with a dense MLP");
-  f.key("shared", precision.shared, kPartPrecisions, "of shared experts").needs(has_experts, kExperts);
-  f.key("experts", precision.experts, kPartPrecisions, "of routed experts").needs(has_experts, kExperts);
-  f.key("keep_first", precision.keep_first, kSizeOrNone,
-        "so many first layers stay as with run.precision = \"device\"");
-  f.key("keep_last", precision.keep_last, kSizeOrNone, "so many last layers do");
+  f.key("mixer", precision.mixer, kPartPrecisions, "format of projections");
+  f.key("dense", precision.dense, kPartPrecisions, "format of dense MLPs").needs(has_dense, "a layer with a dense MLP");
+  f.key("shared", precision.shared, kPartPrecisions, "format of shared experts").needs(has_experts, kExperts);
+  f.key("experts", precision.experts, kPartPrecisions, "format of routed experts").needs(has_experts, kExperts);
+  f.key("keep_first", precision.keep_first, kSizeOrNone, "number of first layers in which nothing is rounded");
+  f.key("keep_last", precision.keep_last, kSizeOrNone, "number of last layers in which nothing is rounded");
   f.key("fp8_weight_gradients", precision.fp8_weight_gradients, kFlag,
-        "gradients of routed experts' weights in fp8 too")
+        "compute the gradients of routed experts' weights in fp8 too")
       .needs(run.precision == Precision::kFp8, "run.precision = \"fp8\"");
   const auto is_nvfp4 = [&](PartPrecision part) {
     return part == PartPrecision::kNvFp4 || (part == PartPrecision::kRun && run.precision == Precision::kNvFp4);
@@ -307,11 +306,11 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   const bool any_nvfp4 = is_nvfp4(precision.mixer) || is_nvfp4(precision.dense) || is_nvfp4(precision.shared) ||
                          is_nvfp4(precision.experts);
   f.key("nvfp4_transform", precision.nvfp4_transform, kFlag,
-        "random Hadamard transform ahead of nvfp4's gradients of weights")
+        "transform the operands of nvfp4's weight gradients (random Hadamard)")
       .needs(any_nvfp4, "a part in nvfp4")
       .leave_out_if(precision.nvfp4_transform);
   f.key("nvfp4_random_rounding", precision.nvfp4_random_rounding, kFlag,
-        "gradients of outputs are rounded at random in nvfp4")
+        "round the gradients of outputs stochastically in nvfp4")
       .needs(any_nvfp4, "a part in nvfp4")
       .leave_out_if(precision.nvfp4_random_rounding);
   // Whoever only looks on changes nothing.
@@ -319,63 +318,66 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
     if (precision.fallback != PrecisionFallback::kAct) field.not_in_fingerprint();
   };
   defines_run_if_it_acts(
-      f.key("fallback", precision.fallback, kPrecisionFallbacks, "what follows where a format is too coarse"));
-  defines_run_if_it_acts(f.key("check_every", precision.check_every, Integers{1, kMaxSize}, "steps between looks")
-                             .needs(checks_precision(precision), "precision.fallback = \"report\" or \"act\""));
+      f.key("fallback", precision.fallback, kPrecisionFallbacks, "what to do if a format is too coarse"));
+  defines_run_if_it_acts(
+      f.key("check_every", precision.check_every, Integers{1, kMaxSize}, "steps between checks of what rounding loses")
+          .needs(checks_precision(precision), "precision.fallback = \"report\" or \"act\""));
 }
 
 void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {
   f.section("model.rope");
-  f.key("theta", model.rope.theta, kPositive, "base of the rotation wavelengths");
-  f.key("layout", model.rope.layout, kRopeLayouts, "how rotated pairs lie in a head");
+  f.key("theta", model.rope.theta, kPositive, "base of the rotary frequencies");
+  f.key("layout", model.rope.layout, kRopeLayouts, "which values of a head rotate as a pair");
 
   YarnConfig& yarn = model.yarn;
   f.section("model.yarn");
-  f.key("factor", yarn.factor, Reals{.min = 1.0}, "context extension; 1: plain RoPE");
+  f.key("factor", yarn.factor, Reals{.min = 1.0}, "factor by which the context is extended; 1: plain RoPE");
   f.following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
-  f.key("original_max_positions", yarn.original_max_positions, kSize, "context before extension");
-  f.key("beta_fast", yarn.beta_fast, kPositive, "rotations in that context above which a pair is kept");
-  f.key("beta_slow", yarn.beta_slow, kPositive, "rotations below which a pair is slowed by factor");
-  f.key("mscale", yarn.mscale, kNonNegative, "magnitude correction of cos and sin");
-  f.key("mscale_all_dim", yarn.mscale_all_dim, kNonNegative, "magnitude correction of the softmax scale");
+  f.key("original_max_positions", yarn.original_max_positions, kSize, "context length before the extension");
+  f.key("beta_fast", yarn.beta_fast, kPositive, "pairs that rotate more often in that context keep their frequency");
+  f.key("beta_slow", yarn.beta_slow, kPositive, "pairs that rotate less often are slowed by factor");
+  f.key("mscale", yarn.mscale, kNonNegative, "coefficient of the magnitude correction of cos and sin");
+  f.key("mscale_all_dim", yarn.mscale_all_dim, kNonNegative,
+        "coefficient of the magnitude correction of the softmax scale");
 
   MlaConfig& mla = model.mla;
   f.section("model.mla");
   f.following_need(layers.has(model, MixerKind::kMla),
                    layers.by_keys() ? "model.attention = \"mla\"" : "a layer with mla in model.layers");
-  f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone, "width of latent queries; 0: projected directly");
-  f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "width of latent keys and values");
-  f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize, "part of a query or key head without RoPE");
-  f.key("qk_rope_head_dim", mla.qk_rope_head_dim, kSize, "part with RoPE, whose key all heads share");
-  f.key("v_head_dim", mla.v_head_dim, kSize, "width of a value head");
-  f.key("norm_eps", mla.norm_eps, kPositive, "the same as model.norm_eps, in the norms of the latents");
+  f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone, "rank of latent queries; 0: queries are projected directly");
+  f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "rank of latent keys and values");
+  f.key("qk_nope_head_dim", mla.qk_nope_head_dim, kSize, "size of the part of a query or key head without RoPE");
+  f.key("qk_rope_head_dim", mla.qk_rope_head_dim, kSize, "size of the part with RoPE, whose key all heads share");
+  f.key("v_head_dim", mla.v_head_dim, kSize, "size of a value head");
+  f.key("norm_eps", mla.norm_eps, kPositive, "epsilon of the latents' norms, as model.norm_eps");
 
   GqaConfig& gqa = model.gqa;
   f.section("model.gqa");
   f.following_need(layers.has(model, MixerKind::kGqa),
                    layers.by_keys() ? "model.attention = \"gqa\"" : "a layer with gqa in model.layers");
-  f.key("num_kv_heads", gqa.num_kv_heads, kSize, "key and value heads; divides num_heads");
-  f.key("head_dim", gqa.head_dim, kSize, "width of a query, key or value head");
-  f.key("qk_norm", gqa.qk_norm, kFlag, "RMSNorm over each query and key head before RoPE");
+  f.key("num_kv_heads", gqa.num_kv_heads, kSize, "number of key/value heads; divides num_heads");
+  f.key("head_dim", gqa.head_dim, kSize, "size of a query, key or value head");
+  f.key("qk_norm", gqa.qk_norm, kFlag, "apply RMSNorm to each query and key head before RoPE");
 }
 
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.section("model.moe");
-  f.key("num_experts", moe.num_experts, kSizeOrNone, "routed experts; 0: every layer is dense");
+  f.key("num_experts", moe.num_experts, kSizeOrNone, "number of routed experts; 0: every layer is dense");
   f.following_need(moe.num_experts > 0, "model.moe.num_experts > 0");
-  f.key("top_k", moe.top_k, kSize, "routed experts of a token");
-  Field& expert_dim = f.key("expert_dim", moe.expert_dim, kSize, "hidden width of one routed expert");
+  f.key("top_k", moe.top_k, kSize, "routed experts per token");
+  Field& expert_dim = f.key("expert_dim", moe.expert_dim, kSize, "hidden size of an expert");
   if (!layers.by_keys()) {
     expert_dim.needs(layers.leaves_width(FeedForwardKind::kMoe), "a moe layer without width in model.layers");
   }
-  f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone, "experts of the same width for every token");
-  f.key("score", moe.score, kScoreFunctions, "of the router's logits");
-  f.key("num_groups", moe.num_groups, kSize, "groups of experts; 1: no group limit");
-  f.key("top_groups", moe.top_groups, kSize, "groups that a token's experts come from")
+  f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
+        "number of experts of that size that every token uses");
+  f.key("score", moe.score, kScoreFunctions, "function from router logits to scores");
+  f.key("num_groups", moe.num_groups, kSize, "number of expert groups; 1: no group limit");
+  f.key("top_groups", moe.top_groups, kSize, "number of groups from which a token's experts are chosen")
       .needs(moe.num_groups > 1, "model.moe.num_groups > 1");
-  f.key("normalise_weights", moe.normalise_weights, kFlag, "divide a token's weights by their sum");
-  f.key("routed_scale", moe.routed_scale, kPositive, "factor of the weights");
-  f.key("bias_rate", moe.bias_rate, kNonNegative, "step of the selection bias; 0: no bias");
+  f.key("normalise_weights", moe.normalise_weights, kFlag, "divide the gate weights of a token by their sum");
+  f.key("routed_scale", moe.routed_scale, kPositive, "factor of the gate weights");
+  f.key("bias_rate", moe.bias_rate, kNonNegative, "step size of the selection bias; 0: no bias");
   f.key("balance_loss", moe.balance_loss, kNonNegative, "coefficient of the sequence-wise balance loss");
   f.key("z_loss", moe.z_loss, kNonNegative, "coefficient of the router z-loss");
 }
@@ -385,45 +387,48 @@ void describe_model(FieldList& f, ModelConfig& model) {
   const bool has_experts = model.moe.num_experts > 0;
   const LayerUse layers(model);
   f.section("model");
-  f.key("vocab_size", model.vocab_size, kSizeOrNone, "tokens; 0: as many as the tokenizer has");
+  f.key("vocab_size", model.vocab_size, kSizeOrNone, "vocabulary size; 0: as many ids as the tokenizer has");
   f.key("dim", model.dim, kSize, "width of the residual stream");
   f.key("layers", model.layers, kAnyText, "mixer/feed-forward of every layer").leave_out_if(layers.by_keys());
-  f.key("num_layers", model.num_layers, kSize, "attention and MLP blocks").needs(layers.by_keys(), kNoPattern);
-  f.key("num_heads", model.num_heads, kSize, "query heads");
-  f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "so many first layers have a dense MLP")
+  f.key("num_layers", model.num_layers, kSize, "number of layers, each an attention and an MLP block")
+      .needs(layers.by_keys(), kNoPattern);
+  f.key("num_heads", model.num_heads, kSize, "number of query heads");
+  f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "number of first layers that have a dense MLP")
       .needs(layers.by_keys(), kNoPattern)
       .needs(has_experts, "model.moe.num_experts > 0");
-  Field& dense_dim = f.key("dense_dim", model.dense_dim, kSize, "hidden width of dense MLPs");
+  Field& dense_dim = f.key("dense_dim", model.dense_dim, kSize, "hidden size of dense MLPs");
   if (!layers.by_keys()) {
     dense_dim.needs(layers.leaves_width(FeedForwardKind::kDense), "a dense layer without width in model.layers");
   } else if (has_experts) {
     dense_dim.needs(model.num_dense_layers > 0, "model.num_dense_layers > 0");
   }
-  f.key("activation", model.activation, kActivations, "of dense MLPs and experts");
-  f.key("attention", model.attention, kMixerNames, "multi-head latent or grouped-query")
+  f.key("activation", model.activation, kActivations, "activation function of MLPs");
+  f.key("attention", model.attention, kMixerNames, "multi-head latent or grouped-query attention")
       .needs(layers.by_keys(), kNoPattern);
-  f.key("window", model.window, kSizeOrNone, "sliding window of local layers; 0: all are global")
+  f.key("window", model.window, kSizeOrNone, "sliding window of local layers, in tokens; 0: all layers are global")
       .needs(layers.by_keys(), kNoPattern);
-  f.key("attn_global_every", model.attn_global_every, kSize, "every n-th layer is global, and the last")
+  f.key("attn_global_every", model.attn_global_every, kSize, "every n-th layer is global, and so is the last")
       .needs(layers.by_keys(), kNoPattern)
       .needs(model.window > 0, "model.window > 0");
-  f.key("max_positions", model.max_positions, kSizeOrNone, "longest text the model is meant for; 0: data.seq_len")
+  f.key("max_positions", model.max_positions, kSizeOrNone, "longest text intended, in tokens; 0: data.seq_len")
       .not_in_fingerprint();
-  f.key("norm_eps", model.norm_eps, kPositive, "added to the mean square in RMSNorm");
+  f.key("norm_eps", model.norm_eps, kPositive, "epsilon of RMSNorm, added to the mean square");
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
   describe_moe(f, model.moe, layers);
 
   InitConfig& init = model.init;
   f.section("model.init");
-  f.key("from", init.from, kAnyText, "checkpoint with the weights to start with; empty: random").not_in_fingerprint();
+  f.key("from", init.from, kAnyText, "checkpoint with the weights to start from; empty: random weights")
+      .not_in_fingerprint();
   f.following_need(init.from.empty(), "model.init.from = \"\"");
-  f.key("std", init.std, kNonNegative, "of matrices and experts");
-  f.key("embedding_std", init.embedding_std, kNonNegative, "of the embedding table");
-  f.key("router_std", init.router_std, kNonNegative, "of router weights")
+  f.key("std", init.std, kNonNegative, "standard deviation of matrices and experts");
+  f.key("embedding_std", init.embedding_std, kNonNegative, "standard deviation of the embedding table");
+  f.key("router_std", init.router_std, kNonNegative, "standard deviation of router weights")
       .needs(has_experts, "model.moe.num_experts > 0");
-  f.key("truncation", init.truncation, kPositive, "normals end at so many standard deviations");
-  f.key("depth_scaled_outputs", init.depth_scaled_outputs, kFlag, "output projections: std / sqrt(2 num_layers)");
+  f.key("truncation", init.truncation, kPositive, "standard deviations at which the normal distribution is truncated");
+  f.key("depth_scaled_outputs", init.depth_scaled_outputs, kFlag,
+        "divide std by sqrt(2 num_layers) for output projections");
 }
 
 void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) {
@@ -432,74 +437,76 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
                           std::string_view decay_meaning) -> Field& {
     f.section(section);
     f.following_need(has_weights, "model.moe.num_experts > 0");
-    f.key("optimizer", config.optimizer, kOptimizers, "of this parameter group");
+    f.key("optimizer", config.optimizer, kOptimizers, "optimizer of this parameter group");
     f.key("lr", config.lr, kNonNegative, "peak learning rate");
     return f.key("weight_decay", config.weight_decay, decay_limits, decay_meaning);
   };
 
   f.section("optim");
   f.shorthand("lr", {&optim.matrices.lr, &optim.experts.lr, &optim.router.lr, &optim.rest.lr}, kNonNegative,
-              "peak learning rate of every group that has no lr of its own");
-  f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: none");
+              "peak learning rate of every group without an lr of its own");
+  f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
 
-  group("optim.matrices", optim.matrices, true, kNonNegative, "of attention, dense MLPs and shared experts");
-  group("optim.experts", optim.experts, has_experts, kNonNegative, "of routed experts");
+  group("optim.matrices", optim.matrices, true, kNonNegative, "decay of attention, dense MLPs and shared experts");
+  group("optim.experts", optim.experts, has_experts, kNonNegative, "decay of routed experts");
   group("optim.router", optim.router, has_experts, kZero, "router weights never decay");
-  group("optim.rest", optim.rest, true, kNonNegative, "of the head; embedding and norms never decay")
+  group("optim.rest", optim.rest, true, kNonNegative, "decay of the head; embedding and norms never decay")
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
-  f.key("state", optim.adamw.state, kMomentFormats, "of its moments; bf16: rounded at random")
+  f.key("state", optim.adamw.state, kMomentFormats, "format of the moments; bf16: rounded stochastically")
       .leave_out_if(optim.adamw.state == MomentFormat::kFp32);
-  f.key("beta1", optim.adamw.beta1, kBelowOne, "decay of the first moment");
-  f.key("beta2", optim.adamw.beta2, kBelowOne, "decay of the second moment");
-  f.key("eps", optim.adamw.eps, kPositive, "added to the root of the second moment");
+  f.key("beta1", optim.adamw.beta1, kBelowOne, "decay rate of the first moment");
+  f.key("beta2", optim.adamw.beta2, kBelowOne, "decay rate of the second moment");
+  f.key("eps", optim.adamw.eps, kPositive, "added to the square root of the second moment");
 
   f.section("optim.muon");
   f.following_need(optim.matrices.optimizer == OptimizerKind::kMuon ||
                        (has_experts && optim.experts.optimizer == OptimizerKind::kMuon),
                    "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
   f.key("momentum", optim.muon.momentum, kBelowOne, "Nesterov momentum");
-  f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz steps");
+  f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz iterations");
 
   ScheduleConfig& schedule = optim.schedule;
   const bool decays = schedule.decay > 0;
   f.section("optim.schedule");
-  f.key("unit", schedule.unit, kScheduleUnits, "of warmup, hold and decay")
+  f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold and decay")
       .needs(schedule.warmup > 0 || decays, "optim.schedule.warmup or optim.schedule.decay > 0");
-  f.key("warmup", schedule.warmup, kSpan, "linear from 0 to the peak");
-  f.key("hold", schedule.hold, kSpan, "at the peak, between warmup and decay")
+  f.key("warmup", schedule.warmup, kSpan, "length of the linear rise from 0 to the peak");
+  f.key("hold", schedule.hold, kSpan, "length at the peak, between warmup and decay")
       .needs(decays, "optim.schedule.decay > 0");
-  f.key("decay", schedule.decay, kSpan, "from peak to floor; 0: the peak is held for ever");
+  f.key("decay", schedule.decay, kSpan, "length of the fall from peak to floor; 0: the peak is held for ever");
   f.following_need(decays, "optim.schedule.decay > 0");
-  f.key("shape", schedule.shape, kDecayShapes, "of the decay, sqrt being 1 - sqrt(progress)");
-  f.key("floor", schedule.floor, kNonNegative, "absolute rate below which no group decays");
+  f.key("shape", schedule.shape, kDecayShapes, "shape of the decay; sqrt: 1 - sqrt(progress)");
+  f.key("floor", schedule.floor, kNonNegative, "absolute learning rate below which no group decays");
 }
 
 void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) {
   f.section("train");
-  f.key("steps", train.steps, kSpan, "where to stop; 0: where the plan of data.mixture ends").not_in_fingerprint();
-  f.key("batch_seqs", train.batch_seqs, kSize, "sequences of an optimizer step, on all ranks");
+  f.key("steps", train.steps, kSpan, "step at which to stop; 0: where the plan of data.mixture ends")
+      .not_in_fingerprint();
+  f.key("batch_seqs", train.batch_seqs, kSize, "sequences per optimizer step, over all ranks");
   // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
   f.key("microbatch_seqs", train.microbatch_seqs, kSize,
-        "sequences of a forward and backward pass; unless set, up to 16")
+        "sequences per forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
-  f.key("recompute", train.recompute, kRecomputes, "done again in backward").not_in_fingerprint();
-  f.key("memory_limit", train.memory_limit, kBytesOrNone, "\"8 GiB\"; empty: what the machine has")
+  f.key("recompute", train.recompute, kRecomputes, "what backward recomputes").not_in_fingerprint();
+  f.key("memory_limit", train.memory_limit, kBytesOrNone, "memory that the run may use; empty: what the machine has")
       .not_in_fingerprint();
   f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines").not_in_fingerprint();
   f.key("valid_every", train.valid_every, kSpan, "steps between validations; 0: only at the end").not_in_fingerprint();
-  f.key("valid_seqs", train.valid_seqs, kSpan, "sequences of a validation; 0: the whole split").not_in_fingerprint();
-  f.key("target_loss", train.target_loss, kNonNegative, "nats per token of a validation, at which to stop; 0: go on")
+  f.key("valid_seqs", train.valid_seqs, kSpan, "sequences per validation; 0: the whole split").not_in_fingerprint();
+  f.key("target_loss", train.target_loss, kNonNegative, "validation loss, in nats per token, at which to stop; 0: none")
       .needs(train.valid_every > 0, "train.valid_every > 0")
       .not_in_fingerprint();
-  f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop when a router has collapsed")
+  f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop if a router has collapsed")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .not_in_fingerprint();
-  f.key("sample_prompts", train.sample_prompts, kPrompts, "which the model goes on with at each validation")
+  f.key("sample_prompts", train.sample_prompts, kPrompts, "prompts that the model continues at each validation")
       .not_in_fingerprint()
       .leave_out_if(train.sample_prompts.empty());
-  f.key("sample_tokens", train.sample_tokens, kSize, "of each at most; each costs a forward pass over a microbatch")
+  f.key("sample_tokens", train.sample_tokens, kSize,
+        "most tokens per prompt; each costs a forward pass over a microbatch")
       .needs(!train.sample_prompts.empty(), "train.sample_prompts")
       .not_in_fingerprint();
 }
@@ -533,46 +540,48 @@ std::vector<Field> describe(Config& config) {
   describe_model(f, config.model);
 
   f.section("data");
-  f.key("path", config.data.path, kAnyText, "folder that `n prep` wrote").not_in_fingerprint();
+  f.key("path", config.data.path, kAnyText, "folder that `n prep` has written").not_in_fingerprint();
   f.key("mixture", config.data.mixture, kAnyText, "mixture file, instead of path").not_in_fingerprint();
-  f.key("profile", config.data.profile, kAnyText, "how much of the mixture to train on")
+  f.key("profile", config.data.profile, kAnyText, "profile of the mixture file: how much of it to train on")
       .needs(!config.data.mixture.empty(), "data.mixture")
       .not_in_fingerprint();
-  f.key("shuffle", config.data.shuffle, kShuffles, "reordered in each epoch");
-  f.key("seq_len", config.data.seq_len, kSize, "tokens of a sequence");
-  f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions start afresh with each document");
+  f.key("shuffle", config.data.shuffle, kShuffles, "what is reordered in each epoch");
+  f.key("seq_len", config.data.seq_len, kSize, "tokens per sequence");
+  f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions restart with each document");
 
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);
 
   // The number of ranks fixes the order in which gradients are summed, as microbatches do, but with logical shards.
   f.section("parallel");
-  f.key("ranks", config.parallel.ranks, Integers{1, 64}, "of all processes together; they share every batch")
+  f.key("ranks", config.parallel.ranks, Integers{1, 64},
+        "number of ranks in all processes together; they share every batch")
       .not_in_fingerprint();
   f.key("logical_shards", config.parallel.logical_shards, Integers{0, 4096},
-        "microbatches of a batch: the same bits on any number of ranks; 0: off")
+        "microbatches per batch, for the same bits on any number of ranks; 0: off")
       .leave_out_if(config.parallel.logical_shards == 0);
   f.key("capacity_factor", config.parallel.capacity_factor, kAtLeastOne,
-        "room for rows of a rank's experts over the average; others take turns")
+        "row capacity of a rank over the average; excess takes more passes")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")
       .not_in_fingerprint();
   f.key("rebalance_every", config.parallel.rebalance_every, kSpan,
-        "steps after which experts change ranks to even out loads; 0: never")
+        "steps between moves of experts to even out loads; 0: never")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .not_in_fingerprint();
   f.key("bucket_bytes", config.parallel.bucket_bytes, Integers{1, 1'000'000'000'000'000},
-        "gradients whose sum over ranks begins while backward goes on, at least")
+        "least bytes of gradients whose sum over ranks starts in backward")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .needs(config.parallel.logical_shards == 0, "parallel.logical_shards = 0")
       .not_in_fingerprint();
-  f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000}, "wait of a rank for another that ends the run")
+  f.key("timeout_s", config.parallel.timeout_s, Integers{1, 31'536'000},
+        "seconds that a rank waits for another before the run ends")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();
   f.key("stall_s", config.parallel.stall_s, Integers{0, 31'536'000},
-        "the same in a step, beyond twice the longest step; 0: timeout_s")
+        "the same within a step, beyond twice the longest step; 0: timeout_s")
       .needs(config.parallel.ranks > 1, "parallel.ranks > 1")
       .not_in_fingerprint();
 
@@ -580,10 +589,10 @@ std::vector<Field> describe(Config& config) {
   f.section("eval");
   f.key("every", config.eval.every, kSpan, "steps between evaluations, with one at the end; 0: never")
       .not_in_fingerprint();
-  f.key("tasks", config.eval.tasks, kSomeText, "as of n eval --tasks")
+  f.key("tasks", config.eval.tasks, kSomeText, "tasks, as in n eval --tasks")
       .needs(evaluates, "eval.every > 0")
       .not_in_fingerprint();
-  f.key("limit", config.eval.limit, kSpan, "items of a task; 0: all")
+  f.key("limit", config.eval.limit, kSpan, "items per task; 0: all")
       .needs(evaluates, "eval.every > 0")
       .not_in_fingerprint();
   f.key("data_dir", config.eval.data_dir, kSomeText, "folder of the tasks' data (scripts/eval_data.sh)")
@@ -594,12 +603,11 @@ std::vector<Field> describe(Config& config) {
   f.key("every", config.checkpoint.every, kSpan, "steps between checkpoints; 0: not by steps").not_in_fingerprint();
   f.key("every_minutes", config.checkpoint.every_minutes, kNonNegative, "minutes between checkpoints; 0: not by time")
       .not_in_fingerprint();
-  f.key("keep_last", config.checkpoint.keep_last, kSpan, "checkpoints to keep; 0: all").not_in_fingerprint();
+  f.key("keep_last", config.checkpoint.keep_last, kSpan, "number of checkpoints to keep; 0: all").not_in_fingerprint();
 
   f.section("track");
-  f.key(
-       "alert_command", config.track.alert_command, kCommand,
-       "program and arguments, run for each alert with its text as one more; neither run's row nor checkpoints keep it")
+  f.key("alert_command", config.track.alert_command, kCommand,
+        "program and arguments to run for each alert, with its text appended; not stored with the run")
       .not_in_fingerprint()
       .leave_out_if(config.track.alert_command.empty());
   return f.take();

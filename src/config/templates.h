@@ -1,4 +1,4 @@
-// Configurations to begin with.
+// Configurations to start from.
 #pragma once
 
 #include <string>

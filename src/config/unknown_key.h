@@ -1,4 +1,4 @@
-// What is said of a key that does not exist.
+// The error message for a key that does not exist.
 #pragma once
 
 #include <span>
@@ -12,8 +12,8 @@ namespace nmoe {
 
 bool is_section(std::span<const Field> fields, std::string_view name);
 
-// `entry`'s key is none of `fields`. The remedy names the key that it probably was meant to be, by its spelling or by
-// what other systems call theirs (other_names.h), or the choice there is.
+// For an entry whose key is none of `fields`. The remedy names the key that was probably meant, judged by its spelling
+// or by the names that other systems use (other_names.h), or else lists the possible ones.
 Error unknown_key(std::span<const Field> fields, const Entry& entry);
 
 }  // namespace nmoe

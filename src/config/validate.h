@@ -10,13 +10,13 @@
 namespace nmoe {
 
 struct Issue {
-  std::vector<std::string> keys;  // those that do not go together
-  std::string what;               // they with their values, and why not
+  std::vector<std::string> keys;  // keys that contradict each other
+  std::string what;               // these with their values, and why
   std::string remedy;
 };
 
-// The rules that `config` breaks; every key is within its own limits. Keys without effect are not looked at, and no two
-// issues share a key: the second might follow from the first.
+// The rules that `config` violates, given that every key is within its own limits. Keys without effect are ignored, and
+// no two issues share a key, since the second might follow from the first.
 std::vector<Issue> find_issues(const Config& config);
 
 }  // namespace nmoe

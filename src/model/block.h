@@ -15,15 +15,15 @@ class Block {
   // Over the weights described for the layer, whose configuration must outlive it.
   Block(const Layer& layer, WeightSet& weights);
 
-  // x [T, D] stays alive for backward (see pass.recompute for what else does). Returns the block's output, [T, D] on
-  // the activation stack.
+  // x [T, D] must live until backward (pass.recompute determines what else is kept). Returns the block's output, [T, D]
+  // on the activation stack.
   Tensor forward(const Pass& pass, Tensor x);
-  // The same with what is cached of earlier tokens (model/mixer.h); x becomes the output.
+  // The same with a cache of earlier tokens (model/mixer.h); x becomes the output.
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
-  // dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that of the input, whose
-  // codes are in pass.gradient_codes where `leaves_codes`.
+  // dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that of the input, with
+  // its codes in pass.gradient_codes if `leaves_codes`.
   void backward(const Pass& pass, const CodedRows& dx, bool leaves_codes);
-  // Whether codes of the output's gradient are of use.
+  // Whether codes of the output's gradient are used.
   bool takes_codes() const { return feed_forward_->takes_codes(); }
 
   Moe* moe() const { return dynamic_cast<Moe*>(feed_forward_.get()); }  // null in a dense layer
@@ -41,7 +41,7 @@ class Block {
   int64_t layer_;
   Norm mixer_norm_;
   std::unique_ptr<Mixer> mixer_;
-  size_t first_feed_forward_;  // index of the first weight behind the mixer's
+  size_t first_feed_forward_;  // index of the first weight after the mixer's
   Norm feed_forward_norm_;
   std::unique_ptr<FeedForward> feed_forward_;
   Tensor input_;  // [T, D]

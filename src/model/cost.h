@@ -9,22 +9,22 @@
 namespace nmoe {
 
 struct ModelCost {
-  // Of the layers whose queries see equally far.
+  // For the layers with the same window.
   struct Attention {
-    int64_t window = 0;           // positions a query sees at most, itself included; 0: all before it
+    int64_t window = 0;           // most positions that a query sees, itself included; 0: all before it
     double flops_per_pair = 0.0;  // training FLOPs for each position that a query sees
   };
   int64_t parameters = 0;                // trained parameters
-  int64_t active_parameters = 0;         // those a token uses: routed experts count top_k / num_experts
-  int64_t active_matrix_parameters = 0;  // of the active, those in products with activations: no norms, no look-up
+  int64_t active_parameters = 0;         // those that a token uses: routed experts count as top_k / num_experts of them
+  int64_t active_matrix_parameters = 0;  // active ones in products with activations: no norms, no look-up
   std::vector<Attention> attention;
 
-  // Training FLOPs of one document of so many tokens, forward and backward: 6 a token and active matrix parameter (the
-  // embedding look-up is none, the head is one), plus attention over the causal (and windowed) positions that each
-  // query really sees: 6 * heads * (Dqk + Dv) a layer and position. What attends to itself alone is a document here: a
-  // whole sequence, unless data.mask_documents is set.
+  // Training FLOPs of one document of `num_tokens` tokens, forward and backward: 6 per token and active matrix
+  // parameter (without the embedding look-up, with the head), plus attention over the positions that each query really
+  // sees, by causality and window: 6 * heads * (Dqk + Dv) per layer and position. A document here is what attends only
+  // to itself: a whole sequence, unless data.mask_documents is set.
   double document_flops(int64_t num_tokens) const;
-  // Of a token of a document of so many tokens, mean.
+  // The mean per token of such a document.
   double flops_per_token(int64_t num_tokens) const {
     return document_flops(num_tokens) / static_cast<double>(num_tokens);
   }

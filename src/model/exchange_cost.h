@@ -1,5 +1,5 @@
-// What the exchange of one layer of experts puts into the memory of other ranks (model/remote_exchange.h), counted from
-// shapes: for plans, for benches, and for what a run reports.
+// The bytes that the exchange of one layer of experts writes to other ranks' memory (model/remote_exchange.h), computed
+// from shapes: for plans, benchmarks and reports of runs.
 //
 // W ranks, K choices of a token, D model width.
 #pragma once
@@ -15,18 +15,18 @@ class ExchangeCost {
   // With activations of dtype `act`, among `num_ranks` ranks that share the experts equally.
   ExchangeCost(const Config& config, DType act, int64_t num_ranks);
 
-  // Other ranks that a token goes to, and of its copies those that are there: means, if all choices of experts are as
-  // likely. (W - 1) (1 - C(E - E / W, K) / C(E, K)) and K (W - 1) / W.
+  // The mean number of other ranks that a token goes to, and of its copies on them, if all choices of experts are
+  // equally likely: (W - 1) (1 - C(E - E / W, K) / C(E, K)) and K (W - 1) / W.
   double rows_per_token() const { return rows_per_token_; }
   double copies_per_token() const { return copies_per_token_; }
 
-  // Bytes that cross in a transfer of so many rows, and of the copies that these stand for; how often a microbatch
-  // makes it, what backward computes again included.
+  // Bytes sent in a transfer of `rows` rows that stand for `copies` copies, and how often a microbatch makes this
+  // transfer, including recomputation in backward.
   double bytes(Transfer transfer, double rows, double copies) const;
   int64_t times(Transfer transfer) const;
 
-  // Of all transfers of one microbatch, a token that a rank has: what it causes to be put, by its own rank and by those
-  // that have its experts.
+  // Bytes sent in all transfers of one microbatch per token, by the token's own
+  // rank and by those that have its experts.
   double bytes_per_token() const;
 
  private:

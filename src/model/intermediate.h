@@ -1,4 +1,4 @@
-// The intermediate values of a forward and backward pass that can be looked at while they are there.
+// The intermediate values of a forward and backward pass that can be inspected during the pass.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace nmoe {
 // In the order of execution. Rows of the mixer's may lie apart (tensor/tensor.h).
 enum class Intermediate {
   kEmbeddingOut,         // [T, D]
-  kAttentionQuery,       // [T, H, Dk], as attention takes it: normed and rotated
+  kAttentionQuery,       // [T, H, Dk], as passed to attention: normed and rotated
   kAttentionKey,         // [T, G, Dk]
   kAttentionValue,       // [T, G, Dv]
   kAttentionHeads,       // [T, H, Dv]
@@ -34,7 +34,7 @@ enum class Intermediate {
 // "layers.3.moe.logits"; "losses" with kNoLayer.
 std::string intermediate_name(Intermediate what, int64_t layer);
 
-// Is called with values in the order of execution, each before it is overwritten: what it enqueues sees them.
+// Called with values in the order of execution, each before it is overwritten: what it enqueues can read them.
 using Inspector = std::function<void(Intermediate what, int64_t layer, Tensor value, Tensor num_rows)>;
 
 }  // namespace nmoe

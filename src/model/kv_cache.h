@@ -1,5 +1,5 @@
-// What is kept of earlier tokens, so that a later one costs one row of work: per layer, tables of slots (one sequence
-// each) by positions.
+// The key/value cache of earlier tokens, with which a later token costs one row of work: for each layer, tables of
+// slots (one sequence each) by positions.
 //
 // Z slots, C positions (capacity), T rows of one cached forward.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace nmoe {
 
-// One layer's part: what its kind of mixer describes (CacheSpec of model/spec.h).
+// One layer's part, as described by its kind of mixer (CacheSpec in model/spec.h).
 struct LayerCache {
   std::vector<Tensor> tensors;  // [Z, C, width] each
 };
@@ -22,8 +22,8 @@ struct KvCache {
   std::vector<LayerCache> layers;
 };
 
-// Tokens to run through the model, each the next one of the sequence in its slot; several of one slot are legal. What
-// a row attends to, positions 0 ... its own of its slot, must be in the cache already or among these rows.
+// Tokens to run through the model, each continuing the sequence in its slot; several may have the same slot. The
+// positions that a row attends to, from 0 to its own in its slot, must be in the cache or among these rows.
 struct CachedRows {
   Tensor tokens;     // [T] i32
   Tensor slots;      // [T] i32, < Z

@@ -1,9 +1,9 @@
-// Linear layers over weights of the model: every product with a weight matrix, forward and backward, goes through
-// these.
+// Linear layers with weights of the model: every product with a weight
+// matrix, forward and backward, uses these.
 //
 // N rows, E experts.
 //
-// Threads: driven by the one that drives the device (ops/device.h). The WeightSet has to outlive them.
+// Threads: driven by the one that drives the device (ops/device.h). The WeightSet must outlive them.
 #pragma once
 
 #include <initializer_list>
@@ -62,8 +62,8 @@ class Linear {
     backward_weight(ops, x, dy.rows);
     backward_input(ops, dy, dx, accumulate);
   }
-  // Room for the codes of rows [N, width], x or dy of a product with this weight, for the operation that makes these
-  // rows; undefined where the product takes no codes.
+  // Memory for the codes of rows [N, width], x or dy of a product with this weight, to be filled by the operation that
+  // makes these rows; undefined if the product uses no codes.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
   }
@@ -74,9 +74,9 @@ class Linear {
   Weight& weight_;
 };
 
-// Several weights [out, in] that lie one after the other in memory (WeightSpec::joins_previous) as one linear layer: x
-// is read once, and dx written once. A row of y is the concatenation of their outputs. They belong to one part of the
-// model, and are rounded as one matrix.
+// Several weights [out, in] that are consecutive in memory (WeightSpec::joins_previous), as one linear layer: x is read
+// once, and dx written once. A row of y is the concatenation of their outputs. They belong to the same part of a layer,
+// and are rounded as one matrix.
 class JoinedLinear {
  public:
   // The weights `prefix` + name, in this order.
@@ -134,15 +134,15 @@ class GroupedLinear {
   // The weight [E, out, in] of that name.
   GroupedLinear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
-  // y = [N, out]. codes: of x, where there are any.
+  // y = [N, out]. codes: of x, if there are any.
   void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, x, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
     rounding.rows = codes;
     ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
   }
-  // pre = [N, out], and its activation times row_weight [N] stat: h =. `args` is without the weight and rounding, which
-  // are this one's. codes: of args.x.source, where there are any.
+  // pre = [N, out], and h = its activation times row_weight [N] stat. The weight and rounding of `args` are filled in
+  // here. codes: of args.x.source, if there are any.
   void forward_activation(Ops& ops, GroupedActivationForward args, const RowCodes& codes = {}) const {
     weight_.measure_forward(ops, args.x, weight_.value, args.offsets);
     args.w = weight_.value;
@@ -150,7 +150,7 @@ class GroupedLinear {
     if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_forward(args);
   }
-  // dx = [N, in]. codes: of dy, where there are any.
+  // dx = [N, in]. codes: of dy, if there are any.
   void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx, const RowCodes& codes = {}) const {
     weight_.measure_gradient(ops, dy, weight_.value, offsets);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
@@ -158,8 +158,8 @@ class GroupedLinear {
     ops.grouped_linear_backward_input(
         {.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx, .rounding = rounding});
   }
-  // The same through the activation in front of this layer. `args` is without the weight and rounding. codes: of
-  // args.dy.source, where there are any.
+  // The same through the activation before this layer. The weight and rounding of `args` are filled in here. codes: of
+  // args.dy.source, if there are any.
   void backward_activation(Ops& ops, GroupedActivationBackward args, const RowCodes& codes = {}) const {
     weight_.measure_gradient(ops, args.dy, weight_.value, args.offsets);
     args.w = weight_.value;
@@ -167,8 +167,8 @@ class GroupedLinear {
     if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_backward(args);
   }
-  // The weight's gradient, as model/weight.h says.
-  // With codes of columns, x may be undefined, and dy's values are not read.
+  // The weight's gradient, as model/weight.h describes. With codes of columns, x may
+  // be undefined, and dy's values are not read.
   void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
                        const ColumnCodes& x_columns = {}, const ColumnCodes& dy_columns = {}) const {
     const bool accumulate = weight_.accumulate_grad();
@@ -188,7 +188,7 @@ class GroupedLinear {
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
   }
-  // Of rows [N, width] in this layer's groups, as Weight has it.
+  // For rows [N, width] in this layer's groups, as Weight::push_columns.
   ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_columns(activations, num_rows, width, weight_.shape[0]);
   }

@@ -1,10 +1,10 @@
-// Mixer: the part of a layer in which positions see each other, and what each kind of it has in common. T tokens, D
-// model width.
+// Mixer: the part of a layer in which positions see each other; the interface of its kinds. T tokens, D model width.
 //
 // A kind is a class derived from Mixer and a function that describes its weights, both in one file pair, named in
 // mixer.cpp.
 //
-// Threads: driven by the one that drives the device (ops/device.h). What forward keeps lies in the activations arena
+// Threads: driven by the one that drives the device
+// (ops/device.h). What forward keeps is in the activations arena
 // until backward.
 #pragma once
 
@@ -20,20 +20,20 @@ namespace nmoe {
 class Mixer {
  public:
   virtual ~Mixer() = default;
-  // x [T, D] (normed), y [T, D] = residual [T, D], which may be y, and what x becomes
+  // y [T, D] = residual [T, D], which may be y, plus the output for x [T, D] (normed).
   virtual void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) = 0;
-  // dy [T, D] is left alone, dx [T, D] =
+  // dx [T, D] =; dy [T, D] is not changed.
   virtual void backward(const Pass& pass, const CodedRows& dy, Tensor dx) = 0;
-  // Whether codes of x and dy are of use.
+  // Whether codes of x and dy are used.
   virtual bool takes_codes() const = 0;
-  // As forward, but a row sees what is cached of its slot, after it has been added to that itself. No backward can
+  // As forward, but each row is added to the cache of its slot and then sees what is cached there. No backward can
   // follow. slots [T] i32; positions are the batch's.
   virtual void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
                               Tensor y) = 0;
 };
 
-// Causal softmax attention in the batch. q, k, v and out as AttentionForward has them; lse [B, H, S] stat =, unless the
-// batch is in pieces.
+// Causal softmax attention in the batch. q, k, v and out as in AttentionForward; lse [B, H,
+// S] stat =, unless the batch consists of pieces.
 struct Attention {
   double scale = 1.0;
   int64_t window = 0;
@@ -41,9 +41,9 @@ struct Attention {
 };
 void attend(const Pass& pass, const Attention& attention);
 
-// Adds the weights of a layer's mixer and says what else it is.
+// Adds the weights of a layer's mixer and returns its other properties.
 MixerSpec describe_mixer(const Layer& layer, WeightList& weights);
-// The mixer over the weights so described. The layer's configuration must outlive it.
+// Makes the mixer, with the weights so described. The layer's configuration must outlive it.
 std::unique_ptr<Mixer> make_mixer(const Layer& layer, WeightSet& weights);
 
 }  // namespace nmoe

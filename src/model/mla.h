@@ -1,10 +1,10 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are expanded from one
 // small latent vector per token; a separate key part shared by all heads carries the position.
 //
-// T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size,
-// Rq and Rkv latent widths. What is made of a block's input is columns of one product, of which those of queries, Q,
-// are all heads' or their latent's. The cache holds, for all heads together, a token's normed latent and behind it the
-// rotated key part: [slots, capacity, Rkv + P]. What is cached is never expanded (ops/ops.h, mla_cached_attention).
+// T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size, Rq and Rkv
+// latent widths. One product projects a block's input to queries, key/value latent and key part; its query columns, Q,
+// are those of all heads or of the query latent. The cache holds, for all heads together, a token's normed latent
+// followed by the rotated key part: [slots, capacity, Rkv + P]. It is never expanded (mla_cached_attention).
 #pragma once
 
 #include <optional>
@@ -36,7 +36,7 @@ class LatentAttention final : public Mixer {
   struct Projections {
     Tensor all;        // [T, Q + Rkv + P]
     Tensor q;          // [T, Q]
-    Tensor kv_latent;  // [T, Rkv], as it is before its norm
+    Tensor kv_latent;  // [T, Rkv], before its norm
     Tensor k_rope;     // [T, P]
   };
   struct Saved {
@@ -55,7 +55,7 @@ class LatentAttention final : public Mixer {
   Tensor queries(const Pass& pass, const Projections& raw);
   // Fills saved_.q_latent, .q and .kv_latent. Returns the rotated key part that heads share, [T, P].
   Tensor project(const Pass& pass, const CodedRows& x);
-  // k_rope [T, P] as a head, to be rotated.
+  // The rotation of k_rope [T, P], as one head.
   Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
 
   const ModelConfig& config_;

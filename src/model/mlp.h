@@ -8,16 +8,16 @@
 
 namespace nmoe {
 
-// How many values per hidden unit the first layer makes.
+// The output width of the first layer for `hidden` hidden units.
 inline int64_t pre_activation_width(Activation activation, int64_t hidden) {
   return activation == Activation::kSwiGlu ? 2 * hidden : hidden;
 }
 
 class Mlp final : public FeedForward {
  public:
-  // `prefix` begins the names of its weights within the layer: "mlp.".
+  // `prefix` is the prefix of its weights' names within the layer: "mlp.".
   static void describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights);
-  // `hidden_as` is what its hidden units are captured as.
+  // `hidden_as`: the intermediate as which its hidden units are captured.
   Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
   void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;

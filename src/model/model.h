@@ -18,83 +18,83 @@
 
 namespace nmoe {
 
-// What is wanted of some rows of a pass: how likely the token behind each was. L pairs of a row and a token; a row may
-// be in several.
+// Rows of a pass for which the likelihood of a following token is computed: L pairs
+// of a row and a token; a row may be in several.
 struct ScoredRows {
-  Tensor rows;         // [L] i32, of the pass's
-  Tensor targets;      // [L] i32: the token that came behind the row
+  Tensor rows;         // [L] i32: indices among the pass's rows
+  Tensor targets;      // [L] i32: the token that follows the row
   Tensor losses;       // [L] stat =: its loss in nats, over all of V
-  Tensor predictions;  // [L] i32 =: the likeliest token, the lowest of equals
+  Tensor predictions;  // [L] i32 =: the likeliest token, the lowest id of several
 };
 
 class Model {
  public:
-  // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to `ops`.
-  // `recompute` changes what forward_backward keeps, and no result. With a `share` of several ranks these all make the
-  // same passes, over as many tokens each as may be. `wire`: what tokens are to routed experts, but of passes that are
-  // cached.
+  // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to
+  // `ops`. `recompute` changes what forward_backward keeps, but no result. With a `share` of several
+  // ranks, all of them make the same passes, each over any number of tokens. `wire`: the format of tokens
+  // sent to routed experts, except in cached passes.
   Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone,
         DomainShare share = {}, WireFormat wire = WireFormat::kDevice);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  // Storage of weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
+  // Allocates weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
-  // Storage for what ranks put there, in a shared arena: of passes within `limits`. Call once, in a domain of several
-  // ranks only: `peers`, which outlive the model, are those ranks; this one is `rank` of the `num_ranks` of the run.
+  // Allocates the memory that other ranks write to, in a shared arena, for passes within `limits`. Call once, only
+  // in a domain of several ranks: `peers`, which must outlive the model; this one is `rank` of the run's `num_ranks`.
   void allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
                        int64_t num_ranks);
-  // Where the experts of each layer of experts are from here on, in order at first; in such a domain only. Moves
-  // nothing: what a slot holds is taken for the expert that is now there.
+  // Sets where the experts of each MoE layer are from now on; initially they are in order. Only in such a domain. Moves
+  // nothing: a slot's contents are taken to be the expert that is now there.
   void place_experts(const ExpertPlacement& placement);
-  // Of what this rank updates (model/weight.h).
+  // Initialises what this rank updates (model/weight.h).
   void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
 
-  // Zeroes statistics of routers and exchanges; gradients are written anew by what comes next.
+  // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
-  // Gradients, = in the first microbatch of a step and += after it (but see DomainShare::in_order): those of (sum of
-  // token losses) * scale.loss + auxiliary losses. losses [T] stat =, in nats. `ready` is called once in each layer,
-  // and with 0 at the end.
+  // Computes the gradients of (sum of token losses) * scale.loss + auxiliary losses: = in the first microbatch of a
+  // step, += in later ones (but see DomainShare::in_order). losses [T] stat =, in nats. `ready` is called once in each
+  // layer, and with 0 at the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Inspector& inspect = {}, const GradientsReady& ready = {});
-  // Token losses, and where `predictions` is defined the likeliest next tokens: [T] i32 =. Router statistics
-  // stay as they are, which are those of a step, unless `statistics`.
+  // Token losses, and, if `predictions` is defined, the likeliest next tokens: [T] i32 =. Router statistics, which are
+  // those of a step, do not change unless `statistics`.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);
-  // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows` [L] i32 (of T). Router statistics
-  // stay as they are.
+  // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows`
+  // [L] i32 (of T). Router statistics do not change.
   void logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows = {});
-  // The same for losses, made for kScoredAtOnce rows at a time: where there is a multiple of those, products have one
-  // shape.
+  // The same for losses, computed for kScoredAtOnce rows at a time: if the number of rows is a multiple of this, all
+  // products have the same shape.
   static constexpr int64_t kScoredAtOnce = 1024;
   void scores(const Batch& batch, Arena& activations, const ScoredRows& scored);
 
-  // Storage for `num_slots` sequences of up to `capacity` positions, of which there may not be more than max_positions.
+  // Allocates a cache for `num_slots` sequences of up to `capacity` positions, which is at most max_positions.
   KvCache make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const;
-  // Runs rows through the model, each attending to what is cached of its slot, and adds them to the cache. logits [L,
-  // V] = of the rows `wanted` [L] i32 (of T); none where L is 0. The same values as logits() gives, up to rounding.
+  // Runs rows through the model, each attending to the cache of its slot, and adds them to the cache. logits [L, V] =
+  // of the rows `wanted` [L] i32 (of T); none if L is 0. The same values as from logits(), up to rounding.
   void cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted, Tensor logits);
-  // The same for losses; none where `scored` has no rows.
+  // The same for losses; none if `scored` has no rows.
   void cached_scores(const CachedRows& rows, const KvCache& cache, Arena& activations, const ScoredRows& scored);
-  // Moves every router's selection bias by its integer load error of this step, unless grad_scale is not finite.
+  // Updates every router's selection bias by the signs of this step's load errors, unless grad_scale is not finite.
   void update_router_bias(Tensor grad_scale);
 
   const ModelConfig& config() const { return config_; }
   WeightSet& weights() { return weights_; }
   const WeightSet& weights() const { return weights_; }
-  // What turns normed hidden states [N, D] into logits [N, V].
+  // The layer from normed hidden states [N, D] to logits [N, V].
   const Linear& head() const { return head_; }
   const std::vector<Moe*>& moe_layers() const { return moe_layers_; }  // in layer order
-  // The statistics of all routers: what each expert got, [L, E] i32, and sums, [L, 3] f64.
+  // The statistics of all routers: rows of each expert, [L, E] i32, and sums, [L, 3] f64.
   Tensor router_counts() const { return router_counts_; }
   Tensor router_sums() const { return router_sums_; }
-  // Of all ranks and layers, in the arena `state`; undefined where a rank is alone.
+  // Of all ranks and layers, in the arena `state`; undefined without other ranks.
   const ExchangeStats& exchange_stats() const { return exchange_stats_; }
 
  private:
   Pass make_pass(const Batch& batch, Arena& activations) const;
   // Embedding and blocks without keeping anything for backward: [T, D], normed.
   Tensor hidden_states(const Pass& pass);
-  // The same of rows that see what is cached, and go there.
+  // The same for rows that see the cache and are added to it.
   Tensor cached_hidden_states(const Pass& pass, const CachedRows& rows, const KvCache& cache);
   void write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits);
   void write_scores(const Pass& pass, Tensor normed, const ScoredRows& scored);

@@ -16,7 +16,7 @@
 
 namespace nmoe {
 
-// What one layer's router did in a step, summed over microbatches. Zeroed by Model::begin_step.
+// Statistics of one layer's router in a step, summed over microbatches. Set to zero by Model::begin_step.
 struct RouterStats {
   Tensor counts;    // [E] i32 rows an expert got
   Tensor aux_loss;  // [2] f64 balance loss, z-loss
@@ -36,12 +36,12 @@ class Moe final : public FeedForward {
     return wire_ == WireFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
   }
 
-  // Sets what goes to routed experts, but for cached_forward(). To be called before the first pass.
+  // Sets the format of what is sent to routed experts, except in cached_forward(). To be called before the first pass.
   void send_as(WireFormat wire) { wire_ = wire; }
-  // Sets where its router's statistics are kept. To be called before the first pass.
+  // Sets where its router's statistics are stored. To be called before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
-  // From here on the ranks of a domain share the experts, which are where `places` says (remote_exchange.h); stacked
-  // weights have this rank's experts only. `stats`: where this rank's statistics of the layer's exchange are kept.
+  // From now on, the ranks of a domain share the experts, which are where `places` says (remote_exchange.h); stacked
+  // weights contain only this rank's experts. `stats`: where this rank's statistics of the layer's exchange are stored.
   void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
   std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
   const RouterStats& stats() const { return stats_; }
@@ -56,16 +56,16 @@ class Moe final : public FeedForward {
     Tensor top_idx;  // [T, K] i32
     Tensor weights;  // [T, K]
     RoutedRows routed;
-    Tensor row_weight;  // [R] weights dispatched
-    OperandRows rows;   // [R, D] x dispatched
-    Tensor pre;         // [R, W]
-    Tensor hidden;      // [R, F], times row_weight; undefined where hidden_columns are kept instead
-    std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, where the gradient of the second weight takes codes
+    Tensor row_weight;                        // [R] weights dispatched
+    OperandRows rows;                         // [R, D] x dispatched
+    Tensor pre;                               // [R, W]
+    Tensor hidden;                            // [R, F], times row_weight; undefined if hidden_columns are kept instead
+    std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, if the gradient of the second weight uses codes
   };
-  // What is sent of x [T, D] or of a gradient. Codes that it does not have are made, in memory of the activations
-  // arena.
+  // The form in which x [T, D], or a gradient, is sent. Missing codes are
+  // made, in memory of the activations arena.
   CodedRows sent(const Pass& pass, const CodedRows& x) const;
-  // Whether experts that are all on this rank read tokens where these lie, instead of dispatched copies.
+  // Whether experts that are all on this rank read tokens directly, instead of dispatched copies.
   bool reads_in_place() const;
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
@@ -74,40 +74,40 @@ class Moe final : public FeedForward {
     OperandRows rows;                                   // [N, D]
     Tensor row_weight;                                  // [N]
     Tensor pre;                                         // [N, W]
-    Tensor hidden;                                      // [N, F]; undefined where codes are enough
-    RowCodes hidden_codes = {};                         // [N, F], where the second layer takes them
-    ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F], and [N, W] of pre's gradient, where gradients of
-                                                        // weights take them
-    bool keeps_gradient = false;                        // whether pre's gradient itself is needed, too
-    RowCodes source_codes = {};                         // [T, D] of the rows' source, where it has codes
+    Tensor hidden;                                      // [N, F]; undefined if codes suffice
+    RowCodes hidden_codes = {};                         // [N, F], if the second layer uses them
+    ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F], and [N, W] of pre's gradient, if weight gradients
+                                                        // use them
+    bool keeps_gradient = false;                        // whether pre's gradient itself is needed too
+    RowCodes source_codes = {};                         // [T, D] of the rows' source, if it has codes
   };
   struct ExpertGradients {
     OperandRows dy;              // [N, D] of the experts' outputs; may lie in drows
     Tensor drows;                // [N, D] of the rows
     Tensor drow_weight;          // [N]
-    RowCodes source_codes = {};  // [T, D] of dy's source, where it has codes
+    RowCodes source_codes = {};  // [T, D] of dy's source, if it has codes
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
   // saved_'s logits, scores, top_idx and weights = of saved_.x.
   void route(const Pass& pass);
-  // y += the experts' outputs for saved_.rows. Keeps pre and hidden, or codes of hidden where saved_.hidden_columns has
-  // room for them. coded_x: the tokens, whose codes serve where the rows are picked from them.
+  // y += the experts' outputs for saved_.rows. Keeps pre and hidden, or codes of hidden if saved_.hidden_columns has
+  // memory for them. coded_x: the tokens, whose codes are used if the rows are picked from them.
   void forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y);
-  // Room for the codes of columns of rows [R, width] that the gradient of `of`'s weight takes, one for each part.
+  // Memory for the codes of columns of rows [R, width] that the gradient of `of`'s weight uses, one for each part.
   std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
   // pre and hidden = from a part's rows.
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
-  // Backward of a part, but for the gradient of the first weight: from the gradients of the experts' outputs to those
-  // of the rows. pre's gradient takes the place of pre.
+  // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
+  // those of the rows. pre is overwritten by its gradient.
   void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
                         const ExpertGradients& gradients);
   // The gradient of the first weight from a part's rows, after backward_experts().
   void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
-  // Calls work(rows, index) for each part of the rows, whose stochastic rounding of gradients has bits of its own.
+  // Calls work(rows, index) for each part of the rows; each has its own random bits for rounding gradients.
   void for_each_part(const std::function<void(const RaggedRows&, size_t part)>& work);
-  // How overflow passes through the experts: forward in the memory of rows_out and more that it pushes; backward in the
-  // memory of the rows that forward kept, which nothing needs any more (unless all overflow is empty: OverflowWork).
-  // `pass` has to outlive what they return.
+  // How overflow is processed by the experts: forward in the memory of rows_out and more that it pushes; backward in
+  // the memory of the rows that forward kept, which are no longer needed (unless all overflow is empty: OverflowWork).
+  // `pass` must outlive what they return.
   OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
   OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
 
@@ -119,7 +119,7 @@ class Moe final : public FeedForward {
   Weight& router_bias_;                      // [E], selection only
   GroupedLinear experts_in_;                 // [E, W, D]
   GroupedLinear experts_out_;                // [E, D, F]
-  std::unique_ptr<TokenExchange> exchange_;  // by exchange_through(), else made in the first pass
+  std::unique_ptr<TokenExchange> exchange_;  // set by exchange_through(), else made in the first pass
   std::optional<Mlp> shared_;
   RouterStats stats_;
   Saved saved_;

@@ -1,7 +1,7 @@
 // RMSNorm with a learned gain.
 //
-// Threads: driven by the one that drives the device (ops/device.h). The WeightSet whose weights they name outlives
-// them.
+// Threads: driven by the one that drives the device (ops/device.h). The WeightSet
+// whose weights they name must outlive them.
 #pragma once
 
 #include "model/pass.h"
@@ -11,24 +11,24 @@ namespace nmoe {
 
 class Norm {
  public:
-  // The gain of that name (WeightList::gain); normalises vectors as long as it.
+  // The gain of that name (WeightList::gain); normalises vectors of its length.
   Norm(WeightSet& weights, std::string_view name, double eps) : gain_(weights.at(name)), eps_(eps) {}
 
-  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. Keeps a reference to x and one number a
-  // vector. y_codes: = y's, where they are wanted.
+  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. Keeps a reference to x and one number per
+  // vector. y_codes: = y's, if defined.
   void forward(const Pass& pass, Tensor x, Tensor y, const RowCodes& y_codes = {}) {
     saved_.x = x;
     saved_.rstd = pass.push_stat({norm_vectors(x)});
     normalise(pass, y, y_codes);
   }
 
-  // y = once more, to the same bits.
+  // y = once more, with the same bits.
   void forward_again(const Pass& pass, Tensor y) { normalise(pass, y, {}); }
 
   const Weight& gain() const { return gain_; }
   double eps() const { return eps_; }
 
-  // dx = or, with accumulate, +=. dx may be the storage of dy. dx_codes: = dx's, where they are wanted.
+  // dx = or, with accumulate, +=. dx may be the storage of dy. dx_codes: = dx's, if defined.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& dx_codes = {}) {
     pass.ops.rms_norm_backward({.x = saved_.x,
                                 .gain = gain_.value,

@@ -1,4 +1,4 @@
-// What every module needs while a microbatch goes through the model.
+// What every module needs while a microbatch is processed.
 #pragma once
 
 #include <cstddef>
@@ -19,24 +19,24 @@ struct Batch {
   Tensor tokens;     // [T] i32
   Tensor targets;    // [T] i32; negative: no loss
   Tensor positions;  // [T] i32, in the sequence or, with cu_seqlens, in the document
-  // [C] i32, ops/ops.h: a token sees its own document only. Undefined: every sequence is one document.
+  // [C] i32, as in AttentionShape: a token sees only its own document. Undefined: every sequence is one document.
   Tensor cu_seqlens = {};
-  // [C] i32, where documents are trees of pieces (TreeAttention), whose bounds cu_seqlens gives: the piece that each
-  // one continues. Such batches are for forward only. Undefined: every document begins at position 0.
+  // [C] i32, if documents are trees of pieces (TreeAttention) with the bounds in cu_seqlens: the piece that each one
+  // continues. Such batches are for forward only. Undefined: every document begins at position 0.
   Tensor parents = {};
 
   int64_t num_tokens() const { return num_seqs * seq_len; }
 };
 
-// The divisors of a whole optimizer step, by which losses of microbatches add up to means over the step.
+// The divisors of a whole optimizer step, with which losses of microbatches add up to means over the step.
 struct StepScale {
   int64_t num_seqs = 1;
   int64_t num_tokens = 1;  // router z-loss
   Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
 };
 
-// Called several times in backward, each time with a lower index in definition order: nothing that is enqueued later in
-// this microbatch changes the gradients of the weights from `first_weight` on.
+// Called several times in backward, each time with a lower index in definition order: the gradients of the weights from
+// `first_weight` on will not be changed by anything enqueued later in this microbatch.
 using GradientsReady = std::function<void(size_t first_weight)>;
 
 // cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2] stat
@@ -44,14 +44,14 @@ struct RopeTable {
   Tensor cos;
   Tensor sin;
 };
-// One for each rope_dim that some layer has.
+// One for each rope_dim in the model.
 struct RopeTables {
   std::map<int64_t, RopeTable> by_dim;
 
   const RopeTable& of(int64_t rope_dim) const { return by_dim.at(rope_dim); }
 };
 
-// Rows [N, D], and their codes in FP8 if the operation that made the rows has left them.
+// Rows [N, D], and their codes in FP8 if the operation that made the rows wrote them.
 struct CodedRows {
   Tensor rows;
   RowCodes codes;
@@ -61,8 +61,8 @@ struct CodedRows {
 
 // Activations are a stack: forward pushes what backward needs, backward pops it again.
 //
-// `inspect`, when set, is called with every intermediate value (model/intermediate.h). It is how a non-finite loss is
-// traced to the first tensor that went bad, at no cost to a normal step.
+// `inspect`, if set, is called with every intermediate value (model/intermediate.h). With it, a loss that is not finite
+// is traced to the first tensor that is not, at no cost to a normal step.
 struct Pass {
   Ops& ops;
   Arena& activations;
@@ -73,16 +73,16 @@ struct Pass {
   Inspector inspect;
   GradientsReady gradients_ready = {};
   Recompute recompute = Recompute::kNone;
-  // Where backward recomputes norms: [T, D], shared by the outputs of all norms. Forward leaves a norm's output there
-  // for the layer that reads it next; backward fills it again.
+  // If backward recomputes norms: [T, D], shared by the outputs of all norms. Forward writes a norm's output there for
+  // the layer that reads it next; backward writes it again.
   Tensor normed = {};
-  // Where weights are in FP8, or rows are sent to experts as codes: [T, D] each, shared by all blocks: codes of the
-  // last norm's output, and of the gradient of the residual stream.
+  // If weights are in FP8, or rows are sent to experts as codes: [T, D] each, shared by all blocks: codes of the last
+  // norm's output, and of the gradient of the residual stream.
   RowCodes normed_codes = {}, gradient_codes = {};
 
   // Whether it belongs to a step, so that backward follows.
   bool in_step() const { return scale.loss.defined(); }
-  // Whether forward drops, and backward recomputes, what `level` stands for.
+  // Whether forward drops, and backward recomputes, what `level` names.
   bool drops(Recompute level) const { return recompute >= level; }
   // The same pass, but keeping everything.
   Pass keeping_all() const {
@@ -102,7 +102,7 @@ struct Pass {
   Tensor push_stat(Shape shape) const { return activations.allocate(ops.stat_dtype(), shape); }
   Tensor push_i32(Shape shape) const { return activations.allocate(DType::kI32, shape); }
 
-  // How a mixer's queries, keys and values lie in the batch.
+  // The layout of a mixer's queries, keys and values in the batch.
   AttentionShape attention_shape(double softmax_scale, int64_t window) const {
     return {.num_seqs = batch.num_seqs,
             .seq_len = batch.seq_len,

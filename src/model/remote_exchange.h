@@ -1,7 +1,7 @@
-// Exchange of tokens with the experts of other ranks, by direct puts into their memory (RDEP: remote direct expert
+// Exchange of tokens with the experts of other ranks, by direct writes to their memory (RDEP: remote direct expert
 // parallelism). ops/contracts/exchange.h says what is sent, and why the host need not order it.
 //
-// W ranks, M tokens of a rank at most, D model width, K choices of a token, U experts on a rank.
+// W ranks, M the largest number of tokens of a rank, D model width, K choices of a token, U experts on a rank.
 //
 // Under any routing a rank receives at most W * M rows of D, which is the size of its inbox. Expanded to one row for
 // each choice, its experts have M * K rows on average over the ranks, and W * M * min(K, U) at worst. There is room for

@@ -12,10 +12,10 @@ struct RopeAngles {
   std::vector<double> sin;
 };
 
-// Angle of pair i at position p: p * f_i, f_i = theta^(-2i / rope_dim), YaRN-corrected (arXiv 2309.00071, section
-// 3.2): pairs that turn more than beta_fast times within the original context keep f_i, those that turn less than
-// beta_slow times get f_i / factor, a linear ramp between. cos and sin are multiplied by
-// m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, as DeepSeek-V2 does.
+// Angle of pair i at position p: p * f_i, f_i = theta^(-2i / rope_dim), YaRN-corrected (arXiv 2309.00071, section 3.2):
+// pairs that rotate more than beta_fast times within the original context keep f_i, those that rotate less than
+// beta_slow times get f_i / factor, with a linear ramp in between. cos and sin are multiplied by m(mscale) /
+// m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, as DeepSeek-V2 does.
 RopeAngles rope_angles(const RopeConfig& rope, const YarnConfig& yarn, int64_t rope_dim, int64_t num_positions);
 
 // The factor of 1 / sqrt(head size) in attention: m(mscale_all_dim)^2, or 1 without it.

@@ -1,5 +1,5 @@
-// What a model is made of, from its configuration alone: no device, no storage. Costs, the plan of a run's memory and
-// the map to Hugging Face's tensors read this description, and Model is built from it.
+// The structure of a model, derived from its configuration alone, without device or storage. Costs, memory plans and
+// the map to Hugging Face's tensors use this description, and Model is built from it.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class WeightGroup {
 
 // Which part of a layer a weight's products belong to: [precision] has a key for each.
 enum class WeightPart {
-  kOther,    // what is in no product of a layer, routers, embedding, head
+  kOther,    // routers, embedding, head, and what is in no product of a layer
   kMixer,    // a mixer's projections
   kDense,    // dense MLPs
   kShared,   // shared experts
@@ -38,12 +38,12 @@ struct WeightSpec {
   WeightGroup group = WeightGroup::kMatrices;
   bool decay = true;          // whether weight decay applies
   bool is_stat = false;       // always of the device's stat dtype: norm gains, buffers
-  bool is_looked_up = false;  // by row, and in no product: an embedding that the head does not share
+  bool is_looked_up = false;  // used by row look-up only: an embedding that the head does not share
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
-  int64_t layer = kNoLayer;  // that it belongs to
+  int64_t layer = kNoLayer;  // to which it belongs
   WeightPart part = WeightPart::kOther;
-  bool joins_previous = false;  // whether it lies right behind the weight before it: rows of one matrix (JoinedLinear)
+  bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
 };
@@ -53,7 +53,7 @@ struct Layer {
   const ModelConfig& config;
   LayerSpec spec;
   int64_t idx = 0;
-  std::string name;  // "layers.3.", with which the names of its weights begin
+  std::string name;  // "layers.3.", the prefix of its weights' names
 };
 std::vector<Layer> layers_of(const ModelConfig& config);  // refer to `config`
 
@@ -69,12 +69,12 @@ class WeightList {
   // The gain of an RMSNorm over vectors of `dim`.
   static WeightSpec gain(const std::string& name, int64_t dim);
 
-  // What is added from here on belongs to this layer, or to none (kNoLayer).
+  // Weights added from now on belong to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }
-  // The matrices that are added from here on are of this part.
+  // Matrices added from now on belong to this part.
   void begin_part(WeightPart part) { part_ = part; }
   void add(WeightSpec weight);
-  // Matrices [out, in] over the same inputs, of one group: beside what each is by itself, they are one (JoinedLinear).
+  // Matrices [out, in] with the same input, of the same group, which are also one matrix together (JoinedLinear).
   void add_joined(std::vector<WeightSpec> weights);
   std::vector<WeightSpec> take() { return std::move(weights_); }
 
@@ -85,24 +85,24 @@ class WeightList {
   std::vector<WeightSpec> weights_;
 };
 
-// What a layer keeps of every earlier position, so that a later one costs one row of work.
+// What a layer caches of every earlier position, so that a later one costs one row of work.
 struct CacheSpec {
-  // Of the tensors [slots, positions, width] that a layer's cache consists of (model/kv_cache.h), in their order.
+  // Widths of the tensors [slots, positions, width] in a layer's cache (model/kv_cache.h), in their order.
   std::vector<int64_t> widths;
 };
 
-// What a layer's mixer is beside its weights.
+// Properties of a layer's mixer besides its weights.
 struct MixerSpec {
-  // Training FLOPs of a token, forward and backward, for each position that it sees, beside those of its weights.
+  // Training FLOPs per token, forward and backward, for each position that it sees, besides those of its weights.
   double flops_per_position = 0.0;
-  int64_t rope_dim = 0;  // how many values of a head RoPE turns; 0: none
+  int64_t rope_dim = 0;  // number of values of a head that RoPE rotates; 0: none
   CacheSpec cache;
 };
 
 struct ModelSpec {
   std::vector<WeightSpec> weights;  // in definition order
   std::vector<LayerSpec> layers;
-  std::vector<MixerSpec> mixers;  // a layer's each
+  std::vector<MixerSpec> mixers;  // one for each layer
 };
 
 // config.vocab_size must be set.

@@ -2,8 +2,8 @@
 //
 // T tokens, K experts of a token, E experts, R the capacity of a layer's experts in rows, D model width.
 //
-// Threads: driven by the one that drives the device (ops/device.h). What forward keeps for backward lies in the
-// activations arena.
+// Threads: driven by the one that drives the device (ops/device.h). What forward
+// keeps for backward is in the activations arena.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace nmoe {
 
-// Rows grouped by expert. How many there are depends on the routing, and only the device knows: the shape of a tensor
-// of them gives the capacity, and rows behind count() are undefined.
+// Rows grouped by expert. Their number depends on the routing and is known only to the device: the shape of a tensor of
+// them gives the capacity, and rows beyond count() are undefined.
 struct RaggedRows {
-  int64_t begin = 0, end = 0;  // their place among the layer's R rows
+  int64_t begin = 0, end = 0;  // their range in the layer's R rows
   Tensor offsets;              // [E + 1] i32: expert e owns rows begin + [offsets[e], offsets[e + 1])
 
   // These rows of a tensor that has all R.
@@ -35,19 +35,19 @@ struct RaggedRows {
 };
 
 // The rows that a layer's experts have to process: R rows in one or several parts, processed one after the other so
-// that the result of a part does not depend on the others. Where the routing may give more than R rows, the rest is the
-// overflow, in chunks of equal capacity, of which most are usually empty.
+// that the result of a part does not depend on the others. If the routing may give more than R rows, the rest is the
+// overflow, in chunks of equal capacity, most of which are usually empty.
 struct RoutedRows {
   int64_t capacity = 0;  // R
   std::vector<RaggedRows> parts;
   std::vector<RaggedRows> overflow;
 
-  // Capacity of a chunk in rows, at most R; 0: there is no overflow.
+  // Capacity of a chunk in rows, at most R; 0: no overflow.
   int64_t chunk_capacity() const { return overflow.empty() ? 0 : overflow.front().end; }
 };
 
 // How chunks of overflow, of C rows each, are processed one after the other in the same memory: the exchange fills
-// `rows` and `row_weight`, in backward also `drows`, calls work_off, and takes the results. An empty chunk writes
+// `rows` and `row_weight`, in backward also `drows`, calls work_off, and reads the results. An empty chunk writes
 // nothing: this memory may hold other rows, which stay valid as long as all chunks are empty.
 struct OverflowWork {
   Tensor rows;         // [C, D]; forward replaces them by the experts' outputs
@@ -70,19 +70,19 @@ class TokenExchange {
   // expert (undefined: not wanted). The capacity follows from T; the parts' offsets are valid after end_dispatch().
   virtual RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) = 0;
 
-  // Brings tokens x [T, D] and their gate weights [T, K] stat to the experts: returns the rows [R, D], which are picked
-  // from x or lie in memory that end_dispatch() pushes; row_weight [R] stat =. Where x has codes, these are sent, and
-  // the rows are the values that they encode, for this rank's own tokens too. Through one window, either everything
-  // that is dispatched has codes or nothing has.
+  // Sends tokens x [T, D] and their gate weights [T, K] stat to the experts: returns the rows [R, D], which are picked
+  // from x or are in memory that end_dispatch() pushes; row_weight [R] stat =. If x has codes, these are sent, and the
+  // rows are the values that they encode, for this rank's own tokens too. Through one window, either everything that is
+  // dispatched has codes, or nothing has.
   virtual void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
   // y [T, D] =, with accumulate +=, each token's sum over its rows [R, D], then over those in each chunk of overflow,
   // rounded after each chunk. The overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // Returns the gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or lie in drows [R, D]; with
-  // codes as in dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined
-  // where backward has dispatched once more.
+  // Returns the gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or are in drows [R, D]; with
+  // codes as in dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined if
+  // backward has dispatched once more.
   virtual void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) = 0;
   virtual OperandRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // The gradients of dispatch: dx [T, D] =, with accumulate +=, from drows [R, D]; dweights [T, K] stat = from
@@ -92,9 +92,9 @@ class TokenExchange {
                                      const OverflowWork& overflow) = 0;
 };
 
-// For experts that are all on this rank. With `in_place` they read tokens where these lie, else dispatch gathers
-// copies; the bits are the same. combine sums a token's K rows in the order of its choices. R = T * K: each copy has a
-// row, and there is no overflow.
+// For experts that are all on this rank. With `in_place` they read tokens directly, else dispatch gathers
+// copies; the bits are the same. combine sums a token's K rows in the order of its choices. R = T * K:
+// each copy has a row, and there is no overflow.
 std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, bool in_place);
 
 }  // namespace nmoe

@@ -1,4 +1,4 @@
-// The model's named weights: where their values and gradients live, how they start, how gradients are written.
+// The model's named weights: their values and gradients, how they are initialised, and how gradients are written.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
@@ -26,7 +26,7 @@ enum class Measured { kInputs, kWeights, kGradients, kOutputs, kInputGradients }
 inline constexpr int64_t kNumMeasured = 5;
 constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
 
-// Room for codes of rows [N, width] on the activation stack.
+// Memory for codes of rows [N, width] on the activation stack.
 RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width);
 
 // One weight. In a step, the first operation that produces its gradient writes it (=) and all later ones add to it
@@ -64,14 +64,14 @@ class Weight {
   Tensor coded;       // [E, out, in] what codes encode: value, and weights joined to it (WeightSpec::joins_previous)
   Tensor rounding_counts;  // [Measured, 5] f64: errors of rounding in its products; undefined: not measured
 
-  // The part of `x`, value or grad, that this rank updates: x itself where that is all of it, else flat; empty where it
-  // updates nothing.
+  // The part of `x`, value or grad, that this rank updates: x itself if that is all of it, else flat; empty if this
+  // rank updates nothing of it.
   Tensor updated_of(const Tensor& x) const;
-  // Where the elements that this rank updates are in the whole weight, in the order in which they lie here: one range,
-  // or one for each run of experts that are neighbours in both. An empty range where it updates none.
+  // Where the elements that this rank updates are in the whole weight, in the order in which this rank stores them: one
+  // range, or one for each series of experts that are neighbours in both. An empty range if it updates none.
   std::vector<ElementRange> updated_elements() const;
-  // For stacked experts: says which expert is in each slot of this rank, whose index is `rank`, by the places [E] of
-  // all experts (parallel/expert_placement.h). At first they are in order.
+  // For stacked experts: sets which expert is in each slot of this rank, whose index is `rank`, from the places [E] of
+  // all experts (parallel/expert_placement.h). Initially they are in order.
   void place_experts(std::span<const int32_t> places, int64_t rank);
   // The expert in each slot of this rank.
   std::vector<int32_t> experts_here() const;
@@ -81,7 +81,7 @@ class Weight {
   // For an operation that can either write the gradient or add to it: whether it has to add. To be called once for each
   // such operation.
   bool accumulate_grad() { return std::exchange(has_grad_, true); }
-  // For an operation that can only add: the gradient, zeroed first where nothing has written it in this step.
+  // For an operation that can only add: the gradient, set to zero first if nothing has written it in this step.
   Tensor grad_to_add_to(Ops& ops);
   // Whether this step has written the gradient.
   bool has_grad() const { return has_grad_; }
@@ -100,24 +100,24 @@ class Weight {
   // Whether the next one measures. It then needs the rows themselves, not only their codes.
   bool measures_forward() const { return measures_forward_; }
   bool measures_gradient() const { return measures_gradient_; }
-  // What such a product enqueues in front of itself: `x` and `dy` as it takes them, for experts in groups by `offsets`;
-  // `value` with the weights that are joined to it.
+  // Called by such a product before its own operation: `x` and `dy` as passed to it, for experts in groups by
+  // `offsets`; `value` with the weights that are joined to it.
   void measure_forward(Ops& ops, const OperandRows& x, Tensor value, Tensor offsets = {});
   void measure_gradient(Ops& ops, const OperandRows& dy, Tensor value, Tensor offsets = {});
-  // Room for the codes of rows [N, width] that are multiplied with this weight; undefined where products take none.
+  // Memory for the codes of rows [N, width] that are multiplied with this weight; undefined if products use none.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
-  // Room for the codes of such rows' columns, in groups, which the weight's gradient takes; undefined where it is not
+  // Memory for the codes of such rows' columns, in groups, which the weight's gradient uses; undefined if it is not
   // computed from FP8 operands.
   ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width, int64_t num_groups) const;
-  // Whether products take codes of rows now.
+  // Whether products currently use codes of rows.
   bool takes_codes() const { return codes.defined() && !in_act; }
-  // Whether the weight's gradient takes codes of columns now.
+  // Whether the weight's gradient currently uses codes of columns.
   bool rounds_gradient_in_fp8() const { return takes_codes() && grad_format == OperandFormat::kFp8; }
   // To be called before the first product of a step, or of a pass outside one: values may have changed.
   void restart_rounding();
   // The products that follow belong to this shard of the step's batch: shard m * W + i is the m-th microbatch of rank i
-  // of W. Random bits depend on the shard, and so not on the number of ranks. Where experts work off the ranks' tokens
-  // one rank after the other, `shard` is the first rank's, and part i is the shard i behind it.
+  // of W. Random bits depend on the shard, and so not on the number of ranks. If experts process the ranks' tokens
+  // one rank after the other, `shard` is the first rank's, and part i is shard `shard` + i.
   void begin_microbatch(int64_t shard) { shard_ = shard, part_ = 0; }
   void begin_part(int64_t part) { part_ = part; }
 

@@ -1,7 +1,7 @@
-// Across: the ranks that hold the same part of a model in the other domains (ops/peers.h), one of each, and what is
-// summed over them. They do not reach each other's memory. Made by parallel/domain.h.
+// Across: the ranks that hold the same part of a model in all domains (ops/peers.h), one from each, and sums over them.
+// They cannot access each other's memory. Made by parallel/domain.h.
 //
-// Threads: used by the thread that drives the rank's device, but for abort().
+// Threads: used by the thread that drives the rank's device, except for abort().
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace nmoe {
 
-// A device's own way to the devices of other domains, where it has one.
+// A device's own link to the devices of other domains, if it has one.
 class AcrossLink {
  public:
   virtual ~AcrossLink() = default;
@@ -24,19 +24,19 @@ class AcrossLink {
   AcrossLink(const AcrossLink&) = delete;
   AcrossLink& operator=(const AcrossLink&) = delete;
 
-  // A rank failed: what waits for others on this device ends, now and from now on, without result. Returns at once.
-  // From any thread.
+  // Called when a rank has failed: whatever waits for others on this device, now or later, ends without a result.
+  // Returns at once. From any thread.
   virtual void abort() noexcept = 0;
 };
 
-// The bytes of each, in the order of domains; a call of all.
+// Collects the bytes of every domain, in the order of domains; all call it together.
 using GatherAcross = std::function<std::vector<std::string>(std::string_view bytes)>;
-// Sums tensors in the host's memory as SumAcross says; a call of all.
+// Sums tensors in the host's memory as SumAcross describes; all call it together.
 using SumInHost = std::function<void(std::span<const Tensor> tensors)>;
 
 class Across {
  public:
-  // Domain `index` of `count`, which has not met the others yet. `sum`: for devices without a link.
+  // Domain `index` of `count`, not yet connected to the others. `sum` is for devices without a link.
   Across(int64_t index, int64_t count, SumInHost sum) : index_(index), count_(count), sum_(std::move(sum)) {}
 
   int64_t index() const { return index_; }  // of this rank's domain
@@ -53,8 +53,8 @@ class Across {
   std::unique_ptr<AcrossLink> link_;
 };
 
-// --- how a link divides the work. What is exchanged at one time is a round of pieces; of each piece every domain sums
-// a part for all.
+// --- how a link divides the work. Tensors are exchanged in rounds of pieces; of each
+// piece, every domain sums one part for all domains.
 
 // Elements [begin, end) of a flattened tensor.
 struct AcrossPiece {
@@ -62,15 +62,15 @@ struct AcrossPiece {
   int64_t begin = 0, end = 0;
   int64_t element_bytes = 0;
 
-  // Where domain `domain`'s part of the piece begins, and the one's before it ends: of whole blocks of 128 bytes, but
-  // for the last.
+  // Where the part of domain `domain` begins and that of the domain before it ends. Parts are whole blocks of 128
+  // bytes, except for the last.
   int64_t edge(int64_t domain, int64_t num_domains) const;
-  // Bytes of room for the largest part, in whole blocks.
+  // Bytes that the largest part needs, in whole blocks.
   int64_t part_room(int64_t num_domains) const;
 };
 using AcrossRound = std::vector<AcrossPiece>;
 
-// All elements of all tensors, in rounds of at most about `round_bytes`.
+// Divides all elements of all tensors into rounds of at most about `round_bytes`.
 std::vector<AcrossRound> across_rounds(std::span<const Tensor> tensors, int64_t round_bytes);
 
 }  // namespace nmoe

@@ -1,5 +1,6 @@
-// Ops: the arithmetic of a device on one of its lanes. Each operation is a whole one (an attention, an optimizer step),
-// takes one struct of arguments, and is implemented on every device: one that is missing does not link.
+// Ops: the arithmetic of a device on one of its lanes. Operations are coarse (a whole
+// attention, an optimizer step). Each takes one struct of arguments and is implemented for
+// every device: if one is missing, the program does not link.
 //
 // To add an operation: its arguments, formula and shapes in ops/contracts/, a line in NMOE_OPERATIONS below, a function
 // of its name for the CPU (ops/cpu) and one for CUDA (ops/cuda), and tests of both.
@@ -13,20 +14,19 @@
 // Conventions
 // * `act` is the compute dtype, of activations, their gradients and weights: F32, BF16 on GPUs, F64 for proofs.
 //   `stat` is F32, or F64 for proofs: statistics, router scores, losses, norm gains, gradients of weights and what
-//   optimizers keep. Tensors are act, row-major and dense unless a comment says otherwise; stat, i32 and f64 are named
-//   where they occur, and `apart` where rows may lie apart (tensor/tensor.h): q, k and v of a token are parts of one
-//   row.
-// * A weight that trains in BF16 has a second tensor `low` (i16), so that both together are an F32 master weight: its
-//   bits, as an integer, are the BF16 value's bits times 2^16, plus low. Undefined where the weight itself is stat.
-// * What an operation writes is marked `=`, what it adds to `+=`. Where a struct has a member accumulate..., the tensor
-//   it speaks of is written without it and added to with it.
-// * Results are the same bits for any number of threads: reductions over tokens have one order fixed by shapes.
+//   optimizers keep. Tensors are act, row-major and dense unless a comment says otherwise: it names stat, i32 and f64,
+//   and says `apart` if rows may lie apart in memory (tensor/tensor.h), as q, k and v of a token are parts of one row.
+// * A weight that is trained in BF16 has a second tensor `low` (i16); both together are an F32 master weight: its bits,
+//   as an integer, are the BF16 value's bits times 2^16, plus low. Undefined if the weight itself is stat.
+// * What an operation writes is marked `=`, what it adds to `+=`. With a member accumulate..., the tensor that it
+//   concerns is overwritten if it is false, and added to if it is true.
+// * Results have the same bits for any number of threads: the order of reductions over tokens depends only on shapes.
 // * Operations neither allocate (scratch comes from scratch()) nor wait; results stay in tensors until they are
-//   downloaded. What changes from step to step is read from tensors, so that a recording of a step is good for all.
-// * In a counting run (counting() is true) tensors have no data: operations only claim their scratch.
-// * A batch invariant device (ops/factory.h) gives a row of every forward's output the same bits whatever other rows
-//   there are and however many: a token's result then depends on its own sequence alone. Without that, linear_forward
-//   and grouped_linear_forward are faster for many rows, and differ in the last bits.
+//   downloaded. What changes from step to step is read from tensors, so that one recording serves all steps.
+// * In a counting run (counting() is true), tensors have no data, and operations only claim their scratch.
+// * On a batch-invariant device (ops/factory.h), a row of any forward operation's output has the same bits whatever the
+//   other rows are and however many there are, so a token's result depends only on its own sequence. On other devices,
+//   linear_forward and grouped_linear_forward are faster for many rows, and differ in the last bits.
 //
 // Threads: those of the device (ops/device.h).
 #pragma once

@@ -1,7 +1,7 @@
 // Peers: the ranks of a domain as operations see them, each of which reads and writes the memory of all others
 // directly: GPUs of one NVLink domain, or threads that share the host's memory.
 //
-// Some arenas of a rank are *shared*: as large on every rank and laid out alike, so that a tensor in one has a
+// Some arenas of a rank are *shared*: of the same size and layout on every rank, so that a tensor in one has a
 // counterpart at the same place on every other rank. Made by parallel/domain.h.
 //
 // Threads: used by the thread that drives the rank's device. The memory of other ranks is touched only by operations,
@@ -19,10 +19,10 @@
 
 namespace nmoe {
 
-// As many GPUs as an NVLink domain has today. What operations pass to a kernel is an array of so many pointers.
+// The largest number of GPUs in an NVLink domain today. Operations pass this many pointers to a kernel.
 inline constexpr int64_t kMaxPeers = 72;
 
-// What a barrier is for, said where one is waited in for too long.
+// What a barrier is for, for the report if one is waited in for too long.
 enum class PeerWork { kOther, kDispatch, kCombine, kCombineBackward, kDispatchBackward, kSum, kGather };
 struct PeerPlace {
   PeerWork work = PeerWork::kOther;
@@ -31,37 +31,37 @@ struct PeerPlace {
 
 class Peers {
  public:
-  // What peer_barrier keeps.
+  // The state of peer_barrier.
   struct Barrier {
-    Tensor arrivals;  // [W] i64, shared: the last barrier that rank i came to, written by rank i
-    Tensor count;     // [1] i64: barriers that this rank has come to
+    Tensor arrivals;  // [W] i64, shared: the last barrier that rank i reached, written by rank i
+    Tensor count;     // [1] i64: barriers that this rank has reached
     Tensor aborted;   // [1] i32, shared, in host memory: not 0 once a rank has given up; written by any
-    Tensor patience;  // [1] i64, shared, in host memory that devices read: ns that others wait for this rank
-    Tensor report;    // [6] i64 in host memory that the device writes to: not 0, then a Report
+    Tensor patience;  // [1] i64, shared, in host memory that devices read: how long others wait for this rank, ns
+    Tensor report;    // [6] i64 in host memory that the device writes: a value other than 0, then a Report
   };
-  // Who waited too long for whom, in its how manieth barrier, and for what (PeerWork, layer).
+  // Which rank waited too long for which, the number of the barrier, and what it was for (PeerWork, layer).
   struct Report {
     int64_t rank, missing, barrier, work, layer;
   };
 
-  // Rank `index` of `count` that has not met the others yet: shared tensors have shapes, and no counterparts.
+  // Rank `index` of `count`, not yet connected to the others: shared tensors have shapes, but no counterparts.
   Peers(int64_t index, int64_t count);
 
   int64_t index() const { return index_; }
   int64_t count() const { return count_; }
-  // Whether there is anybody to exchange with.
+  // Whether there are no other ranks to exchange with.
   bool alone() const { return count_ == 1; }
 
-  // An arena's memory is shared: `bases` says where it begins on each rank.
+  // Makes an arena's memory shared; `bases` are its beginnings on each rank.
   void share(int64_t num_bytes, std::vector<std::byte*> bases);
   void set_barrier(const Barrier& barrier) { barrier_ = barrier; }
   const Barrier& barrier() const { return barrier_; }
-  // How long others wait for this rank in a barrier, from here on. From any thread; barrier() has its memory.
+  // Sets how long others wait for this rank in a barrier from now on. From any thread; its memory is in barrier().
   void set_patience_ns(int64_t patience) const;
   int64_t patience_ns_with(int64_t rank) const;
-  // The Error (runtime) that ends a run where a rank has waited too long.
+  // The Error (runtime) that ends a run in which a rank has waited too long.
   Error waited_too_long(const Report& report) const;
-  // Called again and again by operations that wait on the host; throws when a peer has failed.
+  // Called repeatedly by operations that wait on the host; throws if a peer has failed.
   void set_check(std::function<void()> check) { check_ = std::move(check); }
   void check() const {
     if (check_) check_();

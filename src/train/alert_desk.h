@@ -1,5 +1,5 @@
-// Where a run's alerts are found, kept and passed on: by rank 0, from its own records as they are made and, on a thread
-// of the desk's own, from the live files of all other ranks.
+// Finds, stores and passes on a run's alerts: by rank 0, from its own records as they are made and, on a thread of the
+// desk's own, from the live files of all other ranks.
 #pragma once
 
 #include <condition_variable>
@@ -27,17 +27,17 @@ class AlertDesk {
     int64_t top_k = 0;                 // of the model's experts; 0 without
     std::vector<std::string> command;  // track.alert_command; empty: none
   };
-  // Alerts are added to alerts_path() of rank 0's database and to train.log beside it. For each the command is run with
-  // one more argument, its text behind the run's name, and its line of that file in NMOE_ALERT; nobody waits for it
-  // (base/detached.h).
+  // Alerts are added to alerts_path() of rank 0's database and to train.log beside it. For each alert, the command is
+  // run with one more argument, the run's name and the alert's text, and with the alert's line of that file in
+  // NMOE_ALERT. Its end is not waited for (base/detached.h).
   explicit AlertDesk(Options options);
   ~AlertDesk();
   AlertDesk(const AlertDesk&) = delete;
   AlertDesk& operator=(const AlertDesk&) = delete;
 
-  // A record of rank 0; `is_step`: of a logged step. Returns what there is to tell.
+  // Takes a record of rank 0; `is_step`: of a logged step. Returns messages to print.
   std::vector<std::string> take(const MetricRecord& record, bool is_step);
-  // Until the next logged step something else may take long.
+  // Something other than a step may take long until the next logged step.
   void expect_pause();
 
  private:

@@ -1,7 +1,7 @@
-// The rules by which a run alerts: what the metrics of rank 0 show, and ranks that log no step any more.
+// The rules for a run's alerts: on the metrics of rank 0, and on ranks that no longer log steps.
 //
-// An alert is given when its condition begins to hold, and again only after it has not. Pure: no clock, no files. Not
-// thread-safe.
+// An alert is given when its condition begins to hold, and again only if it has ceased to hold in between. Without
+// clock and files. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -17,16 +17,16 @@
 
 namespace nmoe {
 
-// The last values of a metric, and what is usual among them.
+// The last values of a metric, their median and deviation.
 class RecentValues {
  public:
   static constexpr size_t kMost = 32;
-  static constexpr size_t kEnough = 16;  // from here on they say what is usual
+  static constexpr size_t kEnough = 16;  // values needed for a median to be meaningful
 
   void add(double value);
   bool has_enough() const { return count_ >= kEnough; }
   double median() const;
-  double deviation() const;  // from the median: 1.4826 times the median distance, the standard one of a normal
+  double deviation() const;  // 1.4826 times the median distance from the median: sigma of a normal distribution
 
  private:
   std::array<double, kMost> values_{};
@@ -35,13 +35,13 @@ class RecentValues {
 
 class AlertWatch {
  public:
-  // A loss beyond the usual one by so many deviations and this share of it; a gradient's norm of so many times the
-  // usual one.
+  // A spike is a loss above the median by this many deviations and by this share of the median, or a gradient norm of
+  // this many times its median.
   static constexpr double kSpikeDeviations = 8.0, kSpikeShare = 0.1, kSpikeNorm = 10.0;
-  static constexpr double kSlow = 1.5;  // times the usual time of a step, kTurns logged steps in a row
+  static constexpr double kSlow = 1.5;  // times the median time of a step, in kTurns logged steps in a row
   static constexpr int kTurns = 3;
-  // An expert is dead when it gets no token in kTurns logged steps in a row. Before kFirstStep routers are uneven as
-  // they begin; with fewer rows an expert than kLeastRows chance alone leaves some without.
+  // An expert is dead if it gets no token in kTurns logged steps in a row. Before kFirstStep, routers are uneven
+  // because training has just begun; with fewer than kLeastRows rows per expert, some get none by chance.
   static constexpr int64_t kFirstStep = 200;
   static constexpr double kLeastRows = 16.0;
 
@@ -53,7 +53,7 @@ class AlertWatch {
 
  private:
   struct Experts {
-    std::vector<int> without;  // logged steps in a row in which each got nothing
+    std::vector<int> without;  // number of logged steps in a row in which each expert got nothing
     std::vector<bool> told;
   };
   void find_non_finite(const MetricRecord& record);
@@ -75,15 +75,15 @@ class AlertWatch {
 // Ranks log the same steps. Times are of one clock, in milliseconds.
 class SilenceWatch {
  public:
-  // Silent: for kIntervals times as long as it usually takes from one logged step to the next, and this long at least.
+  // A rank is silent if it logs no step for kIntervals times as long as usual between two, and at least this long.
   static constexpr double kIntervals = 4.0;
   static constexpr int64_t kLeastMs = 4000;
 
   explicit SilenceWatch(int64_t num_ranks) : ranks_(static_cast<size_t>(num_ranks)) {}
 
   void logged(int64_t rank, int64_t step, int64_t now_ms);
-  // Until rank 0 logs its next step something else may take long: a validation, a checkpoint, the first step of a
-  // shape.
+  // Something else may take long until rank 0 logs its next step: a validation,
+  // a checkpoint, the first step of a shape.
   void expect_none() { waits_ = false; }
   std::optional<Alert> look(int64_t now_ms);
 

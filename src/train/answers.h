@@ -1,10 +1,10 @@
-// How many answers a model gets right.
+// Counts how many answers a model gets right.
 //
-// An answer is a run of targets with a loss, up to one without or the end of the document, which is no part of it. It
-// is right when every token of it is the one predicted from the true tokens before it.
+// An answer is a sequence of targets with a loss, up to one without or up to the end of the document, which is not part
+// of it. It is right if every token is the one predicted from the true tokens before it.
 //
-// Windows cut documents (data/stream/order.h). An answer counts when the window has all of it and all of its document
-// before it: nobody can answer a question he has not seen.
+// Windows cut documents (data/stream/order.h). An answer counts only if the window contains all of it and all of its
+// document before it, since otherwise the question may be missing.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ class AnswerCounter {
  public:
   explicit AnswerCounter(int32_t eos_id) : eos_id_(eos_id) {}
 
-  // The windows of a split in order, from its first or from behind another. One element a position in each; targets may
-  // be kNoTarget (data/stream/loader.h).
+  // Called for the windows of a split in order, from the first one or following begin_behind(). Each span has one
+  // element per position; targets may be kNoTarget (data/stream/loader.h).
   void add_window(std::span<const int32_t> inputs, std::span<const int32_t> targets,
                   std::span<const int32_t> predictions);
 
-  // For whoever counts some of the windows, while others count the rest: the window before the first of these, and the
-  // first target of the window behind the last, which says whether an answer that ends at the border is whole.
+  // For counting only a range of the windows: takes the window before the range, and the first target after it, which
+  // shows whether an answer that ends at the border is complete.
   void begin_behind(std::span<const int32_t> inputs, std::span<const int32_t> targets);
   void end_before(int32_t next_target);
 
@@ -30,7 +30,7 @@ class AnswerCounter {
   int64_t correct() const { return correct_; }
 
  private:
-  enum class Answer { kNone, kRight, kWrong, kCut };  // the one that is being read, so far
+  enum class Answer { kNone, kRight, kWrong, kCut };  // the state of the current answer
   bool in_answer(int32_t target) const;
   void end_answer();
 

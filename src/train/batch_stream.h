@@ -1,6 +1,6 @@
-// A rank's share of a run's batches: the global stream of its data plan, a step at a time (data/stream/loader.h).
+// A rank's share of a run's batches, read step by step from the global stream of the data plan (data/stream/loader.h).
 //
-// Threads: one at a time; streams of several ranks may share the data they read.
+// Threads: one at a time; the streams of several ranks may share the data they read.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace nmoe {
 
-// One forward and backward pass's share of a batch: [microbatch_tokens()] each.
+// The part of a batch for one forward and backward pass: [microbatch_tokens()] each.
 struct Microbatch {
   std::span<const int32_t> inputs, targets;
   const Documents& documents;  // empty without data.mask_documents
@@ -25,23 +25,23 @@ struct Microbatch {
 class BatchStream {
  public:
   // `data` and its `plan` must outlive the stream. Of every batch it reads the microbatches of one of W =
-  // config.parallel.ranks: they go round, so that the m-th of rank i is microbatch m * W + i of the batch.
+  // config.parallel.ranks ranks: the m-th of rank i is microbatch m * W + i of the batch.
   BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank = 0);
 
-  // Where the next batch begins, that of all ranks.
+  // Where the next batch of all ranks begins.
   const StreamCursor& cursor() const { return schedule_.cursor(); }
   void seek(const StreamCursor& cursor) { schedule_.seek(cursor); }
 
-  // Reads this rank's part of the next step's sequences; what microbatch() gave before is overwritten.
+  // Reads this rank's part of the next step's sequences, and overwrites what microbatch() returned before.
   void next();
 
   const BatchShape& shape() const { return shape_; }  // of what was read last
   int64_t num_microbatches() const { return shape_.num_microbatches(config_.parallel.ranks); }
-  // Good until the next call.
+  // Valid until the next call.
   Microbatch microbatch(int64_t index);
   std::span<const int32_t> targets() const { return targets_; }  // of all microbatches
   int64_t num_targets() const;                                   // those with a loss
-  // What training on them takes: attention within documents where data.mask_documents is set.
+  // FLOPs of training on them, with attention within documents if data.mask_documents is set.
   double flops(const ModelCost& cost);
 
  private:

@@ -1,4 +1,4 @@
-// Which devices have passed the self test (self_test.h), on this account of this machine, and when one has to.
+// Which devices have passed the self-test (self_test.h) for this user on this machine, and when one has to.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,13 @@
 
 namespace nmoe {
 
-// What a proof is of: the device with what it computes in and its libraries, driver, toolkit and the program.
+// What a proof is for: the device and its compute dtype, libraries, driver, toolkit, and the program.
 std::string proof_of(const Device& device, std::string_view program);
 
-// A file with a proof a line. Where it cannot be read or written nothing is remembered: the test is then done again.
+// A file with one proof per line. If it cannot be read or written, nothing is remembered, and the test is repeated.
 class Proofs {
  public:
-  // $XDG_CACHE_HOME/nmoe/devices, else ~/.cache/nmoe/devices; nothing is remembered where there is neither.
+  // $XDG_CACHE_HOME/nmoe/devices, else ~/.cache/nmoe/devices; nothing is remembered if there is neither.
   Proofs();
   explicit Proofs(fs::path file) : file_(std::move(file)) {}
 
@@ -28,8 +28,8 @@ class Proofs {
   fs::path file_;
 };
 
-// Does the self test; what passes is remembered. Returns how often each operation was checked. Error (runtime) with the
-// name of an operation that is not what the CPU makes of it. `test`: run_self_test, but for tests of this.
+// Runs the self-test and remembers success. Returns how often each operation was checked. Error (runtime) with the name
+// of an operation that differs from the CPU's. `test`: run_self_test, except in tests of this function.
 using SelfTestFunction = std::function<std::map<std::string, int64_t>(const DeviceOptions& options)>;
 std::map<std::string, int64_t> prove_device(const DeviceOptions& options, std::string_view program,
                                             const Proofs& proofs = Proofs(), const SelfTestFunction& test = {});

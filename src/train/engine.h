@@ -59,83 +59,83 @@ struct StateTensors {
 // Slice by slice, as they are loaded.
 std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors);
 
-// A value that is not finite.
+// The first tensor with a value that is not finite.
 struct NonFinite {
-  std::string name;  // of the tensor, with the number of such values in it; "": all values are finite
-  // The tensor's place in the order in which tensors are computed, which is the same on all ranks.
+  std::string name;  // of the tensor, with the number of its values that are not finite; "": all are finite
+  // The tensor's position in the order of computation, which is the same on all ranks.
   int64_t place = std::numeric_limits<int64_t>::max();
 };
 
 class Engine {
  public:
-  // On `storage`, which outlives the engine and is of the rank's device. config.model.vocab_size must be resolved;
-  // `config` is copied. `seq_lens`: the lengths that sequences of a step may have (sequence_lengths()); empty:
-  // data.seq_len alone. Error (usage) where parallel.logical_shards would cross domains.
+  // Uses `storage`, which belongs to the rank's device and must outlive the engine. config.model.vocab_size must be
+  // resolved; `config` is copied. `seq_lens`: the lengths that sequences of a step may have (sequence_lengths());
+  // empty: data.seq_len alone. Error (usage) if parallel.logical_shards would cross domains.
   Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens = {});
 
   void initialise();
 
-  // --- a step: load every microbatch of this rank, run. All ranks make the same steps.
-  // The most steps whose results are not taken yet: one that is computed, and one behind it. A further step waits for
-  // the oldest and drops its result. NOTE: with three of super's graphs in its queue the driver delays the launch.
+  // --- a step: load every microbatch of this rank, run. All ranks make the same steps. The largest number of steps
+  // whose results have not been taken: one being computed, and the next. A further step waits for the oldest and drops
+  // its result. NOTE: with three of super's graphs in its queue, the driver delays the launch.
   static constexpr int64_t kMaxPending = 2;
 
-  // From the next step on, before it is loaded: sequences have `seq_len` tokens, one of the engine's seq_lens; at first
-  // data.seq_len.
+  // Sets the sequence length from the next step on, one of the engine's seq_lens; initially data.seq_len. To be called
+  // before that step is loaded.
   void use_seq_len(int64_t seq_len);
   int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches[shape_].size()); }
   // Loads microbatch `index` of the next step from host arrays, of as many ids as its shape (train/batch_shape.h) has
-  // tokens. `documents`, here and below: those of the inputs where data.mask_documents is set, else empty.
+  // tokens. `documents`, here and below: those of the inputs if data.mask_documents is set, else empty.
   void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
             const Documents& documents = {});
-  // Enqueues a step over what was loaded since the last one: forward, backward, clipping, the update of weights and
-  // router biases. `progress`: where the step ends. `num_targets`: targets with a loss in the whole step, on all ranks;
-  // the loss is their mean. Does not wait: from the second step of each sequence length on, it runs a recording.
-  // `with_routers`: the result has the routers' health. `with_phases`: it also has the times of phases, except in the
-  // first step of a length, and while the result of another timed step is not taken. Timed steps have recordings of
-  // their own, so that the others take no longer; their bits are the same.
+  // Enqueues a step on what was loaded since the last one: forward, backward, clipping, the update of weights and
+  // router biases. `progress`: the state after the step. `num_targets`: targets with a loss in the whole step, on all
+  // ranks, of which the loss is the mean. Does not wait: from the second step of each sequence length on, it runs a
+  // recording. `with_routers`: the result includes the routers' health. `with_phases`: it also includes the times of
+  // phases, except in the first step of a length and while the result of another timed step has not been taken. Timed
+  // steps have their own recordings, so that other steps take no longer; the bits are the same.
   //
-  // A step that is not finite changes no weight, bias or moment, nor does any step after it until initialise() or
-  // restore(), even if it was enqueued already.
+  // A step that is not finite changes no weight, bias or moment, nor does any later step until initialise() or
+  // restore(), even one that was already enqueued.
   void step(const Progress& progress, int64_t num_targets, bool with_routers = false, bool with_phases = false);
   void wait();  // for everything that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
   StepResult take_result();  // of the oldest pending step
-  StepResult result();       // of the last step; takes all
+  StepResult result();       // of the last step; takes the results of all pending steps
   // Of the last step, in layer order; waits. evaluate() does not change it, find_non_finite() does.
   std::vector<RouterHealth> router_health();
 
-  // Runs this rank's microbatches of the step whose result was taken last once more, and returns the first parameter or
+  // Repeats this rank's microbatches of the step whose result was taken last, and returns the first parameter or
   // intermediate that is not finite. To be called before anything else is loaded; pending steps are lost.
   NonFinite find_non_finite();
 
   // --- checks of precision (precision_checks.h)
-  // Whether a pending step may change the formats of products. Its result has to be taken before the next step, which
-  // would otherwise wait for it and drop it.
+  // Whether a pending step may change the formats of products. Its result must be taken before the next step is
+  // enqueued, which would otherwise wait for it and drop it.
   bool decision_is_pending() const {
     return precision_ && precision_->acts() && last_check_ >= num_taken_ && !ops_.counting();
   }
-  // The findings of checks, from results that were taken, as a checkpoint keeps them; restore_precision() sets them
-  // before the first step, and returns false where they belong to another model.
+  // The state of checks, from results that were taken, as stored in checkpoints; restore_precision() sets it before the
+  // first step, and returns false if it belongs to another model.
   std::vector<PrecisionRole> precision() const {
     return precision_ ? precision_->state() : std::vector<PrecisionRole>();
   }
   bool restore_precision(std::span<const PrecisionRole> state);
-  // Takes the format from every part of every layer, as checks may do: for a memory plan.
+  // Makes every part of every layer fall back, as checks may do: for a memory plan.
   void leave_precision();
 
   // --- experts that the ranks of a domain share (parallel/expert_placement.h)
   bool shares_experts() const { return !experts_.places.empty(); }
   const ExpertState& experts() const { return experts_; }
-  // Sets the places and rows with which a run goes on, before initialise() or restore(); moves nothing. Ignored where
+  // Sets the places and rows with which a run continues, before initialise() or restore(); moves nothing. Ignored if
   // experts are not shared.
   void place_experts(const ExpertState& experts);
   // Whether rebalance() is due after `steps` steps of the run: after every parallel.rebalance_every.
   bool rebalance_is_due(int64_t steps) const;
-  // Enqueues the move of experts, with their weights and optimizer state, to places by which the ranks' loads would
-  // have been more equal in the steps whose results were taken since the last call. No step may be pending. All ranks
-  // have to call it, and get the same result. Overwrites gradients.
+  // Enqueues the move of experts, with their weights and optimizer state, to places with which the ranks' loads would
+  // have been more even in the steps whose results were taken since the last call. No step may be pending. All ranks
+  // must call it, and get the same result. Overwrites gradients.
   Rebalancing rebalance();
 
   // losses = the token losses, in nats, of up to train.microbatch_seqs sequences of data.seq_len; 0 for targets < 0.
@@ -147,10 +147,10 @@ class Engine {
   void next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
                    const Documents& documents = {});
 
-  // This rank's part of a checkpoint, in host memory; weights are masters. Allocated at first use, since locking so
+  // This rank's part of a checkpoint, in host memory; weights are masters. Allocated at first use, since pinning so
   // much memory takes longer than a run's first steps. stage() enqueues copies to it of what this rank writes, without
-  // waiting: they are complete when wait_staged(), from any thread, returns, and stay while training goes on. stage()
-  // may be called again only when they are written. restore() copies all of it to the device.
+  // waiting: they are complete when wait_staged(), callable from any thread, returns, and do not change while training
+  // continues. stage() may be called again only after they have been written. restore() copies all of it to the device.
   const StateTensors& staging();
   void stage();
   void wait_staged() const { staged_->wait(); }
@@ -238,16 +238,16 @@ class Engine {
   std::vector<Steps> steps_;  // by shape, then by whether they are checked; last: recordings use all of the above
 };
 
-// The device of a run, or of one of its ranks, which share CPU threads equally, with at least one each.
+// The device of a run, or of one of its ranks, which share the CPU threads equally, with at least one each.
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
 
-// The storage that a step of each length, a validation and a checkpoint's staging take on each of config.parallel.ranks
-// ranks, of which `in_domain` share the experts; 0: all. `part`: a kind of GPU, which need not be in this machine,
-// where run.device is "cuda". `seq_lens`: as for an engine.
+// The storage that a step of each length, a validation and a checkpoint's staging need on each of config.parallel.ranks
+// ranks, of which `in_domain` share the experts; 0: all. `part`: if run.device is "cuda", a kind of GPU, which need not
+// be in this machine. `seq_lens`: as for an engine.
 StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
                                 std::span<const int64_t> seq_lens = {});
 
-// The rows of a layer's experts on each rank in the largest microbatch; all zero where experts are not shared.
+// The rows of a layer's experts on each rank in the largest microbatch; all zero if experts are not shared.
 ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe

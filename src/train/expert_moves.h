@@ -1,4 +1,4 @@
-// Moves stacked experts, with all that a rank keeps of them, between the ranks of a domain.
+// Moves stacked experts, with all of their state on a rank, between the ranks of a domain.
 //
 // U slots for experts on a rank (parallel/expert_placement.h).
 #pragma once
@@ -13,15 +13,15 @@
 
 namespace nmoe {
 
-// What this rank keeps of one weight's experts.
+// This rank's state of one weight's experts.
 struct MovableExperts {
   size_t layer;  // index in the placement
-  Tensor room;   // [U, ...], shared and free: experts that leave wait here until another rank has fetched them
-  // [U, ...] each. The tensors of a turn move together: for each expert they fit into one slot of the room.
+  Tensor room;   // [U, ...], shared and unused: departing experts wait here until another rank has fetched them
+  // [U, ...] each. The tensors of a turn move together: those of one expert fit into one slot of the room.
   std::vector<std::vector<Tensor>> turns;
 };
 
-// Enqueues the move of each expert from its place in `from` to its place in `to`. All ranks have to call it with the
+// Enqueues the move of each expert from its place in `from` to its place in `to`. All ranks must call it with the
 // same placements, while none of them uses the rooms.
 void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> experts, const ExpertPlacement& from,
                   const ExpertPlacement& to);
@@ -30,8 +30,8 @@ void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> 
 struct Rebalancing {
   struct Layer {
     int64_t layer = 0;                           // of the model
-    int64_t moves = 0;                           // experts that are on another rank now
-    double load_before = 1.0, load_after = 1.0;  // rank_load() of the rows counted, by the old and the new places
+    int64_t moves = 0;                           // number of experts that changed ranks
+    double load_before = 1.0, load_after = 1.0;  // rank_load() of the counted rows with the old and the new places
   };
   std::vector<Layer> layers;  // of experts
 

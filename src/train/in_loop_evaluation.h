@@ -1,7 +1,7 @@
-// Tasks that a run is judged by while it trains ([eval]).
+// Evaluation on tasks during training ([eval]).
 //
-// Every text is scored by the engine's own forward pass, in the place of a microbatch, as validation does: no weight,
-// statistic or input of a step changes, and nothing is planned beyond a step's memory.
+// Texts are scored by the engine's own forward pass, in place of a microbatch, as in validation: no weight, statistic
+// or input of a step changes, and no memory beyond that of a step is needed.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace nmoe {
 
-// Scores texts with an engine. All ranks ask for the same: rows of a pass are divided among them, each text is scored
-// by one, and all get the scores of all. A sequence holds one text or, with data.mask_documents, several.
+// Scores texts with an engine. All ranks request the same texts: the rows of a pass are divided among them, each text
+// is scored by one, and all ranks get all scores. A sequence holds one text or, with data.mask_documents, several.
 class EngineScorer final : public Scorer {
  public:
   EngineScorer(Engine& engine, const Config& config);
@@ -46,7 +46,7 @@ class EngineScorer final : public Scorer {
 // The tasks of [eval], read and tokenized before the first step. Const: shared by the ranks of a process.
 class InLoopEvaluation {
  public:
-  // Nothing where eval.every is 0. Errors: find_task_suite's, TaskEvaluation's.
+  // Null if eval.every is 0. Errors: find_task_suite's, TaskEvaluation's.
   static std::unique_ptr<const InLoopEvaluation> make(const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
 
   EvalReport run(Engine& engine, const Config& config) const;

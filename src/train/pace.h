@@ -1,5 +1,5 @@
-// How long the other ranks wait for this one before the run is given up: in steady steps briefly, so that a rank that
-// hangs is found within seconds; long where work may take one rank much longer than another.
+// How long other ranks wait for this one before the run is given up: briefly in steady steps, so that a rank that hangs
+// is found within seconds; long for work that may take one rank much longer than another.
 //
 // Threads: the rank's.
 #pragma once
@@ -15,19 +15,19 @@ class Pace {
  public:
   Pace(const ParallelConfig& config, const Engine& engine) : config_(config), engine_(engine) {}
 
-  // Steps of a shape before its times are steady: the first loads kernels, the second is recorded, the third is the
-  // first to be measured.
+  // Steps of a shape until its times are steady: the first loads kernels, the second is
+  // recorded, the third is the first to be measured.
   static constexpr int64_t kFirstSteps = 3;
 
-  // What follows, until the results of `steps` more steps have arrived, may take this rank much longer than another.
+  // Until the results of `steps` more steps have arrived, this rank may take much longer than another.
   void settle(int64_t steps = 1);
-  // While it is true, a step may be enqueued only when the result of the one before it has arrived.
+  // While true, a step may be enqueued only after the result of the one before it has arrived.
   bool is_settling() const { return settling_ > 0; }
 
   void step_begins() { begin_ = Clock::now(); }
   void step_ended();
 
-  // While it lives, the rank may wait for something of its own, such as a disk or a terminal.
+  // During its lifetime, the rank may wait for something of its own, such as a disk or a terminal.
   class Pause {
    public:
     explicit Pause(Pace& pace) : pace_(pace) { pace_.set(/*pausing=*/true); }

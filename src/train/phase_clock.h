@@ -1,4 +1,4 @@
-// What a step's time goes to, by marks in its work (ops/marks.h).
+// Where a step's time goes, measured by marks in its work (ops/marks.h).
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ class PhaseClock {
  public:
   explicit PhaseClock(Device& device) : marks_(make_marks(device)) {}
 
-  // In the work: in front of all, and where a phase of `layer`, or kNoLayer, ends and the next begins.
+  // Called while enqueueing: before everything, and where a phase of `layer`, or kNoLayer, ends.
   void begin();
   void end(StepPhase phase, int64_t layer);
 
-  // Of the run that was enqueued last, which is over: each phase of each layer once, all microbatches together.
+  // Times of the run enqueued last, which must be over: each phase of each layer once, all microbatches together.
   std::vector<PhaseTime> times() const;
 
  private:

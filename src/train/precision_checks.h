@@ -1,5 +1,5 @@
-// A run's checks of precision: steps measure the errors that rounding makes in products, and from these follows in
-// which format the products of each part of a layer go on (precision_watch.h).
+// A run's checks of precision: steps measure the rounding errors of products, from which the format of the following
+// products of each part of a layer is decided (precision_watch.h).
 //
 // One step in precision.check_every measures, on each rank, each weight's first product of each kind in the first
 // microbatch. The counts are integers, so that their sum over all ranks does not depend on an order. With
@@ -27,22 +27,22 @@ struct PrecisionReport {
 
 class PrecisionChecks {
  public:
-  // To be called after set_operand_formats(). Nothing where run.precision is not low, or checks are off.
+  // To be called after set_operand_formats(). Nothing if run.precision is not low, or checks are off.
   static std::optional<PrecisionChecks> make(const Config& config, WeightSet& weights, Arena& state);
 
   bool is_due(int64_t step) const { return step % config_.check_every == 0; }
   // Whether checks may change the formats of later products.
   bool acts() const { return config_.fallback == PrecisionFallback::kAct; }
   Tensor counts() const { return counts_; }  // [W, kNumMeasured, 5] f64, on the device: RoundingCounts
-  // To be called before a step's first product: the step is checked. `dense`: whether this rank measures the weights
-  // that all ranks have.
+  // Makes this a checked step; to be called before its first product. `dense`: whether this
+  // rank measures the weights that all ranks have.
   void begin(Ops& ops, bool dense);
 
   // Decides from a step's counts, summed over the ranks.
   PrecisionReport observe(std::span<const double> counts);
   // Gives the weights' products the formats that were decided, if acts(). Returns whether any has changed.
   bool set_formats();
-  void leave_all();  // all roles go on in act, as if checks had decided so
+  void leave_all();  // all roles fall back to act, as if checks had decided so
 
   const std::vector<PrecisionRole>& state() const { return watch_.state(); }
   bool restore(std::span<const PrecisionRole> state);  // as PrecisionWatch's

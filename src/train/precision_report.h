@@ -1,4 +1,4 @@
-// Checks of precision as numbers to log, and what is said where a role changes.
+// Checks of precision as numbers to log, and the message when a role changes.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What a rank measures of itself, and the first rank of a process of its host's GPUs. Recorder has what is of all
-// ranks.
+// Records what concerns one rank, and on the first rank of a process also the GPUs of its
+// host. Recorder records what concerns all ranks.
 //
 // Threads: that of the rank, which owns it.
 #pragma once
@@ -20,11 +20,11 @@ namespace nmoe {
 
 class RankRecorder {
  public:
-  // Of the run `run_id`, which goes on after `step`. `recorder` is rank 0's, with whose values its own are recorded;
-  // other ranks have none. What cannot be recorded is warned of: training can do without.
+  // For the run `run_id`, which continues after `step`. `recorder` is rank 0's, together with whose values its own are
+  // recorded; other ranks have none. If something cannot be recorded, there is only a warning.
   RankRecorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, Recorder* recorder);
 
-  // A logged step. Of rank 0 it was in Recorder::record().
+  // Records a logged step; for rank 0, after Recorder::record().
   void record(const StepReport& report);
 
  private:

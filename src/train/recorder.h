@@ -26,7 +26,7 @@
 
 namespace nmoe {
 
-// The wall time of training steps alone. Validation and checkpoints stop it.
+// The wall time of training steps only. It is stopped during validation and checkpoints.
 class StepClock {
  public:
   void start() { begin_ = Clock::now(); }
@@ -49,47 +49,47 @@ struct StepReport {
   StepResult result;
   double bits_per_byte = 0.0;
   double seconds = 0.0;        // of the steps since the last report
-  int64_t steps = 0;           // how many those are
-  double flops = 0.0;          // what they took (model/cost.h), of all ranks
+  int64_t steps = 0;           // number of these steps
+  double flops = 0.0;          // of these steps (model/cost.h), on all ranks
   double total_flops = 0.0;    // of the whole run so far
   double loader_wait_s = 0.0;  // of the rank, since its last record
 };
 
-// What a logged step's record has on every rank.
+// The part of a logged step's record that every rank has.
 void report_rank(const StepReport& report, MetricRecord& record);
 
 class Recorder {
  public:
-  // Opens the stores under run.dir. Only rank 0 has a recorder: what it reports is of all ranks. `run_id` empty: a new
-  // run; otherwise that run goes on after `step`, and what it recorded beyond is deleted. Error (runtime) when a store
-  // cannot be used; from then on, what cannot be recorded is only warned of, and tried again later.
-  // `alert_command`: see AlertDesk. `memory` is kept with the run.
+  // Opens the stores under run.dir. Only rank 0 has a recorder, which reports on all ranks. `run_id` empty: a new run;
+  // otherwise that run continues after `step`, and what it recorded beyond is deleted. Error (runtime) if a store
+  // cannot be used; later failures to record only cause a warning, and are retried. `alert_command`: see AlertDesk.
+  // `memory` is kept with the run.
   Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit,
            const std::vector<std::string>& alert_command, const MemoryPlan& memory);
 
   const std::string& run_id() const { return run_id_; }
   MetricsWriter& metrics() { return *metrics_; }
 
-  // The progress line, and what a check of precision found; of every step, in order.
+  // Shows the progress line and the findings of a check of precision. Called for every step, in order.
   void show(const StepReport& report, bool milestone);
-  // Metrics of the step that was shown last, at the logging cadence. It was asked for its routers.
+  // Records metrics of the step that was shown last, if it is to be logged. Its result must include routers.
   void record(const StepReport& report);
-  // A step whose loss or gradient is not finite.
+  // Records a step whose loss or gradient is not finite.
   void record_failure(int64_t step, const StepResult& result);
-  // Something else than a step is about to take its time.
+  // Something other than a step is about to take a long time.
   void expect_pause() { alerts_->expect_pause(); }
-  // Experts that moved in front of step `step`, and how uneven the ranks' loads were before and would have been after.
+  // Records which experts moved before `step`, and how uneven the ranks' loads were and would have been.
   void record_rebalancing(int64_t step, const Rebalancing& done);
   // `source` empty: all sources together.
   void record_validation(int64_t step, std::string_view source, const ValidationResult& result, double seconds);
-  // Texts that the model wrote behind that step.
+  // Records texts that the model generated after that step.
   void record_samples(int64_t step, std::vector<SampleText> samples);
   void record_evaluation(int64_t step, const EvalReport& report);
-  // The checkpoint of that step is whole.
+  // Records that the checkpoint of that step is complete.
   void record_checkpoint(int64_t step);
   void message(std::string_view text);
-  // Ends the run's row, with step and loss of the last step shown, then writes the last metrics. Without it the run is
-  // listed as dead when the process is gone.
+  // Completes the run's row with step and loss of the last step shown, then writes the last metrics. Without this call,
+  // the run is listed as dead once the process is gone.
   void finish(RunStatus status, const std::string& reason);
 
  private:

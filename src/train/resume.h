@@ -1,4 +1,4 @@
-// Where a run begins: with new weights, with those of another checkpoint, or where its own last checkpoint left off.
+// Where a run begins: with new weights, with those of another checkpoint, or at its own last checkpoint.
 #pragma once
 
 #include <optional>
@@ -13,23 +13,23 @@
 
 namespace nmoe {
 
-// What training refuses of the checkpoint model.init.from, which is set: Error (usage) when its model is not that of
-// `config`, or its tokenizer not `tokenizer` (null: not known yet); (runtime) when there is none, or it is damaged.
+// Checks the checkpoint model.init.from, which must be set: Error (usage) if its model is not that of `config`, or its
+// tokenizer is not `tokenizer` (null: not yet known); (runtime) if there is none, or it is damaged.
 void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer);
 
-// What a run is told that goes on where its dense products are computed by other algorithms than before (`before` and
-// `now` as product_identity() has them); "" where they are the same, or one of the two has no choice. The device is
-// free at a resume, so it is no error.
+// The warning for a run that is resumed where its dense products are computed by other algorithms than before (`before`
+// and `now` as from product_identity()); "" if they are the same, or one of the two has no choice. It is not an error,
+// since the device may change at a resume.
 std::string warn_of_other_products(const std::string& before, const std::string& now);
 
-// Decided once for a run and then applied to each engine that takes part in it. Const members may be called from
-// several threads.
+// Decided once for a run, and then applied to each of its engines. Const
+// members may be called from several threads.
 class TrainingStart {
  public:
-  // Looks into `folder`, which holds the run's own checkpoints, and refuses what does not belong together before any
-  // weight is read. `config` is resolved (vocabulary, steps); `plan` is that of `data`.
+  // Inspects `folder`, which holds the run's own checkpoints, and refuses what does not fit together before any weight
+  // is read. `config` must be resolved (vocabulary, steps); `plan` is that of `data`.
   //   checkpoints there and `resume`       resumes from the last
-  //   none, and model.init.from is set     takes that checkpoint's weights; optimizer and progress begin at nothing
+  //   none, and model.init.from is set     takes that checkpoint's weights; optimizer and progress start from zero
   //   none                                 new weights
   // Errors: (usage) checkpoints there without `resume`; a configuration, a corpus or a tokenizer that is not the
   // checkpoint's; (runtime) a damaged checkpoint.
@@ -38,13 +38,13 @@ class TrainingStart {
 
   bool resumes() const { return resumes_; }
   const Progress& progress() const { return progress_; }  // nothing unless it resumes
-  // What that took; nothing where the checkpoint does not tell.
+  // FLOPs up to there; nothing if the checkpoint does not say.
   const std::optional<double>& flops() const { return flops_; }
   const std::optional<StreamCursor>& cursor() const { return cursor_; }      // of the data plan; same
   const std::string& run_id() const { return run_id_; }                      // "" unless it resumes: a new run
   const fs::path& checkpoint() const { return checkpoint_; }                 // empty: new weights
   const std::string& product_identity() const { return product_identity_; }  // of what it ran on; "" unless it resumes
-  // What checkpoints of this run carry along from an imported model (checkpoint.h).
+  // Files from an imported model that this run's checkpoints keep (checkpoint.h).
   const std::vector<CarriedFile>& carried() const { return carried_; }
 
   // Gives `engine` its weights and optimizer state, of which each rank reads its own. Errors: Engine's;

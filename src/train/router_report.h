@@ -21,8 +21,8 @@ struct FullestExpert {
 // Of the layer in which it is fullest.
 FullestExpert fullest_expert(std::span<const RouterHealth> layers);
 
-// Notices routers that stay far from balance. Every router begins uneven, so steps before kFirstStep say nothing, nor
-// does a single step.
+// Notices routers that stay far from balance. Every router is uneven at first, so steps before kFirstStep do not count,
+// nor does a single step.
 class BalanceWatch {
  public:
   static constexpr int64_t kFirstStep = 200;
@@ -36,8 +36,8 @@ class BalanceWatch {
   // `config` is copied.
   explicit BalanceWatch(const Config& config);
 
-  // Takes what routers did in a reported step. "" or a sentence with the layer, its load and the keys to change; after
-  // one, no other before twice as many steps.
+  // Takes the routers' health in a reported step. Returns "" or a sentence with the layer, its load and the keys to
+  // change; after one, no other until the run has twice as many steps.
   std::string observe(int64_t step, std::span<const RouterHealth> layers);
 
  private:
@@ -49,7 +49,7 @@ class BalanceWatch {
 };
 
 // At most top_k + 1 experts get any token and cv is at least 97 % of what exactly top_k experts sharing everything
-// would show, 100 * sqrt((E - K) / K). Never where so few experts are that an even load satisfies that.
+// would have, 100 * sqrt((E - K) / K). Never if there are so few experts that an even load would satisfy this.
 bool is_collapsed(int64_t num_active, double cv_percent, int64_t num_experts, int64_t top_k);
 
 // "" or the layer that is collapsed, and why.

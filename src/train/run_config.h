@@ -9,9 +9,9 @@
 
 namespace nmoe {
 
-// load_config(), with [model] taken from the checkpoint model.init.from where that is set. Where that checkpoint is no
-// longer there, a run that has checkpoints of its own takes it from those. Errors: load_config's; (usage) when
-// model.init.from is no checkpoint; (runtime) when it is a damaged one.
+// load_config(), with [model] taken from the checkpoint model.init.from if that is set. If that checkpoint no longer
+// exists, a run that has its own checkpoints takes [model] from those. Errors: load_config's; (usage) if
+// model.init.from is not a checkpoint; (runtime) if it is damaged.
 Config load_run_config(const std::filesystem::path& path, std::span<const std::string> overrides = {});
 
 }  // namespace nmoe

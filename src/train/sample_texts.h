@@ -1,4 +1,4 @@
-// Texts that a model writes while it is trained: train.sample_prompts, gone on with.
+// Texts that a model generates during training, from train.sample_prompts.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace nmoe {
 
-// Each token costs a forward pass over a microbatch, for all prompts of it at once: nothing is planned for a cache.
-// Tokens are drawn at kSampleTemperature from the likeliest ones, which reach probability kSampleTopP, by the run's
-// seed, the step and the prompt. No weight, statistic or input of a step changes.
+// Each token costs a forward pass over a microbatch, for all prompts that fit at once, since no memory is planned for a
+// cache. Tokens are sampled at temperature kSampleTemperature with top-p kSampleTopP, seeded by the run's seed, the
+// step and the prompt. No weight, statistic or input of a step changes.
 inline constexpr double kSampleTemperature = 0.8, kSampleTopP = 0.95;
 
 class SampleTexts {
@@ -24,8 +24,8 @@ class SampleTexts {
   SampleTexts(const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
 
   bool empty() const { return prompts_.empty(); }
-  // All ranks call it; rank 0 gets the texts, in the order of the prompts, up to the end of a document or to where no
-  // logit is finite.
+  // All ranks call it; rank 0 gets the texts, in the order of the prompts. A text ends
+  // with its document, or where no logit is finite.
   std::vector<SampleText> write(Engine& engine, int64_t step) const;
 
  private:

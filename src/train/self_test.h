@@ -1,7 +1,7 @@
-// Whether a device computes what the CPU does: training steps and generation of small models, in every precision that
-// the device has, every operation of which is held against the CPU's (ops/checked/checked_device.h).
+// Tests whether a device computes the same as the CPU: in training steps and generation of small models, in every
+// precision that the device supports, every operation is compared with the CPU's (ops/checked/checked_device.h).
 //
-// The models have layers of all kinds, of sizes that fast kernels take and of odd ones. What ranks exchange is no part.
+// The models have layers of all kinds, of sizes for fast kernels and of odd ones. Exchange between ranks is not tested.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace nmoe {
 
-// How often each operation was checked. Throws checked::MismatchError where one differs; Error as make_device(), and
-// (runtime) where memory is lacking. `say` gets a line about what comes next. `wrap`: makes the device that is tested
-// of the one that `options` name, for tests of this one.
+// Returns how often each operation was checked. Throws checked::MismatchError if one differs; Error as make_device(),
+// and (runtime) if memory is lacking. `say` gets a line before each part. `wrap` replaces the device that `options`
+// name, for tests of the self-test itself.
 std::map<std::string, int64_t> run_self_test(const DeviceOptions& options,
                                              const std::function<void(const std::string&)>& say,
                                              const std::function<std::unique_ptr<Device>(Device& device)>& wrap = {});

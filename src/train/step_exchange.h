@@ -1,4 +1,4 @@
-// What host and device hand each other for a step: its inputs on the way there, its results on the way back.
+// What host and device exchange for a step: inputs to the device, results back.
 //
 // T tokens of a microbatch, E experts.
 //
@@ -23,14 +23,14 @@
 
 namespace nmoe {
 
-// Everything that a step reads and that is another at the next: one block, so that one copy brings it.
+// Everything that a step reads and that changes from step to step, in one block for a single copy.
 struct StepInputs {
-  // By shape: the rank's microbatches; cu_seqlens for as many documents as tokens. A step has one shape: those of all
-  // shapes lie in the same memory.
+  // By shape: the rank's microbatches, with cu_seqlens for as many documents as tokens. A step has one shape: the
+  // batches of all shapes use the same memory.
   std::vector<std::vector<Batch>> batches;
   Tensor loss_scale;    // [1] f64: 1 / (targets with a loss in the step, on all ranks)
   Tensor rates;         // optim/optimizer.h
-  Tensor rounding_key;  // [1] i64: of what is rounded at random, gradients (model/operand_formats.h) and moments
+  Tensor rounding_key;  // [1] i64: for stochastic rounding of gradients (model/operand_formats.h) and moments
   Tensor block;         // all of the above, [bytes] u8
 };
 
@@ -38,7 +38,7 @@ struct StepInputs {
 StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena);
 
 // A microbatch's host arrays, of at most as many tokens as a Batch has room for. `documents` are those of the inputs
-// where data.mask_documents is set, else empty.
+// if data.mask_documents is set, else empty.
 struct MicrobatchArrays {
   std::span<const int32_t> inputs, targets;
   const Documents& documents;
@@ -65,13 +65,13 @@ struct RouterHealth {
 
 // What one rank did in the exchanges of one layer over one step.
 struct RankTraffic {
-  int64_t rows = 0;  // copies that its experts got, from all ranks
+  int64_t rows = 0;  // token copies that its experts got from all ranks
   int64_t sent = 0;  // tokens that it sent to other ranks, and their copies there
   int64_t sent_copies = 0;
   int64_t received = 0;  // tokens that others sent to it, and their copies here
   int64_t received_copies = 0;
-  // By transfer (model/exchange_stats.h): waits for the others of its domain; the transfer as a whole; of that, what
-  // other work did not hide.
+  // By transfer (model/exchange_stats.h): time waiting for the others of its domain, duration of the transfer, and the
+  // part of that which other work did not hide.
   std::array<double, kTransfers.size()> waited_ms{}, lasted_ms{}, exposed_ms{};
 };
 struct LayerTraffic {
@@ -79,17 +79,17 @@ struct LayerTraffic {
   std::vector<RankTraffic> ranks;  // of the run
 };
 
-// The same on every rank, but for the phases.
+// The same on every rank, except for the phases.
 struct StepResult {
   double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
   double grad_norm = 0.0;  // of all gradients of the step, before clipping
   bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
-  // In layer order, where the step was asked for routers; traffic where ranks share the experts.
+  // In layer order, if the step was asked for routers; traffic if ranks share the experts.
   std::vector<RouterHealth> routers;
   std::vector<LayerTraffic> traffic;
-  std::vector<PhaseTime> phases;     // of this rank, where the step was timed; else empty
-  std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, where they are wanted of every step; else empty
-  PrecisionReport precision;         // where the step was checked and is finite
+  std::vector<PhaseTime> phases;     // of this rank, if the step was timed; else empty
+  std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, if wanted for every step; else empty
+  PrecisionReport precision;         // if the step was checked and is finite
 };
 
 // The host's side of one step on one rank, in memory that the device copies to and from.
@@ -106,11 +106,11 @@ class StepSlot {
   const std::vector<Batch>& batches() const { return inputs_.batches[shape_]; }
   void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
 
-  // Enqueues the copies of what the step left on the device; sums [2] f64: of token losses, of squares of gradients.
+  // Enqueues copies of the step's results on the device; sums [2] f64: of token losses, of squares of gradients.
   void fetch_results(Tensor sums);
   void fetch_routers(const Model& model);
   void fetch_rounding_counts();
-  // Of its step; empty where it was not checked. Once wait() has returned.
+  // Of its step, after wait() has returned; empty if it was not checked.
   std::span<const double> rounding_counts() const;
   bool arrived() const { return done_->reached(); }
   StepResult wait() const;

@@ -1,4 +1,4 @@
-// The parts of a step that its time is told apart by.
+// The phases into which a step's time is divided.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace nmoe {
 
-// In the order of their first turns: those of layers take turns by layer and microbatch.
+// In the order in which they first occur; phases of layers recur for each layer and microbatch.
 enum class StepPhase {
   kBegin,  // router statistics and the loss at zero
   kEmbedding,
@@ -23,7 +23,7 @@ enum class StepPhase {
   kUpdate,  // the rest of the gradients' sums, clipping, weights and router biases
 };
 
-// What a phase of a layer, or kNoLayer, took in a step.
+// The time of a phase of a layer, or kNoLayer, in a step.
 struct PhaseTime {
   StepPhase phase;
   int64_t layer;
@@ -34,7 +34,7 @@ std::span<const StepPhase> step_phases();
 std::string_view step_phase_name(StepPhase phase);  // "attention forward"
 std::string step_phase_tag(StepPhase phase);        // "phase/attention_forward", of metrics
 
-// The phase that is over when this value is there.
+// The phase that ends when this intermediate has been computed.
 std::optional<StepPhase> phase_ending_with(Intermediate value);
 
 }  // namespace nmoe

@@ -1,4 +1,4 @@
-// What a process prepares before its ranks train, and where a run's row is.
+// What a process prepares before its ranks train, and the location of a run's row.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct ValidSplit {
   SequenceReader reader;
 };
 
-// What all ranks of a process read and none changes.
+// Data shared, read-only, by all ranks of a process.
 struct TrainingRun {
   TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch);
 
@@ -40,17 +40,17 @@ struct TrainingRun {
   std::vector<int32_t> token_bytes;
   std::unique_ptr<const InLoopEvaluation> evaluation;  // if any is wanted
   std::optional<SampleTexts> samples;
-  std::vector<std::string> alert_command;    // which config has no more: nothing that is kept may have it
+  std::vector<std::string> alert_command;    // removed from config, since nothing that is stored may contain it
   std::string tokenizer_json;                // in every checkpoint; 10 MB for large vocabularies
   std::unique_ptr<CheckpointFolder> folder;  // of the process of rank 0
   std::optional<TrainingStart> start;
 };
 
-// The run's row in experiments.db, for who has to end a process in which rank 0 may hang.
+// The run's row in experiments.db, for ending a process in which rank 0 may hang.
 class RunPlace {
  public:
   void set(fs::path database, const std::string& id);
-  // Nothing where the run has no row, here or yet.
+  // Does nothing if the run has no row in this process, or not yet.
   void fail(const std::string& reason);
 
  private:

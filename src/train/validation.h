@@ -1,4 +1,4 @@
-// Loss on held-out text, and answers where a mask says what they are.
+// Loss on held-out text, and the share of right answers if a mask marks answers.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
@@ -12,12 +12,12 @@
 
 namespace nmoe {
 
-// How many bytes of text each token id stands for; special tokens 0. [V]
+// [V]: the bytes of text that each token id stands for; 0 for special tokens.
 std::vector<int32_t> token_byte_counts(const Tokenizer& tokenizer);
 
 struct ValidationResult {
   double nats = 0.0;   // of all targets counted
-  int64_t tokens = 0;  // targets counted; those that stand for no text (end of document) are not
+  int64_t tokens = 0;  // number of targets counted; those that stand for no text (end of document) are not
   int64_t bytes = 0;
   int64_t answers = 0;  // counted (train/answers.h): 0 without a mask
   int64_t answers_correct = 0;
@@ -29,8 +29,8 @@ struct ValidationResult {
 };
 
 // The first max_seqs windows of a split (data/stream/loader.h: split_reader); 0: all of them. Every rank calls this,
-// evaluates a contiguous range of the windows and gets the result of all: sums of nats within a rank in the windows'
-// order, then over ranks in theirs. Answers do not depend on how the windows are divided (train/answers.h).
+// evaluates a contiguous range of the windows and gets the result for all. Nats are summed in the windows' order, then
+// in that of ranks. Answers do not depend on how the windows are divided (train/answers.h).
 ValidationResult validate(Engine& engine, const SequenceReader& split, const std::vector<int32_t>& token_bytes,
                           int64_t max_seqs, int64_t microbatch_seqs);
 

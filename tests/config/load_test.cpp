@@ -96,27 +96,27 @@ TEST(Load, WrongTypesAndValuesOutOfRange) {
   expect_error("[model.dim]\n", "bad.toml:1: model.dim = {...}" + dim_range, dim_remedy);
   expect_error("[model]\nattention = \"mha\"\n",
                "bad.toml:2: model.attention = \"mha\", but it must be \"mla\" or \"gqa\"",
-               "correct model.attention (multi-head latent or grouped-query)");
+               "correct model.attention (multi-head latent or grouped-query attention)");
   expect_error("[optim.adamw]\nbeta2 = 1\n",
                "bad.toml:2: optim.adamw.beta2 = 1, but it must be a finite number of at least 0 and "
                "below 1",
-               "correct optim.adamw.beta2 (decay of the second moment)");
+               "correct optim.adamw.beta2 (decay rate of the second moment)");
   expect_error("[optim.rest]\nlr = nan\n",
                "bad.toml:2: optim.rest.lr = nan, but it must be a finite number of at least 0",
                "correct optim.rest.lr (peak learning rate)");
   expect_error("[model.init]\ntruncation = 0.0\n",
                "bad.toml:2: model.init.truncation = 0.0, but it must be a finite number above 0",
-               "correct model.init.truncation (normals end at so many standard deviations)");
+               "correct model.init.truncation (standard deviations at which the normal distribution is truncated)");
   expect_error("[model]\ntied_head = 1\n", "bad.toml:2: model.tied_head = 1, but it must be true or false",
                "correct model.tied_head (the head shares the embedding table)");
   expect_error("[run]\nname = \"../x\"\n",
                "bad.toml:2: run.name = \"../x\", but it must be a string of up to 255 letters, digits, '.', "
                "'_' and '-' that starts with neither '.' nor '-'",
-               "correct run.name (what the run is called)");
+               "correct run.name (name of the run)");
   expect_error("[train]\nmemory_limit = \"much\"\n",
                "bad.toml:2: train.memory_limit = \"much\", but it must be a size such as \"8 GiB\" "
                "or \"512MiB\", or empty",
-               "correct train.memory_limit (\"8 GiB\"; empty: what the machine has)");
+               "correct train.memory_limit (memory that the run may use; empty: what the machine has)");
   expect_error("[model.moe]\nnum_experts = 4\n[optim.router]\nweight_decay = 0.1\n",
                "bad.toml:4: optim.router.weight_decay = 0.1, but it must be 0",
                "correct optim.router.weight_decay (router weights never decay)");
@@ -300,7 +300,7 @@ TEST(Load, ExpandsTheEnvironmentInStrings) {
   expect_error("[train]\nsteps = \"${NMOE_TEST_STEPS:-5}\"\n",
                "bad.toml:2: train.steps = \"5\", but it must be an integer from 0 to "
                "1000000000000000",
-               "correct train.steps (where to stop; 0: where the plan of data.mixture ends)");
+               "correct train.steps (step at which to stop; 0: where the plan of data.mixture ends)");
 }
 
 TEST(Overrides, ReplaceTheFileInOrder) {
@@ -335,7 +335,7 @@ TEST(Load, OneRateForAllGroups) {
   EXPECT_EQ(print_config(by_all), print_config(by_each));
   EXPECT_EQ(config_fingerprint(by_all), config_fingerprint(by_each));
   expect_error("optim.lr = -1\n", "bad.toml:1: optim.lr = -1, but it must be a finite number of at least 0",
-               "correct optim.lr (peak learning rate of every group that has no lr of its own)");
+               "correct optim.lr (peak learning rate of every group without an lr of its own)");
 }
 
 TEST(Load, TheModelOfWhatTrainingStartsWith) {

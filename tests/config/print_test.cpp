@@ -44,11 +44,11 @@ TEST(Print, AlignsValuesAndMeanings) {
   config.data.path = "a/folder/with/a/name/longer/than/the/column";
   const std::string text = print_config(config);
   EXPECT_NE(text.find("\n[model.mla]\n"
-                      "q_lora_rank      = 0      # width of latent queries; 0: projected directly\n"
-                      "kv_lora_rank     = 64     # width of latent keys and values\n"),
+                      "q_lora_rank      = 0      # rank of latent queries; 0: queries are projected directly\n"
+                      "kv_lora_rank     = 64     # rank of latent keys and values\n"),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("\nseq_len        = 256                       # tokens of a sequence\n"), std::string::npos)
+  EXPECT_NE(text.find("\nseq_len        = 256                       # tokens per sequence\n"), std::string::npos)
       << text;
 }
 

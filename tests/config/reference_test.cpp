@@ -22,15 +22,17 @@ TEST(Reference, HasEveryKeyWithDefaultLimitsAndNeeds) {
     EXPECT_EQ(field.used(), field.lacks.empty());
     EXPECT_TRUE(field.used() || !field.conditions.empty()) << field.key;
   }
+  EXPECT_TRUE(
+      contains(text,
+               "\n## [model.moe]\n\n- **num_experts** = `0`: number of routed experts; 0: every layer is dense. "
+               "An integer from 0 to 1048576.\n"));
+  EXPECT_TRUE(
+      contains(text,
+               "- **top_groups** = `1`: number of groups from which a token's experts are chosen. An integer from 1 to "
+               "1048576. Needs `model.moe.num_experts > 0` and `model.moe.num_groups > 1`.\n"));
   EXPECT_TRUE(contains(text,
-                       "\n## [model.moe]\n\n- **num_experts** = `0`: routed experts; 0: every layer is dense. "
-                       "An integer from 0 to 1048576.\n"));
-  EXPECT_TRUE(contains(text,
-                       "- **top_groups** = `1`: groups that a token's experts come from. An integer from 1 to "
-                       "1048576. Needs `model.moe.num_experts > 0` and `model.moe.num_groups > 1`.\n"));
-  EXPECT_TRUE(contains(text,
-                       "- **steps** = `100`: where to stop; 0: where the plan of data.mixture ends. An integer "
-                       "from 0 to 1000000000000000. Free at a resume.\n"));
+                       "- **steps** = `100`: step at which to stop; 0: where the plan of data.mixture ends. An integer "
+                       "from 0 to 1000000000000000. May change at a resume.\n"));
   EXPECT_TRUE(contains(text, "- **lr**, not set: peak learning rate of every group"));
   EXPECT_TRUE(contains(text, "\"mla\" or \"gqa\"."));
 }

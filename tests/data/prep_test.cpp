@@ -447,6 +447,25 @@ TEST_F(PrepTest, OptionsThatCannotBeMet) {
   expect_usage({.inputs = {a}, .dataset = "a/b"}, "'a/b' cannot name a dataset");
   expect_usage({.inputs = {a}, .tokens_per_shard = 1}, "1 tokens per shard");
   expect_usage({.inputs = {(dir_ / "*.md").string()}}, "*.md");
+  const std::string notes = write("notes/a.md", "text");
+  expect_usage({.inputs = {(dir_ / "notes").string()}},
+               "notes' holds no .txt, .jsonl, .ndjson or .parquet file, but 1 of other kinds, such as '" + notes + "'");
+}
+
+TEST_F(PrepTest, FilesOfOtherKindsInFoldersAreReported) {
+  const std::string a = write("x/a.txt", "text"), b = write("x/sub/b.md", "text"), c = write("x/sub/c.json", "{}");
+  const InputPaths inputs = expand_inputs({(dir_ / "x").string(), (dir_ / "x/*/*.md").string()}, "text");
+  EXPECT_EQ(inputs.files, (std::vector<fs::path>{a, b}));
+  EXPECT_EQ(inputs.skipped, (std::vector<fs::path>{c}));
+  EXPECT_EQ(describe_skipped({}), "");
+  for (const bool again : {false, true}) {
+    const PrepReport report = prepare_dataset({.inputs = {(dir_ / "x").string()}, .out = out()});
+    EXPECT_EQ(report.was_there, again);
+    EXPECT_EQ(report.skipped_files, (std::vector<fs::path>{b, c}));
+    const std::string note = describe_skipped(report.skipped_files);
+    EXPECT_TRUE(note.starts_with("skipped 2 files in folders")) << note;
+    EXPECT_NE(note.find(b), std::string::npos) << note;
+  }
 }
 
 TEST_F(PrepTest, InputsAreSortedAndTakenOnce) {
@@ -455,7 +474,7 @@ TEST_F(PrepTest, InputsAreSortedAndTakenOnce) {
   const std::string bracket = write("[c].txt", "");
   const auto names = [&](const std::vector<std::string>& arguments) {
     std::vector<std::string> found;
-    for (const fs::path& path : expand_inputs(arguments, "text")) found.push_back(path.string());
+    for (const fs::path& path : expand_inputs(arguments, "text").files) found.push_back(path.string());
     return found;
   };
   EXPECT_EQ(names({(dir_ / "x").string()}), (std::vector<std::string>{b, a}));

@@ -1,4 +1,4 @@
-// A file's content from its beginning to its end, decompressed on the way.
+// A file's content from beginning to end, decompressed while reading.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace nmoe {
 
-// The rest of a compressed file cannot be read: it ends too early, or is damaged. What came before it was delivered.
+// The rest of a compressed file cannot be read: it ends too early, or is damaged. What precedes it was delivered.
 class DamagedStream : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,15 +20,15 @@ class ByteStream {
  public:
   virtual ~ByteStream() = default;
 
-  // Fills `out` from its beginning and returns how much of it; 0 only at the end. Throws DamagedStream.
+  // Fills `out` from its beginning and returns the number of bytes; 0 only at the end. Throws DamagedStream.
   virtual size_t read(std::span<char> out) = 0;
 
-  // How much of the file has been taken in.
+  // Bytes of the file read so far.
   virtual int64_t file_bytes_read() const = 0;
 };
 
 // By the name's end: .gz (of any number of members), .zst (of any number of frames), anything else as it is. Needs
-// little memory whatever the file's size. Error (runtime) when the file cannot be opened.
+// little memory whatever the file's size. Error (runtime) if the file cannot be opened.
 std::unique_ptr<ByteStream> open_bytes(const std::filesystem::path& path);
 
 // Whether the name ends in .gz or .zst.

@@ -1,4 +1,4 @@
-// What is in a file, whatever its name says.
+// Recognises what a file contains, independently of its name.
 #pragma once
 
 #include <filesystem>
@@ -10,20 +10,20 @@
 
 namespace nmoe {
 
-// Why something is not what a reader can take, and how that is mended.
+// Why a reader cannot use something, and the remedy.
 struct ContentFault {
   std::string what;
   std::string remedy;
 };
 
-// How much of a content's beginning tells what it is.
+// The number of first bytes by which content is recognised.
 inline constexpr size_t kContentHeadBytes = 4096;
 
-// Nothing for what may be text in UTF-8. Else what it is: an archive, a document, a program, text in UTF-16; or bytes
-// that no text has. `head` are the first kContentHeadBytes of the content, decompressed, or all of it.
+// Nothing for what may be text in UTF-8. Otherwise what it is: an archive, a document, a program, text in UTF-16, or
+// bytes that do not occur in text. `head`: the first kContentHeadBytes of the content, decompressed, or all of it.
 std::optional<ContentFault> binary_content(std::string_view head);
 
-// Gives a record whose text or prompt is no UTF-8 that fault, naming the first such byte. Leaves other faults.
+// If a record's text or prompt is not valid UTF-8, sets that fault, naming the first such byte. Keeps other faults.
 void check_utf8(Record& record);
 
 }  // namespace nmoe

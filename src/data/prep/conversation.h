@@ -1,4 +1,4 @@
-// Conversations as documents: messages of several speakers, of which the assistant's are to be learned.
+// Conversations as documents: messages of several speakers, with loss on the assistant's only.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,28 @@
 
 namespace nmoe {
 
-// One that is ready for a shard, without its end-of-sequence id.
+// A conversation ready for a shard, without its end-of-sequence id.
 struct EncodedConversation {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> mask;  // 1 where the id is to be learned
+  std::vector<uint8_t> mask;  // 1 for ids with loss
 };
 
-// How a tokenizer's ids come out of messages: what chat templates are for, which this folder knows nothing of
+// Turns messages into a tokenizer's ids, by a chat template, on which this folder does not depend
 // (chat/conversation_encoder.h). Immutable and thread-safe.
 class ConversationEncoder {
  public:
   virtual ~ConversationEncoder() = default;
 
-  // `messages` as Record::messages. Error (runtime) when they cannot be written as a conversation.
+  // `messages` as Record::messages. Error (runtime) if they cannot be written as a conversation.
   virtual EncodedConversation encode(const std::string& messages) const = 0;
 
-  // Names all that decides what encode() gives, beside the tokenizer.
+  // Identifies everything besides the tokenizer that determines the results of encode().
   virtual std::string fingerprint() const = 0;
 };
 
 // Sets a record's messages and text from `json`, the value of its messages field: a list of {"role", "content"}, both
-// strings, other members allowed, with at least one whose role is "assistant". The text is that of all contents, a line
-// end between them: what filters and deduplication look at. Else a fault.
+// strings, other members allowed, with at least one whose role is "assistant". The text consists of all contents,
+// separated by line ends, for filters and deduplication. Otherwise sets a fault.
 void take_messages(const std::string& json, Record& record);
 
 }  // namespace nmoe

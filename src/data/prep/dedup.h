@@ -16,13 +16,13 @@ struct Digest {
   uint64_t low = 0;
   bool operator==(const Digest&) const = default;
 };
-// Of a prompt, which may be empty, and a text.
+// The digest of a prompt, which may be empty, and a text.
 Digest digest_of(std::string_view prompt, std::string_view text);
 
 // A set of digests: about 32 bytes each.
 class DigestSet {
  public:
-  bool insert(const Digest& digest);  // false when it was there
+  bool insert(const Digest& digest);  // false if it was present
   int64_t size() const { return size_; }
 
  private:
@@ -37,12 +37,12 @@ class DigestSet {
 //
 // Broder, "On the resemblance and containment of documents" (1997): a document is the set of its shingles, runs of
 // kShingleChars characters, and two documents resemble each other by the Jaccard index J of their sets. Under a random
-// permutation of all shingles the least ones of two documents are equal with probability J; so the share of equal
-// entries of two signatures, one entry a permutation, estimates J with standard error sqrt(J (1 - J) / 128).
+// permutation of all shingles, the smallest ones of two documents are equal with probability J; so the share of equal
+// entries of two signatures, with one entry per permutation, estimates J with standard error sqrt(J (1 - J) / 128).
 //
-// Candidates come by banding (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", section 3.4): 32 bands of 4
-// entries; two documents meet if a band is equal, with probability 1 - (1 - J^4)^32: 1 - 5e-9 at J = 0.82, 0.87 at
-// 0.5, 0.23 at 0.3.
+// Candidates are found by banding (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", section
+// 3.4): 32 bands of 4 entries; two documents meet if a band is equal, with probability 1 - (1 - J^4)^32: 1
+// - 5e-9 at J = 0.82, 0.87 at 0.5, 0.23 at 0.3.
 
 inline constexpr int kPermutations = 128;
 inline constexpr int kBands = 32;
@@ -60,15 +60,15 @@ class NearDuplicates {
   // In (0, 1].
   explicit NearDuplicates(double threshold);
 
-  // Adds a document unless one kept before resembles it by the threshold or more; returns the first such, counted
-  // from 0 in the order of adding.
+  // Adds a document unless its resemblance to an earlier one reaches the threshold; then returns the first such one,
+  // counted from 0 in the order of adding.
   std::optional<int64_t> add(const Signature& signature);
-  // Adds one that is known to resemble none.
+  // Adds a document that is known to resemble no other.
   void insert(const Signature& signature);
   int64_t size() const { return static_cast<int64_t>(signatures_.size()); }
 
  private:
-  // Of the entries the low halves are enough to compare: they are equal by accident once in 65,536.
+  // The low halves of entries suffice for comparison: they are equal by accident once in 65,536.
   using ShortSignature = std::array<uint16_t, kPermutations>;
 
   // One band: open addressing from the hash of its entries to the documents that have them.
@@ -79,7 +79,7 @@ class NearDuplicates {
     void insert(uint32_t hash, uint32_t document);
 
    private:
-    // Boilerplate gives thousands of documents one band in common; two that are near each other have others.
+    // With boilerplate, thousands of documents have a band in common; similar documents have others in common too.
     static constexpr int kMaxOfOneHash = 32;
     static constexpr uint32_t kFree = UINT32_MAX;
     struct Slot {

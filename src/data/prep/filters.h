@@ -1,12 +1,12 @@
-// What is measured of a document's text to tell writing from debris, whatever its language.
+// Measures of a document's text that distinguish prose from debris in any language.
 //
 // Sources: Rae et al., "Scaling Language Models: Methods, Analysis & Insights from Training Gopher" (2021), appendix
 // A.1.1: the shares of repeated lines (its threshold: 0.3) and of characters in repeated n-grams (0.15 for n = 5 down
 // to 0.10 for n = 10), both from table A1. Its symbol rule counts '#' and ellipses against English words; the share of
 // symbols among all characters stands in for it here, for which 0.3 is a usual threshold.
 //
-// A character is a Unicode code point; each byte that is no valid UTF-8 counts as one of its own. A word is a run of
-// characters between white space, so that text without spaces (Chinese, Thai) is words as long as its lines.
+// A character is a Unicode code point; each byte that is not valid UTF-8 counts as one. A word is a sequence of
+// characters between white space, so in text without spaces (Chinese, Thai) words are as long as lines.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace nmoe {
 
-// All off by default. A share is in [0, 1]; a document is dropped when its own is above the limit.
+// All off by default. A share is in [0, 1]; a document is dropped if its share is above the limit.
 struct FilterOptions {
   int64_t min_chars = 0;
   int64_t max_chars = 0;   // 0: no limit
@@ -30,13 +30,13 @@ struct FilterOptions {
 
 int64_t count_chars(std::string_view text);
 
-// Characters that are no letter, mark, digit or white space, over all that are no white space. By blocks: ASCII and
+// Characters other than letters, marks, digits and white space, over all that are not white space. By blocks: ASCII and
 // Latin-1 punctuation, U+2000-2BFF (punctuation, currency, arrows, mathematics, box drawing), CJK and full-width
-// punctuation, private use, emoji, and bytes that are no valid UTF-8. 0 for a text of white space.
+// punctuation, private use, emoji, and bytes that are not valid UTF-8. 0 for a text of white space.
 double symbol_share(std::string_view text);
 
-// Lines that equal an earlier line, over all lines; those of white space alone do not count, white space at either
-// end of a line does not matter. 0 without lines.
+// Lines that equal an earlier line, over all lines; those of only white space do not count, and white space at either
+// end of a line is ignored. 0 without lines.
 double repeated_line_share(std::string_view text);
 
 // Characters (bytes, here) of words that belong to an n-gram of `n` words that occurred before or occurs again, over
@@ -49,7 +49,7 @@ struct Verdict {
   std::string detail;       // the value that is too high or too low
 };
 
-// The first rule that the text breaks, in the order of FilterOptions; lengths in tokens are for check_tokens().
+// The first rule that the text violates, in the order of FilterOptions; lengths in tokens are for check_tokens().
 std::optional<Verdict> check_text(std::string_view text, const FilterOptions& options);
 std::optional<Verdict> check_tokens(int64_t num_tokens, const FilterOptions& options);
 

@@ -41,18 +41,33 @@ bool belongs(const fs::path& path) {
   return false;
 }
 
-std::vector<fs::path> files_below(const fs::path& folder) {
-  std::vector<fs::path> files;
+InputPaths files_below(const fs::path& folder) {
+  InputPaths found;
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_regular_file() && belongs(it->path())) files.push_back(it->path());
+    if (it->is_regular_file()) (belongs(it->path()) ? found.files : found.skipped).push_back(it->path());
   }
   if (error) {
     throw runtime_error(fmt::format("cannot list '{}': {}", folder.string(), error.message()),
                         "check the permissions of the folder and of those below it");
   }
-  sort_by_name(files);
-  return files;
+  sort_by_name(found.files);
+  sort_by_name(found.skipped);
+  return found;
+}
+
+constexpr const char* kFolderFiles = ".txt, .jsonl, .ndjson or .parquet";
+
+Error nothing_to_read(const std::string& what, const std::string& argument, const std::vector<fs::path>& skipped) {
+  if (skipped.empty()) {
+    return usage_error(
+        fmt::format("{}: '{}' names no file to read", what, argument),
+        fmt::format("name files, folders that hold {} files, or a glob such as 'books/*.txt'", kFolderFiles));
+  }
+  return usage_error(fmt::format("{}: '{}' holds no {} file, but {} of other kinds, such as '{}'", what, argument,
+                                 kFolderFiles, skipped.size(), skipped.front().string()),
+                     fmt::format("to read files of other names as text, name them, or give a glob such as '{}/*{}'",
+                                 skipped.front().parent_path().string(), skipped.front().extension().string()));
 }
 
 // What is said of a name before anything is read. What a file of another name holds, its reader sees (content.h).
@@ -80,29 +95,38 @@ FileKind file_kind(const fs::path& path) {
   return FileKind::kText;
 }
 
-std::vector<fs::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what) {
-  std::vector<fs::path> files;
+InputPaths expand_inputs(const std::vector<std::string>& arguments, const std::string& what) {
+  InputPaths inputs;
   std::set<fs::path> seen;
   for (const std::string& argument : arguments) {
     bool named_any = false;
+    std::vector<fs::path> skipped;
     // A path that exists is meant as it is, whatever characters it has.
     std::error_code error;
     const auto paths = fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
     for (const fs::path& path : paths) {
-      const auto found = fs::is_directory(path) ? files_below(path) : std::vector<fs::path>{path};
-      named_any |= !found.empty();
-      for (const fs::path& file : found) {
+      const InputPaths found = fs::is_directory(path) ? files_below(path) : InputPaths{{path}, {}};
+      named_any |= !found.files.empty();
+      for (const fs::path& file : found.files) {
         check_readable(file);
-        if (seen.insert(fs::canonical(file)).second) files.push_back(file);
+        if (seen.insert(fs::canonical(file)).second) inputs.files.push_back(file);
       }
+      skipped.insert(skipped.end(), found.skipped.begin(), found.skipped.end());
     }
-    if (!named_any) {
-      throw usage_error(
-          fmt::format("{}: '{}' names no file to read", what, argument),
-          "name files, folders that hold .txt, .jsonl or .parquet files, or a glob such as 'books/*.txt'");
-    }
+    if (!named_any) throw nothing_to_read(what, argument, skipped);
+    inputs.skipped.insert(inputs.skipped.end(), skipped.begin(), skipped.end());
   }
-  return files;
+  // Another argument may have named them, or a folder above theirs.
+  std::erase_if(inputs.skipped, [&](const fs::path& file) { return !seen.insert(fs::canonical(file)).second; });
+  return inputs;
+}
+
+std::string describe_skipped(const std::vector<fs::path>& skipped) {
+  if (skipped.empty()) return "";
+  const bool one = skipped.size() == 1;
+  return fmt::format("skipped {} file{} in folders, not {}: {}'{}'; to read {} as text, name {} or give a glob\n",
+                     skipped.size(), one ? "" : "s", kFolderFiles, one ? "" : "such as ", skipped.front().string(),
+                     one ? "it" : "them", one ? "it" : "them");
 }
 
 }  // namespace nmoe

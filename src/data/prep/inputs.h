@@ -1,4 +1,4 @@
-// The files that a command's arguments mean.
+// The input files that a command's arguments name.
 #pragma once
 
 #include <filesystem>
@@ -16,12 +16,20 @@ enum class FileKind {
 };
 FileKind file_kind(const std::filesystem::path& path);
 
-// Each argument is a file, a folder or a glob (*, ?, [...]) of either. Out of folders come *.txt,
-// *.jsonl, *.ndjson (each also with .gz or .zst) and *.parquet at any depth; not .md and .json, which in a dataset's
-// folder are its description (README.md, dataset_info.json): name those, or give a glob. Files come in the order of the
-// arguments, those of one argument sorted by path, each file once. Error (usage) when an argument names nothing, or a
-// file of a kind that cannot be read (by its name: a table such as .csv, another compression than gzip and zstd);
-// `what` says what the arguments are for.
-std::vector<std::filesystem::path> expand_inputs(const std::vector<std::string>& arguments, const std::string& what);
+struct InputPaths {
+  std::vector<std::filesystem::path> files;
+  std::vector<std::filesystem::path> skipped;  // files in folders that were left out because of their extension
+};
+
+// Each argument is a file, a folder or a glob (*, ?, [...]) of either. In folders, only *.txt, *.jsonl, *.ndjson (each
+// also with .gz or .zst) and *.parquet are read, at any depth; not .md and .json, which in a dataset's folder are its
+// description (README.md, dataset_info.json): name those, or give a glob. Files come in the order of the arguments,
+// those of one argument sorted by path, each file once. Error (usage) if an argument names nothing, or a file of a
+// kind that cannot be read (by its name: a table such as .csv, a compression other than gzip and zstd); `what` says
+// what the arguments are for.
+InputPaths expand_inputs(const std::vector<std::string>& arguments, const std::string& what);
+
+// A line that tells the user of skipped files; "" if there are none.
+std::string describe_skipped(const std::vector<std::filesystem::path>& skipped);
 
 }  // namespace nmoe

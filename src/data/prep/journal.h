@@ -1,4 +1,4 @@
-// What an interrupted preparation needs to go on: OUT/.prep/journal.json.
+// What is needed to continue an interrupted preparation: OUT/.prep/journal.json.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace nmoe {
 
-// Names and values of all that decides what is written: "inputs" stands for the files' names, sizes and times of
-// change.
+// Names and values of everything that determines the output; "inputs" stands for the
+// files' names, sizes and modification times.
 using PrepSettings = std::vector<std::pair<std::string, std::string>>;
 
 struct BadRecord {
@@ -31,7 +31,7 @@ struct PrepState {
     kPlacing,  // the old dataset, if there was one, is gone; files get their names
   };
   Phase phase = Phase::kWriting;
-  // Records up to `record` of input file `file`, and all files before it, are done.
+  // Records up to `record` of input file `file`, and all earlier files, have been processed.
   int64_t file = 0;
   int64_t record = 0;
   int64_t input_bytes = 0;  // of the files' sizes, up to there
@@ -48,8 +48,8 @@ struct PrepState {
 
 void write_journal(const std::filesystem::path& path, const PrepSettings& settings, const PrepState& state);
 
-// Nothing when there is no journal, or with `force` when it is of other settings. Error (usage), naming the setting,
-// when it is of others; (runtime) when it cannot be understood.
+// Nothing if there is no journal, or if it has other settings and `force` is set. Error (usage), naming the setting, if
+// it has others without `force`; (runtime) if it is damaged.
 std::optional<PrepState> read_journal(const std::filesystem::path& path, const PrepSettings& settings, bool force);
 
 }  // namespace nmoe

@@ -84,7 +84,8 @@ void check_options(const PrepOptions& options) {
   check_filter_options(options.filters);
 }
 
-std::vector<InputFile> find_inputs(const PrepOptions& options) {
+// The files to read; those that folders hold beside them go to `skipped`.
+std::vector<InputFile> find_inputs(const PrepOptions& options, std::vector<fs::path>& skipped) {
   std::vector<InputFile> inputs;
   std::set<fs::path> for_validation;
   const auto add = [&](const fs::path& path, Split split) {
@@ -92,7 +93,11 @@ std::vector<InputFile> find_inputs(const PrepOptions& options) {
     const auto bytes = fs::file_size(path, ignored);
     inputs.push_back({path, split, ignored ? 0 : static_cast<int64_t>(bytes)});
   };
-  for (const fs::path& path : expand_inputs(options.valid_inputs, "validation text")) {
+  const InputPaths valid = expand_inputs(options.valid_inputs, "validation text");
+  const InputPaths text = expand_inputs(options.inputs, "text");
+  skipped = text.skipped;
+  skipped.insert(skipped.end(), valid.skipped.begin(), valid.skipped.end());
+  for (const fs::path& path : valid.files) {
     for_validation.insert(fs::canonical(path));
     add(path, Split::kValid);
   }
@@ -102,7 +107,7 @@ std::vector<InputFile> find_inputs(const PrepOptions& options) {
     throw usage_error(fmt::format("--valid-tail is for plain text, and '{}' is not", path.string()),
                       "choose documents for validation with --valid-fraction");
   };
-  for (const fs::path& path : expand_inputs(options.inputs, "text")) {
+  for (const fs::path& path : text.files) {
     check_tail(path);
     if (!for_validation.contains(fs::canonical(path))) add(path, split);
   }
@@ -167,7 +172,7 @@ class Preparation {
         records_(record_options(options)),
         tokenizer_(load_tokenizer(options.tokenizer)),
         encoder_(options.conversations ? options.conversations(tokenizer_) : nullptr),
-        inputs_(find_inputs(options)),
+        inputs_(find_inputs(options, skipped_)),
         settings_(settings_of(options, *tokenizer_, encoder_.get(), inputs_)),
         pool_(options.threads),
         folder_(options.out) {
@@ -186,8 +191,12 @@ class Preparation {
   }
 
   PrepReport run() {
-    if (finished_) return *finished_;
+    if (finished_) {
+      finished_->skipped_files = skipped_;
+      return *finished_;
+    }
     PrepReport report;
+    report.skipped_files = skipped_;
     report.resumed_records = output_->state().records;
     PrepReport written;
     try {
@@ -415,6 +424,7 @@ class Preparation {
   const RecordOptions records_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const ConversationEncoder> encoder_;  // when records are conversations
+  std::vector<fs::path> skipped_;                       // set with inputs_
   std::vector<InputFile> inputs_;
   PrepSettings settings_;
   ThreadPool pool_;

@@ -1,8 +1,8 @@
-// Files as a sequence of records, one a document-to-be.
+// Files as sequences of records, each a document to be.
 //
-// Records of a file are numbered from 1: documents of a text, lines of JSON lines (blank ones count but are passed
-// over), elements of JSON, rows of Parquet. Reading takes memory for a record and some buffers, whatever the file's
-// size. JSON is read with simdjson, which validates all of it; Parquet with DuckDB.
+// Records of a file are numbered from 1: documents of a text, lines of JSON lines (blank ones are counted but
+// skipped), elements of JSON, rows of Parquet. Reading needs memory for one record and some buffers, whatever the
+// file's size. JSON is read with simdjson, which validates all of it; Parquet with DuckDB.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +21,24 @@ struct RecordOptions {
   std::string text_field = "text";  // of JSON objects and Parquet rows
   std::string id_field = {};        // empty: records have no id of their own
   std::string prompt_field = {};    // empty: no prompts
-  std::string messages_field = {};  // not empty: records are conversations, and the two before are not looked at
-  bool whole = false;  // a record's text is all of its JSON object or Parquet row, as JSON; fields are not looked at
+  std::string messages_field = {};  // not empty: records are conversations, and text and prompt fields are ignored
+  bool whole = false;  // a record's text is its whole JSON object or Parquet row, as JSON; fields are ignored
   // The line that ends a document of a text file; "": blank lines, any number of them. Nothing: the file is one
   // document.
   std::optional<std::string> split_on = {};
-  // In (0, 1), for text files that are one document: this share of each, cut behind a line's end near by, is a document
-  // of its own, the file's tail.
+  // In (0, 1), for text files that are one document: this share at the end of each, cut at a nearby line end, becomes a
+  // separate document, the file's tail.
   std::optional<double> tail = {};
-  // More than 0: a document that is a whole text file comes in parts of at most this many bytes (part_size), so that no
-  // file need fit in memory.
+  // If more than 0, a document that is a whole text file is delivered in parts of at most this many bytes (part_size),
+  // so that files need not fit in memory.
   size_t part_bytes = 0;
-  // A record that is read from more bytes is at fault, and its file ends there: some kilobytes of compressed data can
-  // become more than any memory holds.
+  // A record larger than this is a fault, and its file ends there: some kilobytes of compressed data can expand to more
+  // than any memory holds.
   size_t max_bytes = size_t{512} << 20;
 };
 
-// How much of the front of a text makes a part of at most `most` bytes: up to behind its last line end, else its last
-// whole character. All of a text that is no longer.
+// The size of the first part of a text, of at most `most` bytes: it ends after the last line end, or else after the
+// last whole character. All of a text that is not longer.
 size_t part_size(std::string_view text, size_t most);
 
 struct Record {
@@ -48,10 +48,10 @@ struct Record {
   std::string messages;  // of a conversation: JSON, a list of {"role", "content"} (data/prep/conversation.h)
   std::string id;
   bool tail = false;  // see RecordOptions::tail
-  // Why it cannot be used, if it cannot: invalid JSON or UTF-8, a missing field, a wrong type, the file's early end, a
-  // file that is no text.
+  // Why it cannot be used; empty if it can. Invalid JSON or UTF-8, a missing field, a wrong type, a truncated file, a
+  // file that is not text.
   std::string fault;
-  // How the fault is mended, where more can be said than to mend it.
+  // The remedy, if there is a specific one.
   std::string remedy;
 };
 
@@ -59,24 +59,24 @@ class RecordReader {
  public:
   virtual ~RecordReader() = default;
 
-  // The next record; false at the end of the file. Fills `record` anew. A file without any record has one that says so.
+  // Reads the next record into `record`; false at the end of the file. A file without any has one whose fault says so.
   virtual bool next(Record& record) = 0;
 
-  // How much of the file has been read: of its size on disk.
+  // Bytes read so far, of the file's size on disk.
   virtual int64_t file_bytes_read() const = 0;
 };
 
-// Begins after record `skip` (0: at the start). Error (runtime) when the file cannot be opened, or is a Parquet file
-// that is not whole; rows of it that are damaged are records at fault. Error (usage) when a Parquet file has not the
-// fields, or another type in them, and when a plain text is to have messages.
+// Begins after record `skip` (0: at the start). Error (runtime) if the file cannot be opened, or is an incomplete
+// Parquet file; damaged rows are records with faults. Error (usage) if a Parquet file lacks the fields, or has other
+// types in them, and if plain text is to have messages.
 std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
                                            int64_t skip = 0);
 
-// The Error (runtime) for a record at fault, when more of them were found than the `allowed`.
+// The Error (runtime) for a record with a fault, if there were more of them than `allowed`.
 Error bad_record_error(const std::filesystem::path& path, const RecordOptions& options, const Record& record,
                        int64_t allowed);
 
-// "'a.jsonl', line 3", for messages; without a number where the file is one document.
+// "'a.jsonl', line 3", for messages; without a number if the file is one document.
 std::string place_of(const std::filesystem::path& path, const RecordOptions& options, int64_t number);
 
 }  // namespace nmoe

@@ -7,7 +7,7 @@
 
 namespace nmoe {
 
-// What a byte that is part of no valid sequence counts as.
+// Stands for a byte that is not part of a valid sequence.
 inline constexpr uint32_t kInvalidChar = 0xFFFD;
 
 struct Utf8Char {
@@ -15,7 +15,7 @@ struct Utf8Char {
   size_t length = 1;  // bytes
 };
 
-// The character at `place` < text.size(). Overlong forms, surrogates and what is beyond U+10FFFF are not valid
+// The character at `place` < text.size(). Overlong forms, surrogates and codes beyond U+10FFFF are not valid
 // (Unicode 15, table 3-7).
 inline Utf8Char char_at(std::string_view text, size_t place) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[place + i]); };

@@ -1,4 +1,4 @@
-// A growing window on a file's content: what is cut off its front makes room for more at its end.
+// A moving window over a file's content: it is cut at the front and extended at the end.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@
 
 namespace nmoe {
 
-// Of a record beyond RecordOptions::max_bytes.
+// The fault of a record larger than RecordOptions::max_bytes.
 ContentFault too_large_record(size_t max_bytes);
 
 class Window {
  public:
-  // Begins behind a UTF-8 byte order mark, if the content begins with one. What cannot be text (content.h) is damage
-  // from its first byte on, and so is a view of more than `max_bytes`. Errors: open_bytes.
+  // Begins after a UTF-8 byte order mark, if there is one. Content that cannot be text (content.h) is damage from the
+  // first byte on, and so is a view of more than `max_bytes`. Errors: open_bytes.
   Window(const std::filesystem::path& path, size_t max_bytes);
 
   // SIMDJSON_PADDING bytes beyond it may be read, as simdjson does.
   std::string_view view() const { return {buffer_.data() + begin_, end_ - begin_}; }
   void cut(size_t bytes) { begin_ += bytes; }
 
-  // Adds bytes at the end; false when there are no more. Invalidates views. When the stream is damaged, says so and
-  // stops there.
+  // Adds bytes at the end; false if there are no more. Invalidates views. Stops where
+  // the stream is damaged, and notes the damage.
   bool extend();
   bool damaged() const { return !damage_.what.empty(); }
-  // A record that tells the damage.
+  // A record whose fault is the damage.
   Record damaged_record(int64_t number) const;
   int64_t file_bytes_read() const { return stream_->file_bytes_read(); }
 

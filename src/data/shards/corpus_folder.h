@@ -1,4 +1,4 @@
-// The folder of a prepared corpus: {train, valid, tokenizer.json}, and beside them what its maker tells about it.
+// The folder of a prepared corpus: {train, valid, tokenizer.json}, and files beside them that describe it.
 #pragma once
 
 #include <filesystem>
@@ -6,7 +6,7 @@
 
 namespace nmoe {
 
-// Error (usage) when a new corpus with this tokenizer would replace something: a split, or another tokenizer.json.
+// Error (usage) if a new corpus with this tokenizer would replace something: a split, or another tokenizer.json.
 void check_corpus_folder(const std::filesystem::path& root, std::string_view tokenizer_json);
 
 }  // namespace nmoe

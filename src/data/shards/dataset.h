@@ -13,8 +13,8 @@
 
 namespace nmoe {
 
-// The folder's tokens as one long sequence, in shard order. Memory-maps the shards; safe to use
-// from several threads at once.
+// The folder's tokens as one long sequence, in shard order. The
+// shards are memory-mapped. Thread-safe.
 class TokenDataset {
  public:
   // Opens the folder that holds manifest.json, and checks each shard's header, data type and size
@@ -33,8 +33,8 @@ class TokenDataset {
   // Whether the tokens have a mask that says which are to be learned (data/shards/shard.h).
   bool has_mask() const { return !masks_.empty(); }
 
-  // Size of the mapped files: what reading all of it can add to the process's resident size. The indexes' is apart,
-  // since reading by position does not touch them.
+  // Size of the mapped files, which reading everything can add to the process's resident size. Indexes are counted
+  // separately, since reading by position does not touch them.
   int64_t mapped_bytes() const;
   int64_t mapped_index_bytes() const;
 
@@ -42,13 +42,13 @@ class TokenDataset {
   // shard and position, on an id of vocab_size() or more.
   void read(int64_t first_token, std::span<int32_t> out) const;
 
-  // The mask of the same tokens; 1 throughout where there is none. Error (runtime), naming file and position, on an
-  // entry that is neither 0 nor 1.
+  // The mask of the same tokens; all 1 if there is none. Error (runtime), naming file and
+  // position, on an entry that is neither 0 nor 1.
   void read_mask(int64_t first_token, std::span<uint8_t> out) const;
 
-  // Shards, in the order of their tokens: the first token of one, and its documents' places within it, which follow
-  // each other from its first token to its last; good as long as the dataset. Error (runtime) when the index is
-  // damaged: a call reads all of it.
+  // Shards, in the order of their tokens: the first token of one, and its documents' ranges within it, which are
+  // contiguous from its first token to its last; valid as long as the dataset. Error (runtime) if the index is
+  // damaged: each call reads all of it.
   size_t num_shards() const { return shards_.size(); }
   int64_t shard_begin(size_t shard_idx) const { return shard_begin_[shard_idx]; }
   std::span<const DocumentSpan> documents(size_t shard_idx) const;

@@ -1,5 +1,5 @@
-// manifest.json: what a folder of shards holds. Written last, so a folder with a manifest is
-// complete.
+// manifest.json: the contents of a folder of shards. Written last, so
+// a folder with a manifest is complete.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct ShardEntry {
   int64_t num_tokens = 0;
   int64_t num_documents = 0;
   std::string checksum;  // SHA-256 of the .npy, hex
-  // Of the .mask.npy, in datasets whose tokens are not all to be learned: both or neither, in all shards or none.
+  // For the .mask.npy, in datasets in which not all tokens have a loss: both or neither, in all shards or none.
   std::string mask_path = {};
   std::string mask_checksum = {};
 };
@@ -41,12 +41,12 @@ struct DatasetManifest {
   std::vector<ShardEntry> shards;
 };
 
-// A file of a dataset that is not what it has to be.
+// The Error (runtime) for a damaged file of a dataset.
 Error damaged_file(const std::filesystem::path& file, const std::string& what);
 
 std::filesystem::path manifest_path(const std::filesystem::path& split_dir);
 
-// Error (runtime) when it is missing, is no JSON, lacks a field, or contradicts itself.
+// Error (runtime) if it is missing, is not JSON, lacks a field, or contradicts itself.
 DatasetManifest read_manifest(const std::filesystem::path& split_dir);
 // The same from its text; `path` is named in errors.
 DatasetManifest parse_dataset_manifest(const std::string& text, const std::filesystem::path& path);

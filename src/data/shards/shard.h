@@ -1,14 +1,14 @@
 // Shards: files of token ids.
 //
 // {dataset}-{version}-shard-{i:06d}.npy: numpy.save's format 1.0, one dimension, little-endian
-// uint16 when every id fits, else uint32. Documents follow each other, each ended by one
+// uint16 when every id fits, else uint32. Documents are consecutive, each ended by one
 // end-of-sequence id; none is split over two shards.
 //
 // The .idx of the same stem, little-endian u64: magic "NMOEIDX\0", 1, number of documents, 0; then
 // for each document its first position and the one past its end-of-sequence id.
 //
-// The .mask.npy of the same stem, only where not every token is to be learned: one uint8 a token, 1 where it is a
-// target of the loss and 0 where it is context alone (a prompt).
+// The .mask.npy of the same stem, only if not all tokens have a loss: one uint8 per token, 1 if it is a target of the
+// loss, and 0 if it is only context (a prompt).
 #pragma once
 
 #include <cstddef>
@@ -50,17 +50,17 @@ struct SplitOptions {
 class SplitWriter {
  public:
   SplitWriter(fs::path dir, SplitOptions options);
-  // Goes on from what checkpoint() of an interrupted writer with the same options returned: the same calls as that
-  // one would have got lead to the same bytes. keep() holds from the start. Error (runtime) when files are missing or
-  // too short.
+  // Continues from what checkpoint() of an interrupted writer with the same options returned: with the
+  // calls that this one would have received, the bytes are the same. keep() is in effect from the start.
+  // Error (runtime) if files are missing or too short.
   SplitWriter(fs::path dir, SplitOptions options, DatasetManifest state);
   ~SplitWriter();
   SplitWriter(const SplitWriter&) = delete;
   SplitWriter& operator=(const SplitWriter&) = delete;
 
   // One document without its end-of-sequence id, the size of its text, and its place ("'a.txt'") for errors. `mask` has
-  // one entry a token when the options say so, else none; the end-of-sequence id is always to be learned.
-  // Error (usage) when it is longer than a shard.
+  // one entry per token if the options say so, else none; the end-of-sequence id always has a loss. Error (usage) if
+  // the document is longer than a shard.
   void add_document(std::span<const int32_t> tokens, int64_t source_bytes, const std::string& source,
                     std::span<const uint8_t> mask = {});
 
@@ -72,14 +72,14 @@ class SplitWriter {
   // checksum while it is being written.
   DatasetManifest checkpoint();
 
-  // Leaves the files where they are when this is destroyed, for a later writer to go on.
+  // Makes the destructor keep the files, for a later writer to continue.
   void keep() { keep_ = true; }
 
-  // Closes the last shard and syncs it. Everything that may fail for want of space is done now.
+  // Closes the last shard and syncs it. Everything that may fail for lack of space is done now.
   void close();
 
-  // After close(): gives the files their names and writes the manifest. The folder must not hold
-  // another dataset (remove_split). Interrupted, it can be done again by a writer that goes on from checkpoint().
+  // After close(): renames the files and writes the manifest. The folder must not hold another dataset (remove_split).
+  // If interrupted, it can be repeated by a writer that continues from checkpoint().
   DatasetManifest commit();
 
  private:
@@ -100,7 +100,7 @@ class SplitWriter {
 // files stay.
 void remove_split(const fs::path& dir);
 
-// Removes what a writer that did not commit has left in `dir`.
+// Removes what a writer left in `dir` without committing.
 void remove_unfinished_split(const fs::path& dir);
 
 // A shard mapped for reading. Thread-safe.
@@ -144,7 +144,7 @@ class MaskReader {
   const std::byte* entries_ = nullptr;
 };
 
-// A document's place in its shard: [begin, end), end-of-sequence id included.
+// A document's range in its shard: [begin, end), end-of-sequence id included.
 struct DocumentSpan {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -155,7 +155,7 @@ uint64_t index_bytes(int64_t num_documents);
 // A shard's index, mapped for reading. Thread-safe.
 class IndexReader {
  public:
-  // Error (runtime) when the file is missing, has another header or another length than it announces.
+  // Error (runtime) if the file is missing, or has a wrong header or length.
   explicit IndexReader(const fs::path& path);
 
   std::span<const DocumentSpan> documents() const { return documents_; }

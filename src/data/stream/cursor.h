@@ -1,4 +1,4 @@
-// A place in a run's global order of sequences, and all that resuming there needs (data/stream/schedule.h).
+// A position in a run's global order of sequences, with everything needed to resume there (data/stream/schedule.h).
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // Batches of a run's global stream, and a rank's share of them.
 //
-// A step takes the next `batch` sequences of the schedule, all of one length. Every rank follows the whole schedule and
-// reads its own slice of each step's sequences: rank r of R gets a contiguous part, the first (batch mod R) ranks one
-// sequence more. So the stream is the same for any number of ranks, and how it is cut into microbatches changes
-// nothing.
+// A step takes the next `batch` sequences of the schedule, all of one length. Every rank follows
+// the whole schedule and reads its own slice of each step's sequences: rank r of R gets a
+// contiguous part, the first (batch mod R) ranks one sequence more. So the stream is the same for
+// any number of ranks and any division into microbatches.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 //   kWindows    file order, its windows permuted anew in each epoch
 //   kDocuments  documents permuted anew in each epoch, then cut: a window's neighbours differ between epochs
 //
-// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored but, for kDocuments, the
-// positions of some documents in the last two epochs read: every 32nd, or so few that they take no more than
+// Permutations are functions (base/rng.h) keyed by seed, source and epoch. Nothing is stored except, for kDocuments,
+// the positions of some documents in the last two epochs read: every 32nd, or fewer, so that they take at most
 // memory_bytes(). They are found while the epoch is read, so that it begins without a pause; a first read far within an
 // epoch, as when a run is resumed, goes through the lengths of all documents before it. Where a document begins is
 // looked up in the mapped index.
@@ -29,26 +29,26 @@ namespace nmoe {
 
 class SourceOrder {
  public:
-  // `dataset` must outlive the order. `name` tells sources of one seed apart. Error (runtime), for kDocuments, when an
-  // index is damaged.
+  // `dataset` must outlive the order. `name` distinguishes sources with the same seed. Error (runtime), for kDocuments,
+  // if an index is damaged.
   SourceOrder(const TokenDataset& dataset, Shuffle shuffle, uint64_t seed, const std::string& name);
   ~SourceOrder();
   SourceOrder(SourceOrder&&) noexcept;
 
-  // The most an order keeps of its own, beside the dataset's mapped files.
+  // The most memory that an order uses, besides the dataset's mapped files.
   static int64_t memory_bytes(Shuffle shuffle);
 
   // Of an epoch in sequences of seq_len tokens. Error (runtime) when the dataset is shorter than one.
   int64_t num_windows(int64_t seq_len) const;
 
-  // How many lengths of documents have been added up to find positions: 0 but for kDocuments.
+  // The number of document lengths added up so far to find positions: 0 except for kDocuments.
   int64_t documents_passed() const;
 
   bool has_mask() const { return dataset_->has_mask(); }
 
-  // Sequence k >= 0 of those of tokens.size() - 1 tokens, with one of look-ahead, and for each whether it is to be
-  // learned (1) or not (0); an empty `mask` is left out. Thread-safe. Errors: num_windows, TokenDataset::read and
-  // read_mask.
+  // Sequence k >= 0 of tokens.size() - 1 tokens, with one of look-ahead, and for each token
+  // whether it has a loss (1) or not (0); an empty `mask` is ignored. Thread-safe. Errors:
+  // num_windows, TokenDataset::read and read_mask.
   void read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const;
 
  private:

@@ -1,5 +1,5 @@
 // The plan of a run's data: how many sequences each stage takes from each source, and how long they are. Made before
-// training, from the mixture, a profile and what the sources hold; everything the stream does follows from it.
+// training, from the mixture, a profile and the sources' sizes; the stream follows from it alone.
 #pragma once
 
 #include <cstdint>
@@ -33,19 +33,19 @@ struct PlannedStage {
   std::vector<int64_t> quotas;  // by source; their sum is num_sequences
   std::vector<bool> capped;     // by source: its max_epochs left it less than its share
   // By source: the number of the first sequence it takes, in the source's order of sequences of seq_len tokens
-  // (data/stream/order.h). Where the stage before it took shorter or longer ones, the first that begins in the epoch at
-  // or behind the place where those ended.
+  // (data/stream/order.h). If the stage before it took shorter or longer ones, the first that begins in the epoch at
+  // or after the position where those ended.
   std::vector<int64_t> first;
 };
 
 struct StreamPlan {
-  int64_t seq_len = 0;  // data.seq_len, of all stages that say no other
+  int64_t seq_len = 0;  // data.seq_len, for all stages without their own
   std::vector<PlannedSource> sources;
   std::vector<PlannedStage> stages;
 
   int64_t num_sequences() const;
   int64_t num_tokens() const;
-  // SHA-256 over all of it: equal plans with equal seeds give equal streams.
+  // SHA-256 over the whole plan: equal plans with equal seeds give equal streams.
   std::string hash() const;
 };
 
@@ -53,17 +53,17 @@ struct StreamPlan {
 int64_t profile_tokens(const Mixture& mixture, std::string_view profile, int64_t active_parameters);
 
 // Scales the stages so that together they have `total_tokens`: stage s gets floor(scaled tokens / its seq_len)
-// sequences. Where the next stage's are of another length, it ends with a whole step of `step_tokens`, which every such
-// length divides: sequences of two lengths are never in one step, and what would begin such a step is left out. Source
-// i of a stage gets the share p_i = w_i^(1 / temperature) / sum_j w_j^(1 / temperature), rounded to whole sequences by
-// largest remainder (ties: the first source). A source that reaches its max_epochs gives what is left of it, and the
-// others share the rest in proportion to p. `sources` are in the order of mixture.sources.
-// Errors (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence (or the step
-// it has to end with) or of 2^40 sequences and more, sources that cannot fill a stage.
+// sequences. If the next stage's have another length, it ends with a whole step of `step_tokens`, which is a multiple
+// of every length: sequences of two lengths are never in one step, and those that would begin such a step are left out.
+// Source i of a stage gets the share p_i = w_i^(1 / temperature) / sum_j w_j^(1 / temperature), rounded to whole
+// sequences by largest remainder (ties: the first source). A source that reaches its max_epochs contributes what is
+// left of it, and the others share the rest in proportion to p. `sources` are in the order of mixture.sources. Errors
+// (usage), naming stage and source: a source shorter than a window, a stage shorter than a sequence (or the step it has
+// to end with) or of 2^40 sequences and more, sources that cannot fill a stage.
 StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFacts>& sources, int64_t seq_len,
                             int64_t total_tokens, int64_t step_tokens);
 
-// One source, in one stage without end, for as many epochs as it takes.
+// One source, in one stage without end, for any number of epochs.
 StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len);
 bool is_endless(const StreamPlan& plan);
 

@@ -1,8 +1,8 @@
 // The global order of a run's sequences: which source gives the next one.
 //
-// Smooth weighted round robin at the grain of a sequence, the quotas of a stage being the weights: every source's
-// credit grows by its quota, the source with the most credit (the first of equals) is taken and pays the stage's total.
-// Over a stage each source is thus taken exactly quota times, evenly spread, and the credits end at 0 where they began.
+// Smooth weighted round robin, weighted by the quotas of a stage: for every sequence, each source's credit grows by its
+// quota; the source with the most credit (the first of several) is taken and pays the sum of quotas. Over a stage, each
+// source is thus taken exactly quota times, evenly spread, and credits return to 0.
 //
 // The order depends on the plan alone: not on ranks, batch sizes or threads.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace nmoe {
 
-// Sequence `index` of `source` in its order (data/stream/order.h), of those that are as long as its stage says.
+// Sequence `index` of `source` in its order (data/stream/order.h), with the length that its stage uses.
 struct SequenceRef {
   int32_t source = 0;
   int64_t index = 0;
@@ -28,13 +28,13 @@ class StreamSchedule {
   explicit StreamSchedule(const StreamPlan& plan);
 
   const StreamCursor& cursor() const { return cursor_; }
-  // Error (runtime) when the plan cannot have led there: a cursor of another plan.
+  // Error (runtime) if the plan cannot lead there: a cursor of another plan.
   void seek(const StreamCursor& cursor);
 
   // Tokens of the next sequence; at the end, of the last.
   int64_t seq_len() const;
 
-  // Appends the next `count` sequences, which are of one length. Error (runtime) when the plan has fewer left.
+  // Appends the next `count` sequences, which are of one length. Error (runtime) if the plan has fewer left.
   void take(int64_t count, std::vector<SequenceRef>& out);
 
  private:

@@ -2,7 +2,7 @@
 //
 // A document is an expression in prefix notation, "=", and its value: "+ 3 * 2 5 = 13". It has a number of operations
 // uniform in 1 ... max_operations, each uniform of + - *; how many of the rest go to the left operand is uniform, and
-// so is every number in 0 ... modulus - 1. The value alone is to be learnt.
+// so is every number in 0 ... modulus - 1. Only the value has a loss.
 //
 // Settings: modulus (23), max_operations (5).
 #pragma once
@@ -22,7 +22,7 @@ class ArithmeticSource final : public SyntheticSource {
   const ResolvedSettings& settings() const override { return settings_; }
   bool has_answers() const override { return true; }
   void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const override;
-  // Exact: prefix notation can be read in one way only, so that every document tells the choices it was made by.
+  // Exact: prefix notation is unambiguous, so every document determines the choices by which it was made.
   EntropyFloor floor() const override;
 
  private:

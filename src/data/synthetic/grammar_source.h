@@ -18,9 +18,9 @@ class GrammarSource final : public SyntheticSource {
   const std::vector<std::string>& words() const override { return words_; }
   const ResolvedSettings& settings() const override { return settings_; }
   bool has_answers() const override { return false; }
-  // Every token is to be learnt.
+  // Every token has a loss.
   void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const override;
-  // document_nats is exact where the grammar is unambiguous. What is not is a mean over sampled texts of their exact
+  // document_nats is exact if the grammar is unambiguous. Other values are means over sampled texts, from their exact
   // probabilities: end_nats, and by how much ambiguous texts are likelier than their derivations.
   EntropyFloor floor() const override;
 

@@ -1,8 +1,8 @@
 // "khop": relations to look up and to follow, as in "Physics of Language Models: Part 4.1" (task Depo).
 //
-// A document draws `entities` of `pool` names and a permutation of them that is one cycle, and tells it as pairs in
+// A document draws `entities` of `pool` names and a permutation of them that is one cycle, and states it as pairs in
 // random order, "a b" meaning that b follows a. Then come `queries` triples "hopK a b": K steps on from a is b, with K
-// uniform in 1 ... max_hops and a uniform. The answers b alone are to be learnt.
+// uniform in 1 ... max_hops and a uniform. Only the answers b have a loss.
 //
 // Settings: entities (16), pool (64), max_hops (4), queries (4).
 #pragma once
@@ -21,7 +21,7 @@ class KHopSource final : public SyntheticSource {
   const ResolvedSettings& settings() const override { return settings_; }
   bool has_answers() const override { return true; }
   void document(uint64_t index, std::vector<int32_t>& tokens, std::vector<uint8_t>& loss_mask) const override;
-  // Exact: documents of one length, one for each set of choices, all equally likely.
+  // Exact: all documents have the same length and are equally likely, one for each set of choices.
   EntropyFloor floor() const override;
 
  private:

@@ -1,5 +1,5 @@
 // A synthetic source as a prepared dataset: OUT/train, OUT/valid and OUT/tokenizer.json as `n prep` writes them
-// (data/prep/prep.h), and OUT/ground_truth.json. Shards hold the documents' loss masks where the source has answers.
+// (data/prep/prep.h), and OUT/ground_truth.json. Shards hold the documents' loss masks if the source has answers.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct SynthesizeReport {
 };
 
 // ground_truth.json holds kind, seed, settings, all_tokens, vocab_size, eos_token_id and "floor", EntropyFloor's
-// members and its three quotients. The same options give the same bytes for any number of threads, but for the
+// members and its three quotients. The same options give the same bytes for any number of threads, except for the
 // manifests' times. Error (usage) on options that cannot be met, a dataset already in `out` without `force` among them.
 // An error leaves nothing new behind.
 SynthesizeReport synthesize(const SynthesizeOptions& options);

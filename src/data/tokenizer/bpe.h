@@ -1,7 +1,7 @@
 // Byte-level byte-pair encoding (Sennrich et al., arXiv 1508.07909; on bytes as in GPT-2).
 //
-// Encoding a word: start from its bytes; while some neighbouring pair has a merge, apply the merge of lowest rank at
-// its leftmost place.
+// Encoding a word: start from its bytes; while any neighbouring pair has a merge, apply the
+// merge of lowest rank at its leftmost position.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@
 
 namespace nmoe {
 
-// A token beside the BPE's vocabulary. A special one is text unless a caller allows it; any other is always one token
-// where its text stands, whatever words it cuts.
+// A token in addition to the BPE's vocabulary. The text of a special one is ordinary text unless a caller allows it;
+// the text of any other always becomes that token, even within a word.
 struct AddedToken {
   std::string text;
   int32_t id = 0;
   bool special = true;
-  bool normalized = false;  // looked for after normalization, among what the others leave
+  bool normalized = false;  // searched for after normalization, in what the others leave
   bool in_vocab = true;     // listed in the file's vocabulary too
   bool operator==(const AddedToken&) const = default;
 };
 
-// All that defines a BPE tokenizer.
+// Everything that defines a BPE tokenizer.
 struct BpeModel {
-  std::vector<std::string> tokens;    // by id: its bytes; "" for ids that are no token of the BPE
+  std::vector<std::string> tokens;    // by id: its bytes; "" for ids that are not tokens of the BPE
   std::vector<BpeMerge> merges;       // by rank
   int32_t eos_id = 0;                 // of a special one of `added`
   std::vector<AddedToken> added;      // by id

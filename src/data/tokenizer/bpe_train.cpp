@@ -239,7 +239,9 @@ std::vector<WordCount> count_inputs(const BpeTrainOptions& options, BpeTrainRepo
   RecordOptions records = options.records;
   records.part_bytes = WordCounter::kBlockBytes;
   WordCounter counter(options.threads);
-  for (const fs::path& path : expand_inputs(options.inputs, "tokenizer training")) {
+  InputPaths inputs = expand_inputs(options.inputs, "tokenizer training");
+  report.skipped_files = std::move(inputs.skipped);
+  for (const fs::path& path : inputs.files) {
     const auto reader = open_records(path, records);
     for (Record record; reader->next(record);) {
       if (!record.fault.empty()) {

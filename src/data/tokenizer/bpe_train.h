@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,9 +18,9 @@ namespace nmoe {
 struct BpeTrainOptions {
   std::vector<std::string> inputs = {};  // files, folders, globs: data/prep/inputs.h
   RecordOptions records = {};            // where text is within them
-  int64_t skip_bad = 0;                  // records that may be unusable; one more is an error
-  int64_t vocab_size = 8192;             // ids in all: 256 bytes, the merges, the end of sequence, `specials`
-  // Special tokens beside the end of sequence, such as those of a chat template; the last ids, in this order.
+  int64_t skip_bad = 0;                  // unusable records to skip; one more is an error
+  int64_t vocab_size = 8192;             // number of ids: 256 bytes, the merges, the end of sequence, `specials`
+  // Special tokens besides the end of sequence, such as those of a chat template; the last ids, in this order.
   std::vector<std::string> specials = {};
   int threads = 0;  // 0: one per available CPU
 };
@@ -27,6 +28,7 @@ struct BpeTrainOptions {
 struct BpeTrainReport {
   int64_t bytes = 0;  // of text
   int64_t bad_records = 0;
+  std::vector<std::filesystem::path> skipped_files = {};  // in folders, because of their extension (data/prep/inputs.h)
   int64_t words = 0;
   int64_t distinct_words = 0;
   double count_seconds = 0;
@@ -39,10 +41,10 @@ struct TrainedBpe {
 };
 
 // Counts the words of all inputs, which are read as n prep reads them, then merges (train_bpe_model). The same inputs
-// give the same tokenizer for any number of threads. Takes memory for the distinct words and some 100 MB of text,
-// whatever the inputs' size. Error (usage) on a vocabulary below 257 and
-// the special tokens, on one of these that is empty or there twice, on inputs that name nothing, and on text too
-// small for the vocabulary; open_records and bad_record_error otherwise.
+// give the same tokenizer for any number of threads. Needs memory for the distinct words and about 100 MB of text,
+// whatever the inputs' size. Error (usage) on a vocabulary smaller than 257 and the special tokens, on a special token
+// that is empty or duplicate, on inputs that name nothing, and on too little text for the vocabulary; also errors of
+// open_records and bad_record_error.
 TrainedBpe train_bpe(const BpeTrainOptions& options);
 
 // A word and how often it occurs.

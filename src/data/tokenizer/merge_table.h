@@ -1,4 +1,4 @@
-// The merges of byte-pair encoding, and what they make of a word.
+// The merges of byte-pair encoding, and their application to words.
 #pragma once
 
 #include <array>
@@ -16,18 +16,18 @@ struct BpeMerge {
   bool operator==(const BpeMerge&) const = default;
 };
 
-// Merges by pair, each with the rank of its place in the order of adding. Safe to share between threads once all are
-// added.
+// Merges by pair, each ranked in the order of adding. Safe to share
+// between threads once all are added.
 class MergeTable {
  public:
-  // `byte_ids`: the id of each byte. There will be `capacity` merges at most.
+  // `byte_ids`: the id of each byte. There will be at most `capacity` merges.
   MergeTable(const std::array<int32_t, 256>& byte_ids, size_t capacity);
 
   // False, and nothing is added, if the pair has a merge.
   bool add(const BpeMerge& merge);
   size_t size() const { return size_; }
 
-  // What one encode() works with. Reused, so that words need no allocation.
+  // Working memory of encode(), reused so that words need no allocation.
   struct Scratch {
     // A piece of the word; pieces form a list in text order, and one merged away leaves it.
     struct Piece {
@@ -40,8 +40,8 @@ class MergeTable {
     std::vector<uint64_t> candidates;  // a heap
   };
 
-  // Appends the ids of `word`: its bytes, merged while some neighbours have a merge, the lowest rank first, of equal
-  // ones the leftmost. Takes time O(n log n).
+  // Appends the ids of `word`: its bytes, merged while any neighbours have a merge, the lowest rank first, and the
+  // leftmost of equal ranks. Takes time O(n log n).
   void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
 
  private:

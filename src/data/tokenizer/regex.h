@@ -12,7 +12,7 @@ namespace nmoe {
 // Immutable and safe to share between threads.
 class Regex {
  public:
-  // Error (runtime) quoting a pattern that PCRE2 cannot compile, or that would mean another thing to Oniguruma.
+  // Error (runtime) quoting a pattern that PCRE2 cannot compile, or that would have a different meaning in Oniguruma.
   explicit Regex(const std::string& pattern);
   ~Regex();
   Regex(const Regex&) = delete;
@@ -22,7 +22,7 @@ class Regex {
     size_t begin;
     size_t end;
   };
-  // The first match at or after `begin` that is not empty. `text` is valid UTF-8. Error (runtime) when the search takes
+  // The first match at or after `begin` that is not empty. `text` is valid UTF-8. Error (runtime) if the search takes
   // more steps than PCRE2 allows.
   std::optional<Match> find(std::string_view text, size_t begin) const;
 

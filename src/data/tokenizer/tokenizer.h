@@ -1,9 +1,9 @@
 // Text to token ids and back.
 //
-// Every tokenizer but that of synthetic corpora (data/tokenizer/word_tokenizer.h) is byte-level: any byte string, valid
-// UTF-8 or not, encodes to ids and, unless the tokenizer normalizes, decodes to the same bytes. Special tokens in a
-// text are text, unless a call allows them: "<|endoftext|>" in a document is ordinary, and the end-of-sequence id comes
-// from eos_id() alone.
+// Every tokenizer except that of synthetic corpora (data/tokenizer/word_tokenizer.h) is byte-level: any byte string,
+// valid UTF-8 or not, encodes to ids and, unless the tokenizer normalizes, decodes to the same bytes. The text of a
+// special token is ordinary text unless a call allows it: "<|endoftext|>" in a document is ordinary, and the
+// end-of-sequence id comes only from eos_id().
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,10 @@ class Tokenizer {
   // None for bytes.
   virtual std::vector<std::string> patterns() const = 0;
 
-  // Appends the ids of `text` to `out`. No end-of-sequence id is added, and no special token is seen in `text`.
+  // Appends the ids of `text` to `out`. No end-of-sequence id is added, and no special token is recognised in `text`.
   virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
 
-  // The same, but where one of `allowed` (some of special_tokens()) stands in the text, its id stands in `out`.
+  // The same, but the text of any of `allowed` (some of special_tokens()) becomes its id.
   void encode(std::string_view text, const TokenFinder& allowed, std::vector<int32_t>& out) const;
 
   // By id.
@@ -49,28 +49,28 @@ class Tokenizer {
   virtual int64_t vocab_size() const = 0;
   virtual int32_t eos_id() const = 0;
 
-  // SHA-256, in hex, over all that decides which text becomes which ids. Independent of how the tokenizer's file is
-  // laid out.
+  // SHA-256, in hex, over everything that determines which text becomes which ids.
+  // Independent of the layout of the tokenizer's file.
   virtual std::string hash() const = 0;
 
   // The file that load_tokenizer reads back, whatever this tokenizer was read from.
   virtual std::string json() const = 0;
 
-  // The bytes of all ids, one after the other. Cut anywhere in a stream of ids it may end inside a UTF-8 sequence.
+  // The bytes of all ids, one after the other. It may end within a UTF-8 sequence.
   std::string decode(std::span<const int32_t> ids) const;
 };
 
-// One id a byte, the byte's value, and 256 for the end of sequence.
+// One id per byte, the byte's value, and 256 for the end of sequence.
 std::shared_ptr<const Tokenizer> byte_tokenizer();
 
 // What `source` names:
 //   bytes                    byte_tokenizer()
 //   PATH.json, or a folder with a tokenizer.json
-//                            Hugging Face's format (data/tokenizer/tokenizer_json.h says what of it)
-//   PATH.json@TEXT           the same; the special token TEXT ends documents, where the file alone does not tell
+//                            Hugging Face's format (data/tokenizer/tokenizer_json.h says which parts)
+//   PATH.json@TEXT           the same; the special token TEXT ends documents, if the file alone does not say
 //   PATH.tiktoken            ranks of gpt2, cl100k_base or o200k_base, known by their SHA-256
 //   NAME:PATH.tiktoken       ranks for that encoding (data/tokenizer/tiktoken.h)
-// Error (runtime) naming the file and what in it is not supported; (usage) when `source` has to say more.
+// Error (runtime), naming the file and what in it is not supported; (usage) if `source` must be more specific.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source);
 
 }  // namespace nmoe

@@ -1,4 +1,4 @@
-// UTF-8 and the classes of characters that split patterns ask for.
+// UTF-8 and the classes of characters that split patterns need.
 //
 // The classes are those of one version of Unicode whatever library is installed (unicode_classes.inc): a word's bounds
 // must not depend on the machine.
@@ -29,7 +29,7 @@ inline constexpr CharClass kLetter = kLu | kLl | kLt | kLm | kLo;
 
 inline constexpr char32_t kNumCodePoints = 0x110000;
 
-// What a code point is; 0 for controls, formats, and what is private or not assigned.
+// The class of a code point; 0 for controls, formats, and private or unassigned ones.
 CharClass class_of(char32_t code_point);
 
 // class_of(), of ASCII.
@@ -51,7 +51,7 @@ struct Character {
   size_t size;  // in bytes, 1 to 4
 };
 
-// The character at `p`, where valid UTF-8 goes on.
+// The character at `p`, which must be valid UTF-8.
 inline Character decode_utf8(const char* p) {
   const auto byte = [p](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(p[i])); };
   const char32_t lead = byte(0);
@@ -64,7 +64,7 @@ inline Character decode_utf8(const char* p) {
 // Appends the character.
 void append_utf8(char32_t code_point, std::string& text);
 
-// The size of the longest start of `text` that is valid UTF-8 (RFC 3629: no overlong forms, no surrogates).
+// The size of the longest prefix of `text` that is valid UTF-8 (RFC 3629: no overlong forms, no surrogates).
 size_t valid_utf8_size(std::string_view text);
 
 }  // namespace nmoe

@@ -1,4 +1,4 @@
-// The ids of recent words, so that most words of a text cost one look.
+// The ids of recent words, so that most words of a text cost one look-up.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace nmoe {
 
-// Keeps words of up to 15 bytes and 4 ids, which are nearly all words of most texts. Two words of the same hash have
-// room; a third takes the place of the older one. 2 MiB: what an L2 cache holds.
+// Keeps words of up to 15 bytes and 4 ids, which are nearly all words of most texts. Two words with the same hash fit;
+// a third replaces the older one. 2 MiB, which fits in an L2 cache.
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 15;
@@ -39,7 +39,7 @@ class WordCache {
     return {ends | load(size / 2, uint8_t{}) << 8 * (size / 2), size_byte};
   }
 
-  // Appends the word's ids to `out`; false, and nothing is appended, if it is not kept.
+  // Appends the word's ids to `out`; false, and nothing is appended, if it is not cached.
   bool get(const Key& key, std::vector<int32_t>& out) const {
     for (const Entry& entry : sets_[set_of(key)]) {
       if (entry.key != key) continue;

@@ -1,4 +1,4 @@
-// Cutting text into words, the units inside which BPE merges may join bytes.
+// Cutting text into words, the units within which BPE merges join bytes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace nmoe {
 // JIT, UTF-8, ^ and $ at line ends as in Oniguruma) in which \s, \p{L} and the like mean data/tokenizer/unicode.h.
 class WordSplitter {
  public:
-  // Error (runtime) naming a pattern that is no regular expression, or means another thing to Oniguruma than to PCRE2.
+  // Error (runtime), naming a pattern that is invalid, or has different meanings in Oniguruma and PCRE2.
   explicit WordSplitter(std::span<const std::string> patterns);
   ~WordSplitter();
   WordSplitter(const WordSplitter&) = delete;
@@ -31,11 +31,11 @@ class WordSplitter {
   class RegexStage;
   using MatchFunction = const char* (*)(const char* begin, const char* end);
   std::vector<std::unique_ptr<const Stage>> stages_;
-  MatchFunction only_match_ = nullptr;  // of the only stage, where it is a function
+  MatchFunction only_match_ = nullptr;  // of the only stage, if it is a function
 };
 
-// Walks over the words of one text. The words, one after the other, are the text. A byte that is not part of valid
-// UTF-8 is a word, and what is before and after it is cut as if the text ended and began there.
+// Walks over the words of one text. The words together are the text. A byte that is not part of valid UTF-8 is a word,
+// and the text before and after it is cut as if it were separate.
 class WordCursor {
  public:
   // Both must outlive the cursor.

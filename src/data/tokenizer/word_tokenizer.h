@@ -1,7 +1,7 @@
 // A fixed list of words with a space between: the vocabulary of synthetic corpora.
 //
-// Unlike the byte-level tokenizers this one knows its words only. Its file is a Hugging Face `tokenizer.json` with a
-// WordLevel model, a WhitespaceSplit pre-tokenizer and <|endoftext|> as the last id; that shape exactly is read back.
+// Unlike byte-level tokenizers, this one knows only its words. Its file is a Hugging Face `tokenizer.json` with a
+// WordLevel model, a WhitespaceSplit pre-tokenizer and <|endoftext|> as the last id; no other form can be read.
 #pragma once
 
 #include <memory>
@@ -13,13 +13,13 @@
 
 namespace nmoe {
 
-// Id i is words[i], and words.size() the end of sequence. Words are not empty, differ, and have no white space and no
-// bytes but ASCII. encode() takes text of these words, and throws Error (runtime) naming any other. token_bytes() of a
-// word is the word and a space.
+// Id i is words[i], and words.size() the end of sequence. Words are not empty, all different, and consist of ASCII
+// without white space. encode() takes text of these words, and throws Error (runtime) naming any other. token_bytes()
+// of a word is the word and a space.
 std::shared_ptr<const Tokenizer> make_word_tokenizer(std::vector<std::string> words);
 
-// The tokenizer of a file that its json() wrote; null when `json` has no WordLevel model. Error (runtime) naming `path`
-// when it has, but is not of that shape.
+// The tokenizer of a file that its json() wrote; null if `json` has no WordLevel model. Error (runtime), naming `path`,
+// if it has one, but not in this form.
 std::shared_ptr<const Tokenizer> word_tokenizer_from_json(std::string_view json, std::string_view path);
 
 }  // namespace nmoe

@@ -9,16 +9,16 @@
 
 namespace nmoe {
 
-// Makes each tensor its sum over all domains, in their order: domain 0's value, plus domain 1's and so on, each
-// addition rounded to the dtype (F32, F64 or I32). So all get the same bits, and get them every time. All domains have
-// as many tensors, of the same dtypes and sizes. Where one does not come, the lane waits: the host has to abort the
-// link.
+// Replaces each tensor by its sum over all domains, added in their order: domain 0's value, plus domain 1's and so on,
+// each addition rounded to the dtype (F32, F64 or I32). All domains therefore get the same bits, every time. All
+// domains pass the same number of tensors, of the same dtypes and sizes. If a domain does not take part, the lane waits
+// until the host aborts the link.
 struct SumAcross {
   const Across& across;
   std::span<const Tensor> tensors;
 };
 
-// What both devices check of it.
+// Checks that both devices make.
 inline void check_sum_across(const SumAcross& args) {
   for (const Tensor& tensor : args.tensors) {
     const DType dtype = tensor.dtype();

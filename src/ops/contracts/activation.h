@@ -17,9 +17,9 @@ struct ActivationForward {
   Tensor row_weight;      // [N] stat; undefined: 1
   Tensor h;               // = [N, F]
   Tensor num_rows;        // [1] i32; undefined: N
-  RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
-  // = what h's columns are in FP8, in groups of rows as offsets [G + 1] i32 says; undefined:
-  // not wanted. With them h is not written, and may be undefined, as h_codes are.
+  RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
+  // = h's columns in FP8, in groups of rows given by offsets [G + 1] i32; undefined: not wanted. If wanted, h and
+  // h_codes are not written and may be undefined.
   ColumnCodes h_columns = {};
   Tensor offsets = {};
 };
@@ -30,7 +30,7 @@ struct ActivationBackward {
   Tensor dpre;               // = like pre; may be the storage of pre
   Tensor drow_weight;        // = [N] stat; undefined when row_weight is
   Tensor num_rows;           // as in forward
-  RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
+  RowCodes dpre_codes = {};  // = dpre in FP8; undefined: not wanted
 };
 
 }  // namespace nmoe

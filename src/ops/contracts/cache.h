@@ -1,4 +1,4 @@
-// Attention to a key/value cache, forward only. Letters and conventions: ops/ops.h.
+// Attention over a key/value cache, forward only. Letters and conventions: ops/ops.h.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace nmoe {
 
-// Writes what later tokens attend to: cache[slots[t], positions[t], offset ... offset + W) = rows[t].
+// Writes rows that later tokens attend to: cache[slots[t], positions[t], offset ... offset + W) = rows[t].
 struct CacheWrite {
   Tensor rows;       // [T, W], apart
   Tensor slots;      // [T] i32, < Z
-  Tensor positions;  // [T] i32, < C; no two rows have both slot and position in common
-  Tensor cache;      // = [Z, C, width], the named parts of it only
+  Tensor positions;  // [T] i32, < C; no two rows have the same slot and position
+  Tensor cache;      // = [Z, C, width], only at these places
   int64_t offset = 0;
 };
 
-// Attention of single tokens to what is cached of their sequences: row t, at positions[t] of slots[t], sees the
+// Attention of single tokens over the cached part of their sequences: row t, at positions[t] of slots[t], sees the
 // positions j of that slot with positions[t] - window < j <= positions[t], or all j <= positions[t] when window is 0.
-// Query head h reads key/value head h / (H / G). Rows may be of any slots, several of one slot among them, in any
-// order. A row costs work proportional to what it sees.
+// Query head h reads key/value head h / (H / G). Rows may belong to any slots, also several to the same one, in any
+// order. The work for a row is proportional to the number of positions it sees.
 struct CachedAttention {
   double scale = 1.0;        // factor of q.k before the softmax
   int64_t window = 0;        // 0: all
@@ -29,19 +29,19 @@ struct CachedAttention {
   Tensor slots;              // [T] i32
   Tensor positions;          // [T] i32
   Tensor keys;               // [Z, C, G * Dk]
-  Tensor values;             // [Z, C, G * Dv]; undefined: the first Dv values of each key are its value
+  Tensor values;             // [Z, C, G * Dv]; undefined: a value is the first Dv elements of its key
   int64_t num_kv_heads = 1;  // G
   Tensor out;                // = [T, H, Dv]
 };
 
-// MLA of single tokens, from what their input is projected to (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2
-// and 2.1.3): normed latents and rotated keys are written to the cache, at the rows' places as CacheWrite does, and all
-// heads attend to what is there as CachedAttention does. Nothing cached is expanded: a head's key is k = w_k c for the
-// latent c, so q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents.
+// MLA of single tokens, from the projections of their inputs (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2 and 2.1.3):
+// normed latents and rotated keys are written to the cache at the rows' places, as by CacheWrite, and all heads attend
+// to the cache, as in CachedAttention. Cached latents are not expanded: a head's key is k = w_k c for the latent c, so
+// q.k = (w_k^T q).c, and a sum of values w_v c is w_v times the sum of latents.
 struct MlaCachedAttention {
   double scale = 1.0;
   int64_t window = 0;
-  // What is rotated may be left in either state.
+  // The parts to be rotated may be rotated in place: afterwards they hold their old values or the rotated ones.
   Tensor q;          // [T, H, nope + rope], apart; the last `rope` values of a head are to be rotated
   Tensor kv_latent;  // [T, Rkv], apart; to be normed (contracts/norm.h)
   Tensor k_rope;     // [T, rope], apart; to be rotated
@@ -55,7 +55,7 @@ struct MlaCachedAttention {
   Tensor cache;      // = [Z, C, Rkv + rope], at the rows' places
   Tensor out;        // = [T, H, Dv]
 };
-// The sizes that its tensors agree on.
+// Its sizes, after checks that all tensors agree on them.
 struct MlaSizes {
   int64_t tokens, heads, nope, rope, rank, value;
 };

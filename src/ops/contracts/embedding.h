@@ -1,4 +1,4 @@
-// Look-up of rows by id.
+// Look-up of embedding rows by token id. Letters and conventions: ops/ops.h.
 #pragma once
 
 #include "tensor/tensor.h"

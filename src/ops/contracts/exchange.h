@@ -1,17 +1,17 @@
-// How the ranks of a domain exchange rows and sums by writing into each other's memory (ops/peers.h). Letters and
-// conventions: ops/ops.h. Further: W ranks, M tokens of a rank at most, U slots for experts on a rank.
+// How the ranks of a domain exchange rows and sums by writing into each other's memory
+// (ops/peers.h). Letters and conventions: ops/ops.h. In addition: W ranks, M the largest number of
+// tokens of a rank, U slots for experts on a rank.
 //
-// A token is sent once to each rank that has at least one of its experts. There its copies go to their rows as on one
-// rank (contracts/moe.h); the token's rows are summed on that rank, and one row is returned. The place of every row
-// follows from the routing alone, so that nothing is counted by atomics and every sum has one
-// order.
+// A token is sent once to each rank that has at least one of its experts. There it is copied to its rows as on a single
+// rank (contracts/moe.h); its output rows are summed on that rank, and one row is returned. The place of every row
+// follows from the routing alone, so nothing is counted with atomics, and every sum has a fixed order.
 //
-// What an operation has written on other ranks may be read there after the next peer_barrier, and written once more
-// after the barrier that follows the reading.
+// What an operation has written on other ranks may be read there after the next peer_barrier, and overwritten after the
+// barrier that follows the reading.
 //
-// max_blocks: the most blocks that an operation's kernel may have, each of which takes up to a whole multiprocessor, so
-// that other work can run beside it; 0: as many as the device has multiprocessors, for sums a few times that. The CPU
-// ignores it.
+// max_blocks: the largest number of thread blocks of an operation's kernel, each of which takes up to a whole
+// multiprocessor, so that other work can run at the same time. 0: as many as the device has multiprocessors, or, for
+// sums, a few times as many. The CPU ignores it.
 #pragma once
 
 #include "base/error.h"
@@ -21,14 +21,14 @@
 
 namespace nmoe {
 
-// max_blocks of kernels that move data between ranks beside other work: few enough to leave multiprocessors to
-// products, and enough for sends to reach nine tenths of the link's bandwidth.
+// max_blocks of kernels that move data between ranks while other work runs: few enough to leave multiprocessors to
+// products, and enough for sends to reach 90 % of the link's bandwidth.
 inline constexpr int64_t kBlocksBeside = 16;
 
-// A barrier of all ranks of the domain, after which each sees what the others wrote before it. A rank that has waited
-// for another for longer than that one's patience, counted from when it was set, notes this in its report, makes every
-// rank give up and lets the lane go on: what follows computes on undefined values, and the host throws when it reads
-// the report. On the CPU the call itself throws.
+// A barrier of all ranks of the domain, after which each sees what the others wrote before it. If a rank waits for
+// another for longer than that rank's patience (ops/peers.h), counted from when it was set, it records this in its
+// report, makes every rank give up, and lets the lane continue: what follows computes on undefined values, and the host
+// throws when it reads the report. On the CPU the call itself throws.
 struct PeerBarrier {
   const Peers& peers;
   PeerPlace place = {};  // for the report
@@ -38,7 +38,7 @@ struct PeerBarrier {
 // Which tokens go to which rank.
 struct ExchangePlan {
   Tensor send_row;   // [T, W] i32: the token's row among those sent to a rank, in the order of tokens; -1: not sent
-  Tensor num_sent;   // [W] i32 rows sent to a rank
+  Tensor num_sent;   // [W] i32: rows sent to a rank
   Tensor placement;  // [E] i32: an expert's rank times U, plus its slot there
   int64_t num_slots = 0;  // U
 };
@@ -49,60 +49,60 @@ struct BuildExchangePlan {
   Tensor traffic = {};  // [2, W] i32 += rows, then copies, for each rank; undefined: not wanted
 };
 
-// The tokens that a rank receives: those from rank w are the first rows of part w.
+// The tokens that a rank receives: those from rank w are at the beginning of part w.
 struct ExchangeInbox {
   Tensor rows;          // [W, M, D]; undefined: codes are received
-  Tensor slots;         // [W, M, K] i32: the slot of a choice's expert; -1: it is on another rank
+  Tensor slots;         // [W, M, K] i32: the slot of each chosen expert; -1: it is on another rank
   Tensor weights;       // [W, M, K] stat, of all choices
-  Tensor counts;        // [W] i32 rows received
-  Tensor tokens;        // [W, M] i32: the index of a row's token on the rank it is from; undefined: not wanted
+  Tensor counts;        // [W] i32: rows received
+  Tensor tokens;        // [W, M] i32: the index of a row's token on its own rank; undefined: not wanted
   RowCodes codes = {};  // [W * M, D], instead of rows
 };
-// Puts each token into the inboxes of the ranks that have its experts.
+// Writes each token to the inboxes of the ranks that have its experts.
 struct ExchangeSend {
   const Peers& peers;
   ExchangePlan plan;
   Tensor x;             // [T, D]; undefined: codes are sent instead
-  Tensor top_idx;       // [T, K] i32; undefined: rows only, the rest was sent with them before
+  Tensor top_idx;       // [T, K] i32; undefined: only rows are sent, the rest was sent before
   Tensor weights;       // [T, K] stat; with top_idx
   ExchangeInbox inbox;  // = on other ranks and this one
-  // loads [W] i32: tokens are sent to ranks with loads[w] > room only; undefined: to all.
+  // [W] i32: tokens are sent only to ranks with loads[w] > room; undefined: to all.
   Tensor loads = {};
   int64_t room = 0;
   int64_t max_blocks = 0;
   RowCodes codes = {};  // [T, D], instead of x, for an inbox of codes
 };
 
-// What is returned to a rank for its tokens: by rank w in part w, in the rows in which they were sent there.
+// What is returned to a rank for its tokens: by rank w in part w, in the rows in which they were sent to rank w.
 struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Returns the sum of each received token's rows, in the order of its choices, to the rank that the token is from. A
-// rank's own tokens need no return (OwnRows), unless there are more than R rows.
+// Returns the sum of each received token's rows, in the order of its choices, to the token's own rank. A rank returns
+// nothing for its own tokens (OwnRows), unless there are more than R rows.
 struct ExchangeReturn {
   const Peers& peers;
   Tensor rows;              // [R, D]
-  Tensor row_weight;        // [R] stat, returned for each copy as it is; undefined: not returned
+  Tensor row_weight;        // [R] stat, returned unchanged for each copy; undefined: not returned
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
   Tensor counts;            // [W] i32, of the inbox
   ExchangeReturns returns;  // = on other ranks and this one
-  // For a part of the rows, that begins at row first_row of all, from which row_of counts: its sums are added to those
-  // that were returned for the rows before, and rounded once with them. num_rows [1] i32 is the number of the part's
-  // rows; where it is 0, the operation ends at once.
+  // If not 0, `rows` are a part of all rows, which begins at row first_row; row_of counts from the first row of all.
+  // The part's sums are added to those returned for the rows before it, and rounded once with them. num_rows [1] i32 is
+  // the number of rows in the part; if it is 0, the operation does nothing.
   int64_t first_row = 0;
   Tensor num_rows = {};  // with first_row
-  // [1] i32 rows of the layer; undefined: at most R. With first_row, more than R wherever num_rows is not 0.
+  // [1] i32: the layer's rows; undefined: at most R. With first_row, more than R unless num_rows is 0.
   Tensor all_rows = {};
   int64_t max_blocks = 0;
 };
-// The rows of this rank's own tokens, with members as in ExchangeReturn: where there are at most R rows,
-// ExchangeCollect reads them directly.
+// The rows of this rank's own tokens, with members as in ExchangeReturn: if there are at
+// most R rows, ExchangeCollect reads them directly.
 struct OwnRows {
   int64_t rank;
   Tensor rows;        // [R, D]
   Tensor row_weight;  // [R] stat; undefined: not wanted
-  Tensor row_of;      // [M, K] i32, of the tokens received from this rank itself
+  Tensor row_of;      // [M, K] i32, of this rank's own tokens
   Tensor all_rows = {};
 };
 // Sums what the ranks have returned for each token, in the order of ranks.
@@ -113,14 +113,14 @@ struct ExchangeCollect {
   ExchangeReturns returns;
   Tensor y;  // = [T, D]
   bool accumulate = false;
-  Tensor weights;  // = [T, K] stat: the row_weight of its copies; undefined: not wanted
+  Tensor weights;  // = [T, K] stat: row_weight of each copy; undefined: not wanted
 };
 
-// Returns the row of each received copy by itself, to the place of its choice. All choices of a token are returned.
+// Returns each copy's row separately, to the place of its token and choice. All choices of a token are returned.
 struct ExchangeReturnCopies {
   const Peers& peers;
-  Tensor rows;        // [W, C, D]: of rank w's tokens in part w
-  Tensor row_weight;  // [W, C] stat, returned likewise; undefined: not returned
+  Tensor rows;        // [W, C, D]: rows of rank w's tokens in part w
+  Tensor row_weight;  // [W, C] stat, returned in the same way; undefined: not returned
   Tensor row_of;      // [W, M, K] i32, of the received tokens within their part; -1: none
   Tensor tokens;      // [W, M] i32, of the inbox
   Tensor counts;      // [W] i32, of the inbox
@@ -130,31 +130,31 @@ struct ExchangeReturnCopies {
 };
 
 // The sum of the elements [begin, end) of all ranks' flattened tensors `x`: rank 0's value, plus rank 1's and so on,
-// with `accumulate` to what is in the destination, each addition rounded to the dtype (F32, F64 or I32).
+// each addition rounded to the dtype (F32, F64 or I32). With `accumulate`, the destination's value comes first.
 struct PeerSum {
   const Peers& peers;
   Tensor x;  // shared
   int64_t begin = 0, end = 0;
-  Tensor sum = {};  // = [end - begin], or += ; undefined: = these elements of this rank's x
+  Tensor sum = {};  // = or += [end - begin]; undefined: written to these elements of this rank's x
   bool accumulate = false;
   int64_t max_blocks = 0;
 };
-// Those elements of every rank's `x` become this rank's. Any dtype.
+// Copies these elements of this rank's `x` to every other rank's. Any dtype.
 struct PeerSpread {
   const Peers& peers;
   Tensor x;  // shared
   int64_t begin = 0, end = 0;
 };
 
-// What rank `rank` has in its counterpart of `x`.
+// Copies the contents of rank `rank`'s counterpart of `x`.
 struct PeerFetch {
   const Peers& peers;
   int64_t rank;
   Tensor x;            // shared
-  Tensor destination;  // = as large, anywhere on this rank
+  Tensor destination;  // = of the same size, anywhere on this rank
 };
 
-// What both devices check of the above.
+// Checks of the above that both devices make.
 inline void check_exchange_plan(const BuildExchangePlan& args) {
   const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
   NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&

@@ -5,8 +5,8 @@
 
 namespace nmoe {
 
-// The head fused with softmax cross-entropy; logits exist only in chunks of rows: act where gradients come of them,
-// else stat.
+// The head fused with softmax cross-entropy. Logits exist only for chunks of rows at a time: as act if gradients are
+// computed, else as stat.
 struct HeadLoss {
   Tensor x;            // [T, D]
   Tensor w;            // [V, D]
@@ -15,7 +15,7 @@ struct HeadLoss {
   Tensor losses;       // = [T] stat: token losses in nats, 0 where there is no target
   Tensor dx;           // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
   Tensor dw;           // = [V, D] stat; undefined with dx
-  Tensor predictions;  // = [T] i32: the id of the largest logit, the lowest of equals; undefined: not wanted
+  Tensor predictions;  // = [T] i32: the id of the largest logit, the lowest id of several; undefined: not wanted
   bool accumulate_dw = false;
 };
 

@@ -7,39 +7,39 @@
 
 namespace nmoe {
 
-// The low precision to which a product rounds its operands first: in blocks along the dimension that it sums over, or
-// in tiles, as contracts/quantize.h defines for weights and for other operands. Sums are as those of other products.
+// The low precision to which a product first rounds its operands: in blocks along the dimension that it sums over, or
+// in tiles, as contracts/quantize.h defines for weights and for other operands. Sums are computed as in other products.
 //
 // The gradient of a weight sums over tokens, so its blocks begin anew with each expert. In NVFP4 its operands are first
 // transformed in groups of 16 tokens and rounded to BF16 (random_hadamard, tensor/low_precision.h); missing tokens
-// count as zeros. Only dy is rounded stochastically, and only where there is a key. Each expert's rows are a tensor of
-// their own, which in NVFP4 has its own scale, and so are each expert's weights.
+// count as zeros. Only dy is rounded stochastically, and only if there is a key. The rows of each expert are a tensor
+// of their own, with its own scale in NVFP4, and so are the weights of each expert.
 //
-// Ops::weight_rounding() tells which formats a device takes, and how. The CPU in F32 takes all formats: it is the
-// oracle for other devices. CUDA on Hopper takes kFp8 in BF16, as products of codes (of columns for gradients of
-// weights), whose sums are promoted to fp32 after every 128 elements; both dimensions of a weight have to be multiples
-// of 16 there. It emulates kMxFp8 and kNvFp4 in BF16, by products of operands that were rounded and widened again.
-// Blackwell takes those two in BF16, with tensor cores that support them.
+// Ops::weight_rounding() says which formats a device supports, and how. The CPU in F32 supports all formats and is the
+// reference for other devices. CUDA on Hopper supports kFp8 in BF16, by products of codes (of columns for gradients of
+// weights), whose sums are promoted to fp32 after every 128 elements; both dimensions of a weight must be multiples of
+// 16. It emulates kMxFp8 and kNvFp4 in BF16, by products of operands that were rounded and widened again. Blackwell
+// supports these two in BF16 with its tensor cores.
 //
-// An operand that was rounded before may come with its codes, which have to be those that the product would make. The
-// product then reads the codes, and the operand's values may be anything.
+// An operand that was already rounded may be passed with its codes, which must be those that the product would make.
+// The product then reads the codes, and the operand's values are ignored.
 struct OperandRounding {
   OperandFormat format = OperandFormat::kAct;
   RandomRounding random = {};
-  bool transform = true;    // NVFP4, gradients of weights: whether operands are transformed
+  bool transform = true;    // whether operands of NVFP4's weight gradients are transformed
   WeightCodes weight = {};  // of w
-  RowCodes rows = {};       // of x or dy, of all rows of the source where rows are picked by an index
+  RowCodes rows = {};       // of x or dy; if rows are picked by an index, of all rows of the source
   // For operands that were rounded but not yet multiplied by their tensors' scales, as CUDA's emulation leaves them:
-  // [E] stat, the factors of the products; of a dense product [2], the factor and then 1 where the product is added
-  // to something, else 0. With kAct only.
+  // [E] stat, factors of the products; for a dense product [2], its factor, and 1 if the product is added to
+  // something, else 0. Only with kAct.
   Tensor product_scale = {};
 };
 
-// How a device's products take weights that are to be rounded.
+// How a device's products round weights.
 enum class WeightRounding {
-  kNone,    // they cannot
+  kNone,    // not at all
   kInside,  // the product rounds them itself
-  kCodes,   // the product takes codes that were made before (OperandRounding::weight)
+  kCodes,   // the product reads codes that were made before (OperandRounding::weight)
 };
 
 // y = x w^T, or addend + x w^T
@@ -57,7 +57,7 @@ struct LinearActivationForward {
   Tensor w;               // [W, in], W = 2F for SwiGLU (gate | up), else F
   Tensor pre;             // = [T, W]
   Tensor h;               // = [T, F]
-  RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
+  RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
   OperandRounding rounding = {};
 };
 // dx = dy w
@@ -77,10 +77,10 @@ struct LinearBackwardWeight {
   OperandRounding rounding = {};
 };
 
-// Rows that an operation reads: in order, or gathered by an index without a copy of them being made first.
+// Rows that an operation reads: in order, or picked by an index, without being copied first.
 struct OperandRows {
   Tensor source;      // [N, width]
-  Tensor index = {};  // [R] i32: row r is source's row index[r]; undefined: row r
+  Tensor index = {};  // [R] i32: row r is row index[r] of source; undefined: row r
 
   OperandRows() = default;
   OperandRows(Tensor rows, Tensor picked_by = {}) : source(rows), index(picked_by) {}
@@ -89,9 +89,9 @@ struct OperandRows {
   int64_t width() const { return source.dim(1); }
 };
 
-// Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a capacity: rows from
-// offsets[E] on are neither read nor written. An expert may have no rows; its dw then becomes zeros, or is left alone
-// with `accumulate`.
+// Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a
+// capacity: rows from offsets[E] on are neither read nor written. An expert may have no rows; its dw is
+// then set to zero, or left unchanged with `accumulate`.
 struct GroupedLinearForward {
   Tensor x;        // [R, in]
   Tensor w;        // [E, out, in]
@@ -109,9 +109,9 @@ struct GroupedActivationForward {
   Tensor pre;         // = [R, W]
   Tensor h;           // = [R, F]
   OperandRounding rounding = {};
-  RowCodes h_codes = {};  // = what h is in FP8; undefined: not wanted
-  // = h's columns in FP8, in groups by offsets; undefined: not wanted. Wanted only together with h_codes, and where
-  // they are, h is not written and may be undefined.
+  RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
+  // = h's columns in FP8, in groups by offsets; undefined: not wanted. Only together with h_codes; if wanted, h is not
+  // written and may be undefined.
   ColumnCodes h_columns = {};
 };
 struct GroupedLinearBackwardInput {
@@ -121,7 +121,7 @@ struct GroupedLinearBackwardInput {
   Tensor dx;       // = [R, in]
   OperandRounding rounding = {};
 };
-// Backward through the experts' second layer y = h w^T and the activation in front of it: dh = dy w by groups, then
+// Backward through the experts' second layer y = h w^T and the activation before it: dh = dy w by groups, then
 // ActivationBackward (contracts/activation.h) of dh.
 struct GroupedActivationBackward {
   Activation kind = Activation::kSwiGlu;
@@ -132,20 +132,20 @@ struct GroupedActivationBackward {
   Tensor dpre;             // = like pre; may be the storage of pre
   Tensor drow_weight;      // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
-  RowCodes dpre_codes = {};  // = what dpre is in FP8; undefined: not wanted
-  // = dpre's columns in FP8, in groups by offsets; undefined: not wanted. Wanted only together with dpre_codes; dpre
-  // then holds anything afterwards, unless keeps_dpre.
+  RowCodes dpre_codes = {};  // = dpre in FP8; undefined: not wanted
+  // = dpre's columns in FP8, in groups by offsets; undefined: not wanted. Only together with dpre_codes; if wanted, the
+  // values of dpre are undefined afterwards, unless keeps_dpre.
   ColumnCodes dpre_columns = {};
   bool keeps_dpre = false;
 };
-// The squares of an expert's gradient [rows, cols] are summed by parts of 16 x 128.
+// The squares of an expert's gradient [rows, cols] are summed in parts of 16 x 128 elements.
 constexpr int64_t kSquareRows = 16, kSquareCols = 128;
 inline Shape square_parts(const Shape& gradients) {  // of [E, rows, cols]
   return {gradients[0], (gradients[1] + kSquareRows - 1) / kSquareRows, (gradients[2] + kSquareCols - 1) / kSquareCols};
 }
 
-// At most one of x and dy is picked by an index. With codes of their columns, in groups by offsets, x may be undefined
-// and dy's values are not read.
+// At most one of x and dy is picked by an index. If codes of their columns are given, in groups by offsets, x may be
+// undefined, and dy's values are not read.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]
@@ -154,8 +154,8 @@ struct GroupedLinearBackwardWeight {
   bool accumulate = false;
   OperandRounding rounding = {};
   ColumnCodes x_columns = {}, dy_columns = {};
-  // = [E, parts of rows, parts of columns] f64 (square_parts): the sums of the squares of dw, infinite where elements
-  // are beyond 1e18. Undefined: not wanted, as always with accumulate.
+  // = [E, parts of rows, parts of columns] f64 (square_parts): sums of squares of dw, infinite if a part has elements
+  // beyond 1e18. Undefined: not wanted; always so with accumulate.
   Tensor squares = {};
 };
 

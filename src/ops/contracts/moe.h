@@ -1,4 +1,4 @@
-// Where routed copies of tokens go, and their way there and back. Letters and conventions: ops/ops.h.
+// Where the routed copies of tokens go, and how they get there and back. Letters and conventions: ops/ops.h.
 #pragma once
 
 #include "base/error.h"
@@ -7,38 +7,38 @@
 
 namespace nmoe {
 
-// Rows are sorted by (expert, token, choice). Shared by dispatch, combine and both backwards. Pure integers: the same
-// selection always lands on the same rows.
+// Rows are sorted by (expert, token, choice). Shared by dispatch, combine and their backwards. Computed in integers
+// only: the same selection always gives the same rows.
 struct MoePlan {
   Tensor offsets;  // [E + 1] i32: expert e owns rows [offsets[e], offsets[e + 1])
   Tensor row_of;   // [T, K] i32: the row of a copy; -1: it has none
-  // Of a part of the rows, those from here on: offsets count from here, row_of from the first row of all. Dispatch then
-  // passes over copies whose row is before these or behind those of its result, and is over at once where there are
-  // none.
+  // If not 0, the plan is for a part of all rows, which begins here: offsets count from here, row_of from the first row
+  // of all. Dispatch then ignores copies whose rows are before the part or beyond the end of its result, and does
+  // nothing if the part is empty.
   int64_t first_row = 0;
   Tensor token_of = {};  // [R] i32: the token of a row; undefined: not wanted
 };
 
-// With `part_sizes`, top_idx consists of W equal parts, of which only the first part_sizes[w] tokens are there; choices
-// that are -1, and those of tokens that are not there, have no row.
+// With `part_sizes`, top_idx consists of W equal parts, of which only the first part_sizes[w] tokens are valid. Choices
+// that are -1, and those of tokens that are not valid, have no row.
 struct BuildMoePlan {
   Tensor top_idx;          // [T, K] i32
   MoePlan plan;            // =
   Tensor counts;           // [E] i32 += rows of each expert; undefined: not wanted
-  Tensor part_sizes = {};  // [W] i32; undefined: all tokens are there, and every choice is an expert
+  Tensor part_sizes = {};  // [W] i32; undefined: all tokens are valid, and every choice is an expert
 };
 
-// Cuts the rows of a plan into parts: the first `capacity` of them, and then `chunk` at a time.
+// Cuts the rows of a plan into parts: first `capacity` rows, then `chunk` rows at a time.
 struct DivideMoeRows {
   Tensor offsets;  // [E + 1] i32
   int64_t capacity = 0, chunk = 0;
-  Tensor parts;  // = [P, E + 1] i32: the offsets of each part, which count from its first row
+  Tensor parts;  // = [P, E + 1] i32: the offsets of each part, counted from its first row
 };
 
-// Dispatch gathers tokens to their rows, as many as they have; combine sums a token's K rows, all of which it must
-// have, in the order of its choices.
+// Dispatch copies each token to its rows, however many it has. Combine sums the K rows of a token, which must all
+// exist, in the order of its choices.
 struct MoeDispatch {
-  Tensor x;  // [T, D]; undefined: what `codes` stand for
+  Tensor x;  // [T, D]; undefined: the values of `codes`
   MoePlan plan;
   Tensor rows;          // = [R, D]
   RowCodes codes = {};  // [T, D], instead of x
@@ -50,7 +50,7 @@ struct MoeCombine {
   bool accumulate = false;
 };
 
-// The same for one number a copy.
+// The same for one number per copy.
 struct MoeDispatchWeights {
   Tensor weights;  // [T, K] stat
   MoePlan plan;
@@ -62,7 +62,7 @@ struct MoeCombineWeights {
   Tensor weights;  // = [T, K] stat
 };
 
-// What both devices check.
+// Checks that both devices make.
 inline void check_moe_dispatch(const MoeDispatch& args) {
   NMOE_CHECK(args.x.defined() != args.codes.defined(), "dispatch of tokens {} and of codes {}", args.x.shape(),
              args.codes.values.shape());

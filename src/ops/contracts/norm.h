@@ -7,15 +7,15 @@
 
 namespace nmoe {
 
-// N vectors of D values: [N, D], or [T, H, D] with N = T*H. x, y, dx and dy are of one shape, and apart; but [N, D] and
-// dense where codes are wanted.
+// N vectors of D values: [N, D], or [T, H, D] with N = T*H. x, y, dx and dy have the same shape, and may be apart; if
+// codes are wanted, they are [N, D] and dense.
 struct RmsNormForward {
   Tensor x;
   Tensor gain;  // [D] stat
   double eps = 1e-6;
   Tensor y;               // = like x
   Tensor rstd;            // = [N] stat, kept for backward
-  RowCodes y_codes = {};  // = what y is in FP8; undefined: not wanted
+  RowCodes y_codes = {};  // = y in FP8; undefined: not wanted
 };
 struct RmsNormBackward {
   Tensor x, gain, rstd;  // as in forward
@@ -23,10 +23,10 @@ struct RmsNormBackward {
   Tensor dx;             // = like x; may be the storage of dy
   Tensor dgain;          // += [D] stat
   bool accumulate_dx = false;
-  RowCodes dx_codes = {};  // = what dx is in FP8; undefined: not wanted
+  RowCodes dx_codes = {};  // = dx in FP8; undefined: not wanted
 };
 
-// How many vectors a row has: H.
+// Vectors per row: H, or 1.
 inline int64_t norm_vectors_of_row(const Tensor& x) { return x.shape().rank() == 3 ? x.dim(1) : 1; }
 // N
 inline int64_t norm_vectors(const Tensor& x) { return x.dim(0) * norm_vectors_of_row(x); }

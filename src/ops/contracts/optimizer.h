@@ -9,29 +9,29 @@
 
 namespace nmoe {
 
-// Stochastic rounding of moments in BF16 (ops/adamw_math.h). Random bits belong to elements of whole tensors: they do
-// not depend on which of those are here, or where.
+// Stochastic rounding of moments in BF16 (ops/adamw_math.h). Random bits belong to the elements of whole tensors: they
+// do not depend on which of these elements this rank has, or where.
 struct MomentRounding {
-  Tensor key;           // [1] i64, another for each step
-  uint64_t stream = 0;  // another for each tensor
-  int64_t first = 0;    // which element of the whole tensor the first one here is; with matrices 0
-  Tensor matrices;      // [n] i32: which of a stack of matrices the n are that are here, of equal size; undefined: one
-                        // range of elements
+  Tensor key;           // [1] i64, different for each step
+  uint64_t stream = 0;  // different for each tensor
+  int64_t first = 0;    // index, in the whole tensor, of the first element passed; with matrices 0
+  Tensor matrices;      // [n] i32: the indices, in a stack of matrices of equal size, of the n that are passed;
+                        // undefined: the elements are one range
 };
 
-// AdamW with decoupled decay (arXiv 1711.05101): m, v updated, then
+// AdamW with decoupled decay (arXiv 1711.05101): m and v are updated, then
 //   w -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)
 // The same bits on every device.
 struct AdamWStep {
   Tensor w, low;          // updated
   Tensor grad;            // stat; read only
   Tensor m, v;            // stat, or BF16 both; updated
-  Tensor grad_scale;      // [1] f64: gradients are multiplied by it first (clipping). Not finite: nothing is changed
+  Tensor grad_scale;      // [1] f64: gradients are first multiplied by it (clipping). Not finite: nothing changes
   Tensor rates;           // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
-  MomentRounding random;  // of BF16
+  MomentRounding random;  // for moments in BF16
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
 };
-// Of many tensors at once, none of which is another's.
+// Many tensors at once, which do not overlap.
 struct AdamWSteps {
   std::vector<AdamWStep> all;
 };
@@ -49,7 +49,7 @@ struct MuonStep {
   int iterations = 5;
 };
 
-// What every device checks.
+// Checks that every device makes.
 inline void check_adamw_step(const AdamWStep& args) {
   const int64_t size = args.w.num_elements();
   NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,

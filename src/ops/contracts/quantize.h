@@ -1,12 +1,12 @@
 // Operands of products in low precision: blocks of values with a scale each. Formats, formulas and their sources:
 // tensor/low_precision.h. Letters and conventions: ops/ops.h.
 //
-// A block has n values: 128 in FP8, 32 in MXFP8, 16 in NVFP4. At an edge it is as short as what is left.
+// A block has n values: 128 in FP8, 32 in MXFP8, 16 in NVFP4. Blocks at the edge of a matrix are shorter.
 //
 //   format   along rows (1 x n)             tiles (n x n)        scales   values
 //   kFp8     activations, their gradients   weights              E8M0     E4M3
 //   kMxFp8   all                            -                    E8M0     E4M3
-//   kNvFp4   activations, their gradients   weights              E4M3     E2M1, two a byte, the low half first
+//   kNvFp4   activations, their gradients   weights              E4M3     E2M1, two per byte, low half first
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,13 @@ constexpr int64_t block_size(OperandFormat format) {
 
 enum class BlockShape { kRows, kTiles };
 
-// Stochastic rounding, for E2M1 alone: element i of block b (in row-major order) of a tensor gets random byte i of
-// (*key, stream, first_block + b). Where a product has experts, the rows of each are a tensor.
+// Stochastic rounding, for E2M1 only: element i of block b (in row-major order) of a tensor gets random byte i of
+// (*key, stream, first_block + b). In a product of experts, the rows of each expert are a tensor of their own.
 struct RandomRounding {
-  Tensor key;                // [1] i64, another for each step; undefined: to nearest, ties to even
-  uint64_t stream = 0;       // another for each tensor of a step
-  uint64_t first_block = 0;  // of the tensor; in products first_block_of says it
-  Tensor experts = {};       // in those: [E] i32, which expert of all is the e-th; undefined: the e-th
+  Tensor key;                // [1] i64, different for each step; undefined: to nearest, ties to even
+  uint64_t stream = 0;       // different for each tensor of a step
+  uint64_t first_block = 0;  // of the tensor; in products of experts, first_block_of determines it
+  Tensor experts = {};       // for these: [E] i32, the number of the e-th expert among all; undefined: e
 };
 // The first block of the rows of expert number e.
 constexpr uint64_t first_block_of(int64_t e) { return static_cast<uint64_t>(e) << 40; }
@@ -51,29 +51,29 @@ struct AbsMax {
   Tensor amax;           // = [G] stat
 };
 
-// What the rows of a matrix [N, C] were rounded to, FP8: values and scales as Quantize leaves them.
+// The rows of a matrix [N, C] rounded to FP8: values and scales as written by Quantize.
 struct RowCodes {
   Tensor values;  // [N, C] u8
   Tensor scales;  // [N, ceil(C / 128)] u8
 
   bool defined() const { return values.defined(); }
 };
-// Bytes of a row of C of those.
+// Bytes of a row of C such values with its scales.
 constexpr int64_t row_code_bytes(int64_t C) {
   constexpr int64_t n = block_size(OperandFormat::kFp8);
   return C + (C + n - 1) / n;
 }
-// The columns of a matrix [R, C], FP8, for sums over rows: blocks of 128 rows, each of C columns of 128 codes. No block
-// crosses one of G groups of rows: that of rows [begin, end) has ceil((end - begin) / 128) blocks, from block
-// begin / 128 + g on. Rows that a group's last block has no rows for are zeros; blocks between groups are not written.
+// The columns of a matrix [R, C] in FP8, for sums over rows: blocks of 128 rows, each of C columns of 128 codes, within
+// one of G groups of rows: group g, with rows [begin, end), has ceil((end - begin) / 128) blocks from block begin / 128
+// + g on. Codes for rows beyond a group's end are 0; blocks between groups are not written.
 struct ColumnCodes {
   Tensor values;  // [R / 128 + G, C, 128] u8
   Tensor scales;  // [R / 128 + G, C] u8
 
   bool defined() const { return values.defined(); }
 };
-// The codes of weights [E, out, in], in tiles; and transposed, for products that sum over `out`: tensor cores take
-// 8-bit operands with what is summed over along their rows alone. A tile's scale is that of the transposed tile.
+// Weights [E, out, in] rounded to FP8 in tiles, and the same transposed, for products that sum over `out`: tensor cores
+// need 8-bit operands contiguous along the dimension of the sum. A tile and its transpose have the same scale.
 struct WeightCodes {
   Tensor values;             // [E, out, in] u8
   Tensor scales;             // [E, ceil(out / 128), ceil(in / 128)] u8
@@ -83,56 +83,56 @@ struct WeightCodes {
   bool defined() const { return values.defined(); }
 };
 
-// Rounds G matrices, each for itself. Rows that are not there are neither read nor written, nor are scales of theirs.
+// Rounds G matrices independently. Rows from num_rows on are neither read nor written, nor are their scales.
 struct Quantize {
   OperandFormat format = OperandFormat::kFp8;
   BlockShape blocks = BlockShape::kRows;
   Tensor x;              // [G, N, C] act
-  Tensor num_rows = {};  // as in AbsMax; kRows
-  Tensor amax = {};      // [G] stat, of x; NVFP4
+  Tensor num_rows = {};  // as in AbsMax; only with kRows
+  Tensor amax = {};      // [G] stat, largest magnitudes of x; only with NVFP4
   RandomRounding random = {};
   Tensor values;                  // = [G, N, C] u8; NVFP4: [G, N, ceil(C / 2)], the last half byte of an odd row is 0
   Tensor scales;                  // = [G, N, ceil(C / n)] u8; tiles: [G, ceil(N / n), ceil(C / n)]
-  Tensor transposed_values = {};  // = [G, C, N] u8, FP8's tiles as WeightCodes has them; undefined: not wanted
-  Tensor transposed_scales = {};  // = [G, ceil(C / n), ceil(N / n)] u8, with those
+  Tensor transposed_values = {};  // = [G, C, N] u8, FP8 tiles as in WeightCodes; undefined: not wanted
+  Tensor transposed_scales = {};  // = [G, ceil(C / n), ceil(N / n)] u8, if those are wanted
 };
 
-// What codes of rows stand for. Rounding that again changes no value (though its scale may be half of what it was, and
-// then codes are others): the largest becomes at most 448 of a scale that holds all others exactly.
+// The values that codes of rows stand for. Rounding them again changes no value (the scale may become half of what it
+// was, with different codes): the largest is at most 448 times a scale that represents all others exactly.
 struct WidenRows {
   RowCodes codes;  // [N, C]
   Tensor x;        // = [N, C] act
 };
 
-// How much of an operand rounding loses, without its result: what a run looks at to see that a layer bears a format.
+// Measures how much of an operand is lost by rounding, for judging whether a layer bears its format.
 //
-// Of a block's part in one row, the value of the largest magnitude (the first of them) is what the scale is made for;
-// what is lost is counted of the others: the sum of their squared errors over that of their squares, 1 at most. So an
-// outlier that leaves nothing of its neighbours shows, though it is itself exact and has nearly all of their energy.
-// The mean over rows of blocks, in dB, is the signal-to-noise ratio that is meant here (train/precision_watch.h).
+// The largest magnitude in each row of a block (the first one of several) determines the scale and is left out. Of the
+// other values, the ratio of the sum of squared errors to the sum of squares is taken, at most 1. This shows an outlier
+// that leaves nothing of its neighbours, although it is exact itself and has nearly all of the energy. The mean of the
+// ratio over rows of blocks, in dB, is what is called the signal-to-noise ratio here (train/precision_watch.h).
 //
-// Rounding is to nearest. All counts are whole numbers, and so are the sums of ratios, in units of kLostUnit, each
-// rounded to one: as long as sums are below 2^53, they are exact, and the same in any order.
+// Rounding is to nearest. All counts are whole numbers. Ratios are rounded to multiples of kLostUnit and summed in that
+// unit, so their sums are whole numbers too: below 2^53 they are exact, and the same in any order.
 constexpr double kLostUnit = 0x1p-24;
 struct RoundingCounts {
-  double values = 0;      // that are not zero
-  double underflows = 0;  // of them, those that become zero
-  double saturated = 0;   // beyond the largest element before rounding
-  double rows = 0;        // of blocks, with more than one value that is not zero
-  double lost = 0;        // their ratios, in units of kLostUnit
+  double values = 0;      // values that are not zero
+  double underflows = 0;  // those of them that become zero
+  double saturated = 0;   // those beyond the format's largest element before rounding
+  double rows = 0;        // rows of blocks with more than one value that is not zero
+  double lost = 0;        // sum of their ratios, in units of kLostUnit
 };
 struct MeasureRounding {
   OperandFormat format = OperandFormat::kFp8;
   BlockShape blocks = BlockShape::kRows;
   Tensor x;  // [G, N, C] act
-  // [E + 1] i32, kRows and G = 1: rows are those of experts, each of which has a tensor scale in NVFP4; expert e's are
-  // [offsets[e], offsets[e + 1]), and from offsets[E] on there are none. Undefined: all rows, one scale a matrix.
+  // [E + 1] i32, with kRows and G = 1: expert e has rows [offsets[e], offsets[e + 1]), and in NVFP4 its own tensor
+  // scale; rows from offsets[E] on are not read. Undefined: all rows, one scale per matrix.
   Tensor offsets = {};
-  Tensor index = {};  // [R] i32, with offsets: experts' row r is x's row index[r]; undefined: row r
+  Tensor index = {};  // [R] i32, with offsets: row r of the experts is row index[r] of x; undefined: row r
   Tensor counts;      // [5] f64 +=, RoundingCounts
 };
 
-// What every device checks.
+// Checks that every device makes.
 inline void check_row_codes(const RowCodes& codes, const Shape& rows) {
   constexpr int64_t n = block_size(OperandFormat::kFp8);
   NMOE_CHECK(codes.values.shape() == rows && codes.scales.shape() == Shape({rows[0], (rows[1] + n - 1) / n}),

@@ -12,9 +12,9 @@ namespace nmoe {
 
 // Scores, selection and gate weights (DeepSeek-V3, arXiv 2412.19437, equations 12 to 16).
 //   s = sigmoid(logits) or softmax(logits)
-//   selection: the top_k of s + bias; with num_groups > 1 only inside the top_groups best groups of consecutive
-//     experts, a group's rank being the sum of its two best s + bias (sigmoid; DeepSeek-V3) or its best
-//     (softmax; DeepSeek-V2). Ties go to the lower index.
+//   selection: the top_k of s + bias; with num_groups > 1 only within the top_groups best groups of consecutive
+//     experts, where groups are ranked by the sum of their two largest s + bias (sigmoid; DeepSeek-V3) or by the
+//     largest (softmax; DeepSeek-V2). Ties go to the lower index.
 //   weights: s of the selected (never the bias), divided by their sum (plus 1e-20, for scores that all underflow)
 //     when `normalise`, times `scale`.
 struct RouterRule {
@@ -33,7 +33,7 @@ struct RouterRule {
 struct RouterLoss {
   double balance = 0.0;
   double z = 0.0;
-  int64_t seq_len = 0;  // S, to cut T into sequences
+  int64_t seq_len = 0;  // S: the T tokens are sequences of this length
 };
 struct RouterForward {
   RouterRule rule;
@@ -41,13 +41,13 @@ struct RouterForward {
   Tensor logits;    // [T, E] stat
   Tensor bias;      // [E] stat
   Tensor scores;    // = [T, E] stat
-  Tensor top_idx;   // = [T, K] i32, by falling s + bias
+  Tensor top_idx;   // = [T, K] i32, in descending order of s + bias
   Tensor weights;   // = [T, K] stat
-  Tensor aux_loss;  // += [2] f64: balance, z; undefined: there are none
+  Tensor aux_loss;  // += [2] f64: balance, z; undefined: without auxiliary losses
   Tensor entropy;   // += [1] f64: sum over tokens of the entropy (nats) of s / sum s; undefined: not computed
 };
-// Where a router sends tokens whose experts are all here, without losses: RouterForward, then BuildMoePlan of its
-// choice and MoeDispatchWeights of its weights.
+// Routing of tokens whose experts are all on this device, without losses: RouterForward, then BuildMoePlan for its
+// selection and MoeDispatchWeights for its weights.
 struct RouteTokens {
   RouterRule rule;
   Tensor logits;      // [T, E] stat
@@ -77,7 +77,7 @@ struct RouterBackward {
   Tensor dweights;                          // [T, K] stat
   Tensor dlogits;                           // = [T, E], auxiliary losses' gradients included
 };
-// Checks of both: a rule that these experts can follow, and shapes that go together.
+// Checks of both: that the rule suits the number of experts, and that shapes agree.
 inline void check_router(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights) {
   const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
   NMOE_CHECK(top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
@@ -91,10 +91,10 @@ inline void check_router(const RouterRule& rule, Tensor logits, Tensor top_idx, 
 
 // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), the loads compared as integers.
 struct RouterBiasUpdate {
-  Tensor counts;  // [E] i32 rows each expert got
+  Tensor counts;  // [E] i32: rows that each expert got
   Tensor bias;    // [E] stat, updated
   double rate = 0.0;
-  Tensor grad_scale;  // [1] f64; not finite: nothing is changed
+  Tensor grad_scale;  // [1] f64; not finite: nothing changes
 };
 
 }  // namespace nmoe

@@ -15,8 +15,8 @@ struct Fill {
   double value = 0.0;
 };
 
-// Random numbers std * z, z standard normal but |z| <= truncation: element i is draw first + i of Philox(seed, stream)
-// (base/rng.h). The same bits on every device.
+// Random numbers std * z, with z from a standard normal distribution truncated to |z| <= truncation: element i is draw
+// first + i of Philox(seed, stream) (base/rng.h). The same bits on every device.
 struct TruncatedNormal {
   uint64_t seed = 0;
   uint64_t stream = 0;
@@ -29,13 +29,13 @@ struct FillTruncatedNormal {
   TruncatedNormal draws;
 };
 
-// Tensors of equal size on the device.
+// Between two tensors of equal size in the device's memory.
 struct Copy {
   Tensor source;
   Tensor destination;  // =
 };
 
-// Between a weight and its master, [n] stat in the device's memory. `low` is undefined where the weight is stat itself.
+// Converts between a weight and its master, [n] stat in the device's memory. `low` is undefined if w is stat.
 struct SplitWeight {
   Tensor master;
   Tensor w, low;  // =
@@ -45,8 +45,8 @@ struct JoinWeight {
   Tensor master;  // =
 };
 
-// For measuring on a lane: the device's clock in nanoseconds, in integers that wrap. What lies between a call with
-// `begin` and one without adds how long it took, if the sum is less than 2 s.
+// For measuring time on a lane, by the device's clock in nanoseconds, in integers that wrap: the time between a call
+// with `begin` and one without is added to `sum`, which must stay below 2 s.
 struct AddTime {
   Tensor sum;  // [1] i32 +=, or -= with begin
   bool begin = false;
@@ -61,17 +61,17 @@ struct SumOfSquares {
   Tensor out;         // [1] f64 += sum of x^2
   Tensor parts = {};  // f64: the sums of the squares of parts of x, where they are known; x is not read then
 };
-// Of many tensors at once. Those that are added to the same `out` follow each other, and are added in that order.
+// Of many tensors at once. Those with the same `out` must be consecutive, and are added in this order.
 struct SumsOfSquares {
   std::vector<SumOfSquares> all;
 };
-// The elements one after the other, so that their order alone decides on the bits.
+// Adds elements one after the other, so that the bits depend only on their order.
 struct SumInOrder {
   Tensor x;           // [N] f64
   Tensor out;         // = [1] f64
-  Tensor order = {};  // [N] i32: which element comes first, second and so on; undefined: as they are
+  Tensor order = {};  // [N] i32: indices of the elements in the order to add them; undefined: as stored
 };
-// What every device checks.
+// Checks that every device makes.
 inline void check_sums_of_squares(const SumsOfSquares& args) {
   std::vector<const void*> outs;
   for (const SumOfSquares& one : args.all) {
@@ -88,7 +88,7 @@ struct CountNonFinite {
 };
 
 // The factor that clips the global gradient norm: scale = min(1, max_norm / sqrt(sum_squares)), or 1 when max_norm is
-// 0. When sum_squares or loss_sum is not finite, `stopped` becomes 1; while it is not 0, scale is NaN.
+// 0. If sum_squares or loss_sum is not finite, `stopped` becomes 1; as long as it is not 0, scale is NaN.
 struct ClipScale {
   Tensor sum_squares;  // [1] f64
   Tensor loss_sum;     // [1] f64
