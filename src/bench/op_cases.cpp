@@ -401,6 +401,18 @@ class Cases {
                            w.ops().grouped_linear_backward_weight({x, dy, plan.offsets, dw, /*accumulate=*/true});
                          };
                        }});
+      // One expert has half of the rows.
+      cases.push_back({"grouped linear, weight gradient, skewed", shape, flops,
+                       row_bytes + 2 * stat_ * count(E, in, out), [=](Workbench& w) -> Work {
+                         const Tensor x = w.act({R, in}), dy = w.act({R, out}), dw = w.stat({E, out, in});
+                         std::vector<int32_t> ends = {0};
+                         for (int64_t e = 0; e < E; ++e)
+                           ends.push_back(static_cast<int32_t>(R / 2 + R / 2 * e / (E - 1)));
+                         const Tensor offsets = w.i32(ends);
+                         return [&w, x, dy, dw, offsets] {
+                           w.ops().grouped_linear_backward_weight({x, dy, offsets, dw, /*accumulate=*/true});
+                         };
+                       }});
       if (has_codes_) {
         cases.push_back({"grouped linear, weight gradient, FP8", shape, flops,
                          row_bytes + 2 * stat_ * count(E, in, out), [=](Workbench& w) -> Work {
