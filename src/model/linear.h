@@ -32,14 +32,20 @@ class Linear {
     if (weight_.takes_codes()) rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
-  // pre = [N, out], h = its activation, h_codes = h's codes unless undefined.
-  void forward_activation(Ops& ops, Activation kind, const CodedRows& x, Tensor pre, Tensor h,
-                          const RowCodes& h_codes) const {
+  // pre = [N, out], h = its activation, h_codes = h's codes unless undefined. keeps_h: whether h is read otherwise.
+  void forward_activation(Ops& ops, Activation kind, const CodedRows& x, Tensor pre, Tensor h, const RowCodes& h_codes,
+                          bool keeps_h) const {
     weight_.measure_forward(ops, x.rows, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
     if (weight_.takes_codes()) rounding.rows = x.codes;
-    ops.linear_activation_forward(
-        {.kind = kind, .x = x.rows, .w = weight_.value, .pre = pre, .h = h, .h_codes = h_codes, .rounding = rounding});
+    ops.linear_activation_forward({.kind = kind,
+                                   .x = x.rows,
+                                   .w = weight_.value,
+                                   .pre = pre,
+                                   .h = h,
+                                   .h_codes = h_codes,
+                                   .rounding = rounding,
+                                   .keeps_h = keeps_h});
   }
   // dx =, or += with accumulate.
   void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
@@ -49,13 +55,13 @@ class Linear {
     ops.linear_backward_input(
         {.dy = dy.rows, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
-  // The weight's gradient, as model/weight.h says.
+  // The weight's gradient, as model/weight.h says; with the rounding that was drawn for it, if that was earlier.
   void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
-    ops.linear_backward_weight({.x = x,
-                                .dy = dy,
-                                .dw = weight_.grad,
-                                .accumulate = weight_.accumulate_grad(),
-                                .rounding = weight_.weight_gradient_rounding()});
+    backward_weight(ops, x, dy, weight_.weight_gradient_rounding());
+  }
+  void backward_weight(Ops& ops, Tensor x, Tensor dy, const OperandRounding& rounding) const {
+    ops.linear_backward_weight(
+        {.x = x, .dy = dy, .dw = weight_.grad, .accumulate = weight_.accumulate_grad(), .rounding = rounding});
   }
   // Both. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, const CodedRows& dy, Tensor dx, bool accumulate = false) const {

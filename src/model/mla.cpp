@@ -177,10 +177,11 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
 
   // Keys and values: through the shared rotated part, and through the latent.
   const Tensor dkv = pass.push({T, H, N + U});
-  ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = d.k_rope});
+  const RowCodes dkv_codes = kv_up_.push_codes(pass.activations, T, H * (N + U));
+  ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = d.k_rope, .dkv_codes = dkv_codes});
   ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  kv_up_.backward(ops, saved_.kv_latent, dkv.reshape({T, H * (N + U)}), dkv_latent);
+  kv_up_.backward(ops, saved_.kv_latent, {dkv.reshape({T, H * (N + U)}), dkv_codes}, dkv_latent);
   kv_norm_.backward(pass, dkv_latent, d.kv_latent);
 
   // Queries.

@@ -26,7 +26,10 @@ void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor 
   {
     const ArenaScope scope(pass.activations);
     const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
-    in_.forward_activation(pass.ops, activation_, x, saved_.pre, saved_.hidden, codes);
+    // Backward makes hidden units again, and the second layer reads codes.
+    const bool codes_alone =
+        codes.defined() && pass.drops(Recompute::kNorms) && !pass.inspect && !out_.weight().measures_forward();
+    in_.forward_activation(pass.ops, activation_, x, saved_.pre, saved_.hidden, codes, /*keeps_h=*/!codes_alone);
     pass.capture(hidden_as_, layer_, saved_.hidden);
     out_.forward(pass.ops, saved_.hidden, y, residual, codes);
   }
@@ -42,16 +45,21 @@ void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
     saved_.pre = pass.push(saved_.pre.shape());
     in_.forward(pass.ops, saved_.x, saved_.pre);
   }
-  if (pass.drops(Recompute::kNorms)) {
-    saved_.hidden = pass.push(saved_.hidden.shape());
-    pass.ops.activation_forward({.kind = activation_, .pre = saved_.pre, .h = saved_.hidden});
-  }
+  const bool makes_hidden = pass.drops(Recompute::kNorms);
+  if (makes_hidden) saved_.hidden = pass.push(saved_.hidden.shape());
   const Tensor dhidden = pass.push({T, hidden_});
-  out_.backward(pass.ops, saved_.hidden, dy, dhidden);
+  // Random bits are numbered in the order in which they are drawn.
+  const OperandRounding of_out_weight = out_.weight().weight_gradient_rounding();
+  out_.backward_input(pass.ops, dy, dhidden);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
   const RowCodes codes = in_.push_codes(pass.activations, T, dpre.dim(1));
-  pass.ops.activation_backward(
-      {.kind = activation_, .pre = saved_.pre, .dh = dhidden, .dpre = dpre, .dpre_codes = codes});
+  pass.ops.activation_backward({.kind = activation_,
+                                .pre = saved_.pre,
+                                .dh = dhidden,
+                                .dpre = dpre,
+                                .dpre_codes = codes,
+                                .h = makes_hidden ? saved_.hidden : Tensor()});
+  out_.backward_weight(pass.ops, saved_.hidden, dy.rows, of_out_weight);
   in_.backward_weight(pass.ops, saved_.x, dpre);
   in_.backward_input(pass.ops, {dpre, codes}, dx);
 }

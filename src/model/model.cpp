@@ -132,12 +132,13 @@ void Model::begin_step() {
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                             const Inspector& inspect, const GradientsReady& ready) {
+                             const Inspector& inspect, const GradientsReady& ready, const Marker& mark) {
   const ArenaScope scope(activations);
   weights_.begin_microbatch();
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
   pass.inspect = inspect;
+  pass.mark = mark;
   pass.gradients_ready = ready;
   const Shape stream({batch.num_tokens(), config_.dim});
 

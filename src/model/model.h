@@ -56,7 +56,7 @@ class Model {
   // step, += in later ones (but see DomainShare::in_order). losses [T] stat =, in nats. `ready` is called once in each
   // layer, and with 0 at the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                        const Inspector& inspect = {}, const GradientsReady& ready = {});
+                        const Inspector& inspect = {}, const GradientsReady& ready = {}, const Marker& mark = {});
   // Token losses, and, if `predictions` is defined, the likeliest next tokens: [T] i32 =. Router statistics, which are
   // those of a step, do not change unless `statistics`.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);

@@ -12,11 +12,6 @@ WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
 
 constexpr const char* kSharedPrefix = "moe.shared.";
 
-// Products that gather tokens on a GPU are a tenth slower than those of rows in order. Experts that are narrow have
-// little to multiply for each row, and save more by having no copies.
-constexpr int64_t kInPlaceHidden = 512;
-constexpr int64_t kFewTokens = 1024;  // of generation, for which an operation less is worth more
-
 std::string prefix_of(const Layer& layer) { return layer.name + "moe."; }
 
 }  // namespace
@@ -60,10 +55,6 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
 void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
   exchange_ = make_remote_exchange(window, layer_, places, stats);
 }
-
-// Products of FP8 operands take codes in order, which are made of rows wherever those lie: copies would be for
-// gradients of weights alone.
-bool Moe::reads_in_place() const { return expert_dim_ <= kInPlaceHidden || experts_in_.weight().codes.defined(); }
 
 CodedRows Moe::sent(const Pass& pass, const CodedRows& x) const {
   if (wire_ == WireFormat::kDevice) return x.rows;
@@ -261,7 +252,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .pre = {},
             .hidden = {},
             .hidden_columns = {}};
-  if (!exchange_) exchange_ = make_local_exchange(E, reads_in_place());
+  if (!exchange_) exchange_ = make_local_exchange(E);
   route(pass);
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
@@ -292,7 +283,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   }
 }
 
-// A few tokens are routed at once, and read where they lie: steps of generation are many short operations.
+// A few tokens are routed at once: steps of generation are many short operations.
 void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
@@ -300,7 +291,6 @@ void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) 
   const Tensor logits = pass.push_stat({T, E}), row_weight = pass.push_stat({R});
   const MoePlan plan{
       .offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of = pass.push_i32({R})};
-  const bool in_place = F <= kInPlaceHidden || T <= kFewTokens;
   router_.forward(ops, x, logits);
   ops.route_tokens({.rule = rule(),
                     .logits = logits,
@@ -316,9 +306,8 @@ void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) 
     ops.copy({.source = residual, .destination = y});
   }
   const Tensor hidden = pass.push({R, F}), rows_out = pass.push({R, D});
-  if (!in_place) ops.moe_dispatch({.x = x, .plan = plan, .rows = rows_out});
   experts_in_.forward_activation(ops, {.kind = config_.activation,
-                                       .x = in_place ? OperandRows(x, plan.token_of) : OperandRows(rows_out),
+                                       .x = OperandRows(x, plan.token_of),
                                        .w = {},
                                        .offsets = plan.offsets,
                                        .row_weight = row_weight,

@@ -65,8 +65,6 @@ class Moe final : public FeedForward {
   // The form in which x [T, D], or a gradient, is sent. Missing codes are
   // made, in memory of the activations arena.
   CodedRows sent(const Pass& pass, const CodedRows& x) const;
-  // Whether experts that are all on this rank read tokens directly, instead of dispatched copies.
-  bool reads_in_place() const;
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
   // N rows on their way through the experts.

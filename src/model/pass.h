@@ -71,6 +71,7 @@ struct Pass {
   StepScale scale;
   bool statistics = true;  // whether routers keep statistics, and add auxiliary losses
   Inspector inspect;
+  Marker mark = {};
   GradientsReady gradients_ready = {};
   Recompute recompute = Recompute::kNone;
   // If backward recomputes norms: [T, D], shared by the outputs of all norms. Forward writes a norm's output there for
@@ -94,7 +95,7 @@ struct Pass {
   Pass once_more() const {
     Pass pass = keeping_all();
     pass.statistics = false;
-    pass.inspect = {};
+    pass.inspect = {}, pass.mark = {};
     return pass;
   }
 
@@ -124,6 +125,7 @@ struct Pass {
   // num_rows [1] i32: how many of value's rows are valid; undefined: all.
   void capture(Intermediate what, int64_t layer, Tensor value, Tensor num_rows = {}) const {
     if (inspect) inspect(what, layer, value, num_rows);
+    if (mark) mark(what, layer);
   }
   void tell_ready(size_t first_weight) const {
     if (gradients_ready) gradients_ready(first_weight);

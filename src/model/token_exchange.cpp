@@ -5,13 +5,13 @@ namespace {
 
 class LocalExchange final : public TokenExchange {
  public:
-  LocalExchange(int64_t num_experts, bool in_place) : num_experts_(num_experts), in_place_(in_place) {}
+  explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
 
   RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t capacity = top_idx.num_elements();
     plan_ = {.offsets = pass.push_i32({num_experts_ + 1}),
              .row_of = pass.push_i32(top_idx.shape()),
-             .token_of = in_place_ ? pass.push_i32({capacity}) : Tensor()};
+             .token_of = pass.push_i32({capacity})};
     pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
     return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
@@ -19,7 +19,7 @@ class LocalExchange final : public TokenExchange {
   void begin_dispatch(const Pass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
   OperandRows end_dispatch(const Pass& pass, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
-    return rows_of(pass, in_place_ ? Tensor() : pass.push({row_weight.dim(0), x_.rows.dim(1)}));
+    return rows_begun(pass);
   }
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
@@ -28,7 +28,7 @@ class LocalExchange final : public TokenExchange {
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
   void begin_combine_backward(const Pass&, const CodedRows& dy, const CodedRows&, Tensor) override { x_ = dy; }
-  OperandRows end_combine_backward(const Pass& pass, Tensor drows) override { return rows_of(pass, drows); }
+  OperandRows end_combine_backward(const Pass& pass, Tensor) override { return rows_begun(pass); }
   void begin_dispatch_backward(const Pass&, Tensor drows, Tensor drow_weight) override {
     rows_ = drows, weights_ = drow_weight;
   }
@@ -39,21 +39,15 @@ class LocalExchange final : public TokenExchange {
   }
 
  private:
-  // The rows of experts: of the tokens that were begun, or copies of them in `room`.
-  OperandRows rows_of(const Pass& pass, Tensor room) const {
-    const bool coded = x_.codes.defined();
-    if (!in_place_) {
-      pass.ops.moe_dispatch({.x = coded ? Tensor() : x_.rows, .plan = plan_, .rows = room, .codes = x_.codes});
-      return room;
-    }
-    if (!coded) return {x_.rows, plan_.token_of};
+  // The rows of experts, in the tokens that were begun.
+  OperandRows rows_begun(const Pass& pass) const {
+    if (!x_.codes.defined()) return {x_.rows, plan_.token_of, plan_.row_of};
     const Tensor tokens = pass.push(x_.rows.shape());
     pass.ops.widen_rows({.codes = x_.codes, .x = tokens});
-    return {tokens, plan_.token_of};
+    return {tokens, plan_.token_of, plan_.row_of};
   }
 
   int64_t num_experts_;
-  bool in_place_;
   MoePlan plan_;
   CodedRows x_{Tensor()};  // what was begun
   Tensor rows_, weights_;
@@ -61,8 +55,8 @@ class LocalExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, bool in_place) {
-  return std::make_unique<LocalExchange>(num_experts, in_place);
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts) {
+  return std::make_unique<LocalExchange>(num_experts);
 }
 
 }  // namespace nmoe

@@ -23,8 +23,12 @@ struct RaggedRows {
 
   // These rows of a tensor that has all R.
   Tensor of(const Tensor& rows) const { return rows.rows(begin, end); }
+  // Rows that are picked are one part.
   OperandRows of(const OperandRows& rows) const {
-    return rows.index.defined() ? OperandRows(rows.source, of(rows.index)) : of(rows.source);
+    if (!rows.index.defined()) return of(rows.source);
+    NMOE_CHECK(begin == 0 && end == rows.num_rows(), "rows {} to {} of {} that are picked", begin, end,
+               rows.num_rows());
+    return rows;
   }
   RowCodes of(const RowCodes& codes) const {
     if (!codes.defined()) return {};
@@ -92,9 +96,8 @@ class TokenExchange {
                                      const OverflowWork& overflow) = 0;
 };
 
-// For experts that are all on this rank. With `in_place` they read tokens directly, else dispatch gathers
-// copies; the bits are the same. combine sums a token's K rows in the order of its choices. R = T * K:
-// each copy has a row, and there is no overflow.
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, bool in_place);
+// For experts that are all on this rank. They read tokens where those lie; combine sums a token's K rows in the order
+// of its choices. R = T * K: each copy has a row, and there is no overflow.
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts);
 
 }  // namespace nmoe

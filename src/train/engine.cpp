@@ -346,7 +346,7 @@ void Engine::enqueue_begin() {
   if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
 }
 
-void Engine::enqueue_gradients(const Inspector& inspect) {
+void Engine::enqueue_gradients(const Marker& mark) {
   int64_t shard = rank_.index();
   size_t first_summed = model_.weights().all().size();
   const GradientsReady sum_ready = [&](size_t first_weight) {
@@ -357,8 +357,8 @@ void Engine::enqueue_gradients(const Inspector& inspect) {
   for (const Batch& batch : batches) {
     const Tensor losses = losses_.rows(0, batch.num_tokens());
     const bool is_last = &batch == &batches.back();
-    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, inspect,
-                            is_last && !in_order() && !domain_.alone() ? sum_ready : GradientsReady());
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, /*inspect=*/{},
+                            is_last && !in_order() && !domain_.alone() ? sum_ready : GradientsReady(), mark);
     ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
     if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
@@ -450,7 +450,7 @@ void Engine::enqueue_timed(PhaseClock& clock) {
   clock.begin();
   enqueue_begin();
   clock.end(StepPhase::kBegin, kNoLayer);
-  enqueue_gradients([&](Intermediate what, int64_t layer, Tensor, Tensor) {
+  enqueue_gradients([&](Intermediate what, int64_t layer) {
     if (const auto phase = phase_ending_with(what)) clock.end(*phase, layer);
   });
   clock.end(StepPhase::kEmbedding, kNoLayer);  // its gradient; that of earlier microbatches was in the next one's turn

@@ -175,7 +175,7 @@ class Engine {
   void enqueue_timed(PhaseClock& clock);
   void enqueue_inputs(const Progress& progress, int64_t num_targets);
   void enqueue_begin();
-  void enqueue_gradients(const Inspector& inspect = {});
+  void enqueue_gradients(const Marker& mark = {});
   void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
   void enqueue_results(bool with_routers);

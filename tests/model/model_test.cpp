@@ -294,6 +294,11 @@ TEST(Model, InspectorSeesEveryLayerInOrder) {
   EXPECT_LT(position("layers.1.moe.expert_hidden"), position("losses"));
   EXPECT_LT(position("losses"), position("layers.1.attention_gradient"));
   EXPECT_LT(position("layers.1.attention_gradient"), static_cast<std::ptrdiff_t>(names.size()));
+  std::vector<std::string> marks;
+  test.model().forward_backward(
+      test.batch(), test.scale(), test.activations(), test.losses(), /*inspect=*/{},
+      /*ready=*/{}, [&](Intermediate what, int64_t layer) { marks.push_back(intermediate_name(what, layer)); });
+  EXPECT_EQ(marks, names);
 }
 
 TEST(Model, RouterBiasMovesAgainstTheLoad) {

@@ -81,6 +81,23 @@ TEST_P(ActivationTest, BackwardMayOverwriteItsInput) {
   }
 }
 
+TEST_P(ActivationTest, BackwardMakesWhatForwardMade) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    ActivationRun run(dtype, 2, 9, 13, GetParam());
+    const Tensor h = run.pool.zeros(run.h.shape()), pre = run.pool.zeros(run.pre.shape());
+    run.ops->copy({.source = run.pre, .destination = pre});
+    run.ops->activation_backward({.kind = GetParam().kind,
+                                  .pre = pre,
+                                  .row_weight = run.row_weight,
+                                  .dh = run.dh,
+                                  .dpre = pre,
+                                  .drow_weight = run.drow_weight,
+                                  .h = h});
+    EXPECT_TRUE(same_bits(h, run.h));
+    EXPECT_TRUE(same_bits(pre, run.dpre));
+  }
+}
+
 TEST_P(ActivationTest, FloatAgreesWithDouble) {
   const ActivationRun single(DType::kF32, 2, 33, 65, GetParam()), exact(DType::kF64, 2, 33, 65, GetParam());
   EXPECT_TRUE(near(single.h, exact.h, 2e-6));

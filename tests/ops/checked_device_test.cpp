@@ -7,7 +7,8 @@
 namespace nmoe::test {
 namespace {
 
-// The CPU, but that gradients of pre-activations are nothing that anybody should read.
+// The CPU, but that gradients of pre-activations, and activations that are not kept, are nothing that anybody should
+// read.
 class SpoilingDevice final : public checked::WrappedDevice {
  public:
   explicit SpoilingDevice(Device& device) : WrappedDevice(device), ops_(*this) {}
@@ -28,6 +29,8 @@ class SpoilingDevice final : public checked::WrappedDevice {
 
    private:
     void spoil(const GroupedActivationBackward& args) { ops_.fill({args.dpre, 1e9}); }
+    void spoil(const ActivationForward& args) { ops_.fill({args.h, 1e9}); }
+    void spoil(const LinearActivationForward& args) { ops_.fill({args.h, 1e9}); }
     template <class Arguments>
     void spoil(const Arguments&) {}
     Ops& ops_;
@@ -58,6 +61,33 @@ TEST(CheckedDevice, LeavesOpenWhatCodesReplace) {
   EXPECT_NO_THROW(checked.ops().grouped_activation_backward(args));
   args.keeps_dpre = true;
   EXPECT_THROW(checked.ops().grouped_activation_backward(args), checked::MismatchError);
+}
+
+TEST(CheckedDevice, LeavesOpenWhatIsNotKept) {
+  const std::unique_ptr<Device> cpu = make_device({.kind = "cpu", .num_threads = 1});
+  cpu->scratch(Lane::kCompute).reserve(cpu->memory(), 1 << 20);
+  SpoilingDevice spoiling(*cpu);
+  checked::CheckedDevice checked(spoiling);
+  TensorPool pool(DType::kF32);
+  constexpr int64_t T = 9, D = 24, F = 40;
+  const RowCodes codes{.values = pool.zeros(DType::kU8, {T, F}), .scales = pool.zeros(DType::kU8, {T, 1})};
+  const Tensor x = pool.normal({T, D}), w = pool.normal({2 * F, D}), pre = pool.normal({T, 2 * F}),
+               h = pool.zeros({T, F});
+  for (const bool keeps : {true, false}) {
+    const auto activate = [&] {
+      checked.ops().activation_forward({.pre = pre, .h = h, .h_codes = codes, .keeps_h = keeps});
+    };
+    const auto multiply = [&] {
+      checked.ops().linear_activation_forward({.x = x, .w = w, .pre = pre, .h = h, .h_codes = codes, .keeps_h = keeps});
+    };
+    if (keeps) {
+      EXPECT_THROW(activate(), checked::MismatchError);
+      EXPECT_THROW(multiply(), checked::MismatchError);
+    } else {
+      EXPECT_NO_THROW(activate());
+      EXPECT_NO_THROW(multiply());
+    }
+  }
 }
 
 }  // namespace

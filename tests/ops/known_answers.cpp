@@ -108,6 +108,17 @@ void AnswerCheck::norms_backward() {
   expect_rows(codes);
 }
 
+void AnswerCheck::expansion_backward() {
+  const int64_t R = m_.num_rows(), C = m_.width();
+  const RowCodes codes = room_for_rows(C);
+  ops_.mla_expand_backward({.dk = act(pool_.zeros({R, 1, 8})),
+                            .dv = act(m_.x).reshape({R, 1, C}),
+                            .dkv = room({R, C}).reshape({R, 1, C}),
+                            .dk_rope = room({R, 8}),
+                            .dkv_codes = codes});
+  expect_rows(codes);
+}
+
 void AnswerCheck::activations() {
   const int64_t R = m_.num_rows(), C = m_.width();
   const RowCodes codes = room_for_rows(C);
@@ -188,7 +199,7 @@ void AnswerCheck::dispatched_rows() {
     of_rows.rows = {.values = device_.there(scattered(codes.values), DType::kU8),
                     .scales = device_.there(scattered(codes.scales), DType::kU8)};
   }
-  ops_.grouped_activation_forward({.x = {is_fp8 ? room({R, C}) : act(scattered(m_.x)), index()},
+  ops_.grouped_activation_forward({.x = picked(is_fp8 ? room({R, C}) : act(scattered(m_.x))),
                                    .w = w,
                                    .offsets = ints(m_.offsets),
                                    .row_weight = {},
@@ -216,7 +227,7 @@ void AnswerCheck::combined_gradients() {
     of_rows.rows = {.values = device_.there(scattered(codes.values), DType::kU8),
                     .scales = device_.there(scattered(codes.scales), DType::kU8)};
   }
-  ops_.grouped_activation_backward({.dy = {is_fp8 ? room({R, C}) : act(scattered(m_.x)), index()},
+  ops_.grouped_activation_backward({.dy = picked(is_fp8 ? room({R, C}) : act(scattered(m_.x))),
                                     .w = w,
                                     .offsets = ints(m_.offsets),
                                     .pre = act(pool_.full({R, 2 * C}, double{kGate})),

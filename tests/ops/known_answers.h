@@ -153,6 +153,7 @@ class AnswerCheck {
   void quantized_tiles();
   void norms();
   void norms_backward();
+  void expansion_backward();
   void activations();
   void activations_backward();
   void columns_of_activations();
@@ -229,6 +230,12 @@ class AnswerCheck {
     std::vector<double> picks;
     for (int64_t row = 0; row < m_.num_rows(); ++row) picks.push_back(static_cast<double>(source_of(row)));
     return ints(pool_.ints({m_.num_rows()}, picks));
+  }
+  OperandRows picked(Tensor source) {
+    std::vector<double> row_of(static_cast<size_t>(m_.num_rows()));
+    for (int64_t row = 0; row < m_.num_rows(); ++row)
+      row_of[static_cast<size_t>(source_of(row))] = static_cast<double>(row);
+    return {source, index(), ints(pool_.ints({m_.num_rows(), 1}, row_of))};
   }
   // The answer as codes of FP8's rows.
   RowCodes answered_rows() {
@@ -349,6 +356,7 @@ inline constexpr Producer kProducers[] = {
     {"QuantizeWeights", "nvfp4_tiles", &AnswerCheck::quantized_tiles},
     {"Norms", "fp8_rows", &AnswerCheck::norms},
     {"NormsBackward", "fp8_rows", &AnswerCheck::norms_backward},
+    {"ExpansionBackward", "fp8_rows", &AnswerCheck::expansion_backward},
     {"Activations", "fp8_rows", &AnswerCheck::activations},
     {"Activations", "fp8_columns", &AnswerCheck::columns_of_activations},
     {"ActivationsBackward", "fp8_rows", &AnswerCheck::activations_backward},

@@ -2,6 +2,7 @@
 // tiles that ops/cpu/linear.cpp cuts.
 #include <gtest/gtest.h>
 
+#include "ops/contracts/pieces.h"
 #include "ops/squares.h"
 #include "support/gradient_check.h"
 
@@ -252,6 +253,26 @@ TEST(GroupedLinear, SameBitsForAnyNumberOfThreads) {
       if (first.empty()) first = results;
       for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(same_bits(results[i], first[i])) << threads;
     }
+  }
+}
+
+// An expert with most rows is its pieces, one after the other.
+TEST(GroupedLinear, WeightGradientsAreAddedPieceByPiece) {
+  constexpr int64_t kIn = 5, kOut = 6, kFirst = 7, kRows = kUncutRows + kPieceRows + 100;
+  TensorPool pool(DType::kF32);
+  const auto ops = cpu_device(DType::kF32);
+  const Tensor x = pool.normal({kFirst + kRows, kIn}), dy = pool.normal({kFirst + kRows, kOut});
+  const Tensor before = pool.normal({2, kOut, kIn});
+  for (const bool accumulate : {false, true}) {
+    const Tensor dw = pool.clone(before), expected = pool.clone(before[1]).reshape({1, kOut, kIn});
+    ops->grouped_linear_backward_weight({x, dy, pool.ints({3}, {0, kFirst, kFirst + kRows}), dw, accumulate});
+    for (int64_t begin = 0; begin < kRows; begin += kPieceRows) {
+      const int64_t rows = std::min(kPieceRows, kRows - begin), first = kFirst + begin;
+      ops->grouped_linear_backward_weight({x.rows(first, first + rows), dy.rows(first, first + rows),
+                                           pool.ints({2}, {0, static_cast<double>(rows)}), expected,
+                                           accumulate || begin > 0});
+    }
+    EXPECT_TRUE(same_bits(dw[1], expected[0])) << "accumulate " << accumulate;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/row_of.h"
 #include "ops/signal_to_noise.h"
 #include "support/tensors.h"
 #include "tensor/low_precision.h"
@@ -232,11 +233,11 @@ TEST_F(RoundedProducts, TakeCodesOfRows) {
   std::vector<double> picks;
   for (int64_t r = 0; r < R; ++r) picks.push_back(static_cast<double>(r * 7 % N));
   const Tensor index = pool_.ints({R}, picks), bounds = pool_.ints({E + 1}, {0, 130, 131, R}),
-               even_weights = pool_.normal({E, 2 * 70, in});
+               even_weights = pool_.normal({E, 2 * 70, in}), copies = row_of(pool_, index, R, N);
   std::vector<Tensor> results;
   for (const bool is_lost : {false, true}) {
     const Tensor pre = pool_.zeros({R, 2 * 70}), h = pool_.zeros({R, 70});
-    ops_->grouped_activation_forward({.x = {is_lost ? lost_x : x, index},
+    ops_->grouped_activation_forward({.x = {is_lost ? lost_x : x, index, copies},
                                       .w = even_weights,
                                       .offsets = bounds,
                                       .row_weight = {},

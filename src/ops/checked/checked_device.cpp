@@ -97,6 +97,7 @@ bool is_left_open(const Arguments& args, const Tensor& tensor) {
   if constexpr (std::is_same_v<Arguments, GroupedActivationBackward>) {
     return args.dpre_columns.defined() && !args.keeps_dpre && tensor.rows_raw() == args.dpre.rows_raw();
   }
+  if constexpr (requires { args.keeps_h; }) return !args.keeps_h && tensor.rows_raw() == args.h.rows_raw();
   return false;
 }
 

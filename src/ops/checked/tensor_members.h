@@ -36,7 +36,7 @@ void for_each_tensor(T& value, const Fn& fn) {
   if constexpr (std::is_same_v<T, Tensor>) {
     fn(value);
   } else if constexpr (std::is_same_v<T, OperandRows>) {
-    all(value.source, value.index);
+    all(value.source, value.index, value.row_of);
   } else if constexpr (kIsVector<T>) {
     for (auto& one : value) for_each_tensor(one, fn);
   } else if constexpr (std::is_aggregate_v<T> && std::is_class_v<T>) {

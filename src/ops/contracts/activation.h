@@ -22,6 +22,7 @@ struct ActivationForward {
   // h_codes are not written and may be undefined.
   ColumnCodes h_columns = {};
   Tensor offsets = {};
+  bool keeps_h = true;  // false, only with h_codes: the values of h are undefined afterwards
 };
 struct ActivationBackward {
   Activation kind = Activation::kSwiGlu;
@@ -31,6 +32,7 @@ struct ActivationBackward {
   Tensor drow_weight;        // = [N] stat; undefined when row_weight is
   Tensor num_rows;           // as in forward
   RowCodes dpre_codes = {};  // = dpre in FP8; undefined: not wanted
+  Tensor h = {};             // = [N, F], what forward makes of pre; undefined: not wanted
 };
 
 }  // namespace nmoe

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/kinds.h"
+#include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -93,9 +94,10 @@ struct MlaExpandForward {
   Tensor v;       // = [T, H, Dv]
 };
 struct MlaExpandBackward {
-  Tensor dk, dv;   // like k and v in forward
-  Tensor dkv;      // = [T, H, nope + Dv]
-  Tensor dk_rope;  // = [T, rope], apart
+  Tensor dk, dv;            // like k and v in forward
+  Tensor dkv;               // = [T, H, nope + Dv]
+  Tensor dk_rope;           // = [T, rope], apart
+  RowCodes dkv_codes = {};  // = what dkv [T, H (nope + Dv)] is in FP8; undefined: not wanted
 };
 
 }  // namespace nmoe

@@ -1,6 +1,7 @@
 // Dense and grouped linear layers. Weights are [out, in]. Letters and conventions: ops/ops.h.
 #pragma once
 
+#include "base/error.h"
 #include "base/kinds.h"
 #include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
@@ -28,7 +29,7 @@ struct OperandRounding {
   RandomRounding random = {};
   bool transform = true;    // whether operands of NVFP4's weight gradients are transformed
   WeightCodes weight = {};  // of w
-  RowCodes rows = {};       // of x or dy; if rows are picked by an index, of all rows of the source
+  RowCodes rows = {};       // of x or dy; if rows are picked by an index, of all rows of the source, and with row_of
   // For operands that were rounded but not yet multiplied by their tensors' scales, as CUDA's emulation leaves them:
   // [E] stat, factors of the products; for a dense product [2], its factor, and 1 if the product is added to
   // something, else 0. Only with kAct.
@@ -59,6 +60,7 @@ struct LinearActivationForward {
   Tensor h;               // = [T, F]
   RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
   OperandRounding rounding = {};
+  bool keeps_h = true;  // false, only with h_codes: the values of h are undefined afterwards
 };
 // dx = dy w
 struct LinearBackwardInput {
@@ -81,13 +83,23 @@ struct LinearBackwardWeight {
 struct OperandRows {
   Tensor source;      // [N, width]
   Tensor index = {};  // [R] i32: row r is row index[r] of source; undefined: row r
+  // [N, K] i32: the rows that are row n of source, -1: none; every row that a product reads is there once. Read only
+  // with codes of the source, which are spread by it.
+  Tensor row_of = {};
 
   OperandRows() = default;
-  OperandRows(Tensor rows, Tensor picked_by = {}) : source(rows), index(picked_by) {}
+  OperandRows(Tensor rows, Tensor picked_by = {}, Tensor picks = {}) : source(rows), index(picked_by), row_of(picks) {}
 
   int64_t num_rows() const { return index.defined() ? index.dim(0) : source.dim(0); }
   int64_t width() const { return source.dim(1); }
 };
+// A check that both devices make.
+inline void check_codes(const OperandRounding& rounding, const OperandRows& rows) {
+  if (!rounding.rows.defined()) return;
+  check_row_codes(rounding.rows, rows.source.shape());
+  NMOE_CHECK(!rows.index.defined() || (rows.row_of.defined() && rows.row_of.dim(0) == rows.source.dim(0)),
+             "codes of {}, of which rows are picked, with row_of {}", rows.source.shape(), rows.row_of.shape());
+}
 
 // Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a
 // capacity: rows from offsets[E] on are neither read nor written. An expert may have no rows; its dw is

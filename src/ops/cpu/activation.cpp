@@ -100,7 +100,8 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
 template <class Real>
 void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
   linear_forward<Real>(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding});
-  activation_forward<Real>(ctx, {.kind = args.kind, .pre = args.pre, .h = args.h, .h_codes = args.h_codes});
+  activation_forward<Real>(
+      ctx, {.kind = args.kind, .pre = args.pre, .h = args.h, .h_codes = args.h_codes, .keeps_h = args.keeps_h});
 }
 
 template <class Real>
@@ -111,16 +112,20 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   check_shapes(kind, pre, row_weight, dh);
   NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}", row_weight.shape(),
              drow_weight.shape());
+  NMOE_CHECK(!args.h.defined() || args.h.shape() == dh.shape(), "an activation {} beside gradients {}", args.h.shape(),
+             dh.shape());
   if (ctx.counting()) return;
   const int64_t num_rows = count_rows(args.num_rows, dh.dim(0)), width = dh.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
   const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
   const Real* dhs = dh.data<Real>();
   Real* dpres = dpre.data<Real>();
+  Real* hs = args.h.defined() ? args.h.data<Real>() : nullptr;
   Real* dweights = drow_weight.defined() ? drow_weight.data<Real>() : nullptr;
   parallel_blocks(ctx, num_rows, task_rows(pre_width), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const Real weight = weights != nullptr ? weights[row] : Real{1};
+      if (hs != nullptr) forward_row(kind, inputs + row * pre_width, weight, hs + row * width, width);
       const Real dweight =
           backward_row(kind, inputs + row * pre_width, weight, dhs + row * width, dpres + row * pre_width, width);
       if (dweights != nullptr) dweights[row] = dweight;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/contracts/pieces.h"
 #include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
@@ -241,6 +242,7 @@ template <class Real>
 RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
                               Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.rows = rows};
+  check_codes(rounding, rows);
   if (rounding.rows.defined()) return {.rows = {widened_rows(ctx, scope, rounding.rows), rows.index}};
   const RoundedOperand rounded = round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
   return {.rows = rounded.values, .rounded = rounded};
@@ -339,9 +341,13 @@ void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWei
       for (int64_t row = 0; row < t.rows && !accumulate; ++row) std::fill_n(target + row * in, t.cols, Real{0});
       return;
     }
-    gemm<Real>(scratch[thread].data<Real>(), t.rows, t.cols, num_rows, product_factor(rounded_x, rounded_dy, expert),
-               {dy.data<Real>() + begin * out + t.row, out, Transpose::kYes}, {x.data<Real>() + begin * in + t.col, in},
-               accumulate ? 1 : 0, target, in);
+    for (int64_t piece = 0; piece < num_rows; piece += piece_rows(num_rows)) {
+      const int64_t first = begin + piece;
+      gemm<Real>(scratch[thread].data<Real>(), t.rows, t.cols, std::min(piece_rows(num_rows), num_rows - piece),
+                 product_factor(rounded_x, rounded_dy, expert),
+                 {dy.data<Real>() + first * out + t.row, out, Transpose::kYes},
+                 {x.data<Real>() + first * in + t.col, in}, accumulate || piece > 0 ? 1 : 0, target, in);
+    }
   });
   if (!args.squares.defined()) return;
   ctx.pool.parallel_for(num_experts, [&](int64_t expert, int) {

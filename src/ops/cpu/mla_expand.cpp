@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/operations.h"
 
 namespace nmoe::cpu {
@@ -50,6 +51,7 @@ void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
       }
     }
   });
+  write_codes<Real>(ctx, dkv.reshape({num_tokens, num_heads * (nope + value)}), /*num_rows=*/{}, args.dkv_codes);
 }
 
 NMOE_CPU_INSTANTIATE(mla_expand_forward, MlaExpandForward)

@@ -40,13 +40,13 @@ inline BlockOperand claim_block_operand(ArenaScope& scope, OperandFormat format,
 
 // The order in which experts are taken whose tiles take longer than others'.
 struct TileOrder {
-  Tensor order;        // [E] I32
-  Tensor tiles_taken;  // [1] I32
+  Tensor order;     // [E] I32
+  Tensor counters;  // [at least 1] I32: tiles taken, and what else a kernel counts
 };
-inline TileOrder claim_tile_order(ArenaScope& scope, int64_t num_experts) {
+inline TileOrder claim_tile_order(ArenaScope& scope, int64_t num_experts, int64_t num_counters = 1) {
   TileOrder order;
   order.order = scope.allocate(DType::kI32, {num_experts});
-  order.tiles_taken = scope.allocate(DType::kI32, {1});
+  order.counters = scope.allocate(DType::kI32, {num_counters});
   return order;
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/contracts/pieces.h"
 #include "ops/cuda/block_scratch.h"
 #include "ops/cuda/parts.h"
 #include "ops/ops.h"
@@ -304,12 +305,24 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
   return scratch;
 }
 
+// --- gradients of experts' weights on Hopper. Rows and columns of a tile of dw:
+constexpr int64_t kGradientTileRows = 128, kGradientTileCols = 256;        // from BF16
+constexpr int64_t kFp8GradientTileRows = 256, kFp8GradientTileCols = 128;  // from FP8
+// With counters of tiles taken and, where an expert can have several pieces (contracts/pieces.h), those of later pieces
+// and a turn for each of them (sm90/turns.cuh).
+inline TileOrder claim_gradient_order(ArenaScope& scope, const GroupedLinearBackwardWeight& args) {
+  const bool fp8 = args.rounding.format == OperandFormat::kFp8;
+  const int64_t tiles = blocks_for(args.dw.dim(1), fp8 ? kFp8GradientTileRows : kGradientTileRows) *
+                        blocks_for(args.dw.dim(2), fp8 ? kFp8GradientTileCols : kGradientTileCols);
+  const int64_t pieces = max_later_pieces(args.dy.num_rows());
+  return claim_tile_order(scope, args.dw.dim(0), pieces > 0 ? 2 + pieces * tiles : 1);
+}
+
 // --- gradients of experts' weights from FP8 operands: codes of their columns, and the order in which experts are
 // taken.
 struct Fp8WeightScratch {
-  ColumnCodes x, dy;   // undefined where they came along
-  Tensor order;        // [E] I32
-  Tensor tiles_taken;  // [1] I32
+  ColumnCodes x, dy;  // undefined where they came along
+  TileOrder order;
 };
 inline ColumnCodes claim_column_codes(ArenaScope& scope, const OperandRows& rows, int64_t num_groups) {
   constexpr int64_t n = block_size(OperandFormat::kFp8);
@@ -324,8 +337,7 @@ inline Fp8WeightScratch claim_fp8(ArenaScope& scope, const GroupedLinearBackward
   Fp8WeightScratch scratch;
   if (!args.x_columns.defined()) scratch.x = claim_column_codes(scope, args.x, num_groups);
   if (!args.dy_columns.defined()) scratch.dy = claim_column_codes(scope, args.dy, num_groups);
-  scratch.order = scope.allocate(DType::kI32, {num_groups});
-  scratch.tiles_taken = scope.allocate(DType::kI32, {1});
+  scratch.order = claim_gradient_order(scope, args);
   return scratch;
 }
 
@@ -342,7 +354,8 @@ inline bool is_sm100(const KernelSet& kernels, const GroupedLinearBackwardWeight
 }
 inline GroupedWeightScratch claim(ArenaScope& scope, const GroupedLinearBackwardWeight& args, bool sm90, bool sm100) {
   GroupedWeightScratch scratch;
-  if (sm90 || sm100) scratch.order = claim_tile_order(scope, args.dw.dim(0));
+  if (sm90) scratch.order = claim_gradient_order(scope, args);
+  if (sm100) scratch.order = claim_tile_order(scope, args.dw.dim(0));
   if (!sm90) {
     scratch.x = claim_ordered(scope, args.x);
     scratch.dy = claim_ordered(scope, args.dy);
@@ -352,7 +365,7 @@ inline GroupedWeightScratch claim(ArenaScope& scope, const GroupedLinearBackward
 
 // --- experts' second layer backwards, with the activation in front of it. On Hopper SwiGLU's is one kernel's work with
 // the product, which adds up the gradients of row weights by tiles of columns; elsewhere dh lies in memory.
-constexpr int64_t kActivationTileCols = 256;
+constexpr int64_t kLeastActivationTileCols = 192;  // of the narrowest tiles
 // Whether the kernel is Hopper's; what else it needs is that addresses are multiples of 16.
 inline bool fuses_activation_backward(const KernelSet& kernels, const GroupedActivationBackward& args) {
   return kernels.has_sm90() && args.rounding.format == OperandFormat::kAct && args.kind == Activation::kSwiGlu &&
@@ -367,14 +380,14 @@ struct GroupedActivationBackwardScratch {
   RowCodes codes;   // [R, out], or undefined
   Tensor dy;        // [R, out] act: rows that were picked, or undefined
   Tensor dh;        // [R, F] act, or undefined
-  Tensor row_sums;  // [tiles of F, R] F32: parts of drow_weight, or undefined
+  Tensor row_sums;  // [at least tiles of F, R] F32: parts of drow_weight, or undefined
 };
 inline GroupedActivationBackwardScratch claim(ArenaScope& scope, const GroupedActivationBackward& args, bool fused) {
   const int64_t rows = args.dy.num_rows(), width = args.w.dim(2);
   GroupedActivationBackwardScratch scratch;
   scratch.codes = claim_row_codes(scope, args.rounding, args.dy);
   if (fused) {
-    scratch.row_sums = scope.allocate(DType::kF32, {blocks_for(width, kActivationTileCols), rows});
+    scratch.row_sums = scope.allocate(DType::kF32, {blocks_for(width, kLeastActivationTileCols), rows});
   } else if (fuses_fp8_activation_backward(args)) {
     scratch.row_sums = scope.allocate(DType::kF32, {blocks_for(width, block_size(OperandFormat::kFp8)), rows});
   } else {

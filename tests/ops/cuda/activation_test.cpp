@@ -39,6 +39,17 @@ TEST_F(CudaActivation, BothDirectionsAreThoseOfTheCpu) {
           }
           gpu().activation_backward({kind, device_pre, device_weight, device_dh, device_pre, device_dweight});
           EXPECT_TRUE(same_bits(down(device_pre), down(device_dpre))) << "in place, " << rows << " x " << width;
+          // What forward made comes out of backward again, to the bit.
+          const Tensor again = up(pre, dtype), same_h = up(pool_.full(h.shape(), 9.0), dtype);
+          gpu().activation_backward({.kind = kind,
+                                     .pre = again,
+                                     .row_weight = device_weight,
+                                     .dh = device_dh,
+                                     .dpre = again,
+                                     .drow_weight = device_dweight,
+                                     .h = same_h});
+          EXPECT_TRUE(same_bits(down(same_h), down(device_h))) << rows << " x " << width;
+          EXPECT_TRUE(same_bits(down(again), down(device_dpre))) << rows << " x " << width;
         }
       }
     }

@@ -8,6 +8,7 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/quantize_cases.h"
+#include "ops/row_of.h"
 #include "ops/signal_to_noise.h"
 #include "ops/tensor_core_model.h"
 
@@ -248,6 +249,18 @@ TEST_F(CudaFp8Operations, ActivationsLeaveTheirCodes) {
       gpu().activation_forward(
           {.kind = kind, .pre = pre, .row_weight = {}, .h = h, .num_rows = num_rows, .h_codes = h_codes});
       expect_codes(h_codes, h, rows);
+      // The same codes without h, and h beside the gradients of what it was made of.
+      const RowCodes alone = room_for_codes(N, F);
+      const Tensor lost_h = poisoned({N, F}), same_h = poisoned({N, F});
+      gpu().activation_forward({.kind = kind,
+                                .pre = pre,
+                                .row_weight = {},
+                                .h = lost_h,
+                                .num_rows = num_rows,
+                                .h_codes = alone,
+                                .keeps_h = false});
+      EXPECT_TRUE(same_bits(down(alone.values), down(h_codes.values)));
+      EXPECT_TRUE(same_bits(down(alone.scales), down(h_codes.scales)));
       gpu().activation_backward({.kind = kind,
                                  .pre = pre,
                                  .row_weight = {},
@@ -255,8 +268,10 @@ TEST_F(CudaFp8Operations, ActivationsLeaveTheirCodes) {
                                  .dpre = dpre,
                                  .drow_weight = {},
                                  .num_rows = num_rows,
-                                 .dpre_codes = dpre_codes});
+                                 .dpre_codes = dpre_codes,
+                                 .h = same_h});
       expect_codes(dpre_codes, dpre, rows);
+      EXPECT_TRUE(same_bits(down(same_h), down(h)));
     }
     tensors_.rewind(0);
   }
@@ -361,7 +376,7 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     const Tensor w_in = normal({E, W, D}, DType::kBF16, 0.05), w_out = normal({E, D, F}, DType::kBF16, 0.05);
     const Tensor device_in = up(w_in, DType::kBF16), device_out = up(w_out, DType::kBF16);
     const OperandRounding in = rounding(device_in), out = rounding(device_out);
-    const OperandRows device_tokens(up(tokens, DType::kBF16), up(index));
+    const OperandRows device_tokens(up(tokens, DType::kBF16), up(index), up(row_of(pool_, index, rows, T)));
     const Tensor device_x = up(x, DType::kBF16), weight = up(row_weight);
 
     const Tensor pre = poisoned({R, W}), h = poisoned({R, F});
@@ -435,7 +450,7 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     const Tensor dpre = poisoned({R, W}), dweight = up(pool_.full({R}, 7.0)), dh = poisoned({R, F}),
                  plain_dpre = poisoned({R, W}), plain_dweight = up(pool_.full({R}, 7.0));
     const RowCodes dpre_codes = room_for_codes(R, W);
-    const OperandRows device_dy(up(dtokens, DType::kBF16), up(index));
+    const OperandRows device_dy(up(dtokens, DType::kBF16), up(index), device_tokens.row_of);
     const Tensor dy_in_order = up(dy, DType::kBF16);
     run([&](Ops& ops) {
       ops.grouped_activation_backward({.dy = device_dy,

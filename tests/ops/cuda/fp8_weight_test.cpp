@@ -4,10 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/rounded_experts.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm90/grouped_fp8_weight.h"
+#include "ops/row_of.h"
 #include "ops/signal_to_noise.h"
 #include "ops/squares.h"
 #include "ops/tensor_core_model.h"
@@ -25,6 +27,7 @@ class CudaFp8Weight : public CudaRoundedTest {
     const int64_t blocks = rows / kBlock + groups;
     return {.values = bytes({blocks, width, kBlock}), .scales = bytes({blocks, width})};
   }
+  void expect_columns(int64_t C);
   void expect_bit_model(const std::vector<double>& bounds, int64_t R, int64_t out, int64_t in, bool accumulate);
   void expect_codes_of_experts();
 };
@@ -34,8 +37,16 @@ class CudaFp8WeightFewSms : public CudaFp8Weight {
   CudaFp8WeightFewSms() : CudaFp8Weight(2) {}
 };
 
+// Widths that end within a tile of 128 columns, with one, and in the third strip of four.
 TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
-  const int64_t R = 700, T = 300, C = 272;
+  for (const int64_t C : {16, 272, 512, 1168}) {
+    SCOPED_TRACE(C);
+    expect_columns(C);
+  }
+}
+
+void CudaFp8Weight::expect_columns(int64_t C) {
+  const int64_t R = 700, T = 300;
   const std::vector<double> bounds{0, 0, 300, 300, 301, 557, 690};
   const int64_t G = std::ssize(bounds) - 1;
   const Tensor tokens = normal({T, C}, DType::kBF16);
@@ -43,8 +54,12 @@ TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
   for (int64_t i = 0; i < T * C; i += 7) set(tokens, i, static_cast<double>(odd[i / 7 % 7]));
   rounded(tokens, DType::kBF16);
   set(tokens, 5 * C + 3, std::numeric_limits<double>::quiet_NaN());
-  set(tokens, 9 * C + 200, std::numeric_limits<double>::infinity());
-  for (int64_t row = 0; row < T; ++row) set(tokens, row * C + 17, 0.0);
+  set(tokens, 9 * C + C * 3 / 4, std::numeric_limits<double>::infinity());
+  for (int64_t row = 0; row < T; ++row) {
+    set(tokens, row * C + 13, 0.0);
+    set(tokens, row * C + 10, static_cast<double>(row % 7 - 3) * 0x1p-130);  // below the least normal number
+    set(tokens, row * C + 11, static_cast<double>(row % 7 - 3) * 0x1p+126);
+  }
   std::vector<double> picks;
   for (int64_t i = 0; i < R; ++i) picks.push_back(static_cast<double>(i * 7 % T));
   const Tensor offsets = up(pool_.ints({G + 1}, bounds)), device_tokens = up(tokens, DType::kBF16);
@@ -91,11 +106,57 @@ TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
   }
 }
 
+// Codes of rows that an index picks, of widths around what a warp has (2,048 codes). Some rows are picked once, some
+// more often than a warp has lanes, and most not at all in the end: row_of ends with -1, or begins with it. Rows that
+// nothing picks keep what they had.
+TEST_F(CudaFp8Weight, PickedCodesAreThoseOfTheirRows) {
+  const int64_t T = 50, R = 100;
+  std::vector<double> picks;
+  for (int64_t i = 0; i < R; ++i) picks.push_back(static_cast<double>(i < 60 ? i * 7 % T : 3));
+  const Tensor index = pool_.ints({R}, picks), device_index = up(index);
+  for (const int64_t C : {16, 144, 512, 2048, 2064, 4112}) {
+    const int64_t across = fp8_blocks(C);
+    const Tensor x = up(normal({T, C}, DType::kBF16), DType::kBF16);
+    const RowCodes codes = room_for_codes(T, C);
+    cuda::quantize_fp8_rows(context(), x, /*num_rows=*/{}, codes);
+    const Tensor values = down(codes.values), scales = down(codes.scales);
+    for (const int64_t count : {0, 1, 57, 97, 100}) {
+      const RowCodes room = room_for_codes(R, C);
+      const RowCodes expected{.values = down(room.values), .scales = down(room.scales)};
+      for (int64_t row = 0; row < count; ++row) {
+        const auto source = static_cast<int64_t>(picks[static_cast<size_t>(row)]);
+        std::copy_n(values.data<uint8_t>() + source * C, C, expected.values.data<uint8_t>() + row * C);
+        std::copy_n(scales.data<uint8_t>() + source * across, across, expected.scales.data<uint8_t>() + row * across);
+      }
+      const Tensor copies = row_of(pool_, index, count, T);
+      for (int64_t token = 1; token < T; token += 2) {
+        std::ranges::reverse(copies.rows(token, token + 1).span<int32_t>());
+      }
+      const RowCodes picked =
+          cuda::product_codes(context(), {.format = OperandFormat::kFp8, .rows = codes}, {x, device_index, up(copies)},
+                              up(pool_.ints({1}, {static_cast<double>(count)})), room);
+      EXPECT_TRUE(same_bits(down(picked.values), expected.values)) << C << " " << count;
+      EXPECT_TRUE(same_bits(down(picked.scales), expected.scales)) << C << " " << count;
+    }
+  }
+}
+
+// Without row_of nobody would know which rows to write.
+TEST_F(CudaFp8Weight, PickedCodesWantRowOf) {
+  const RowCodes codes = room_for_codes(4, 16), room = room_for_codes(8, 16);
+  const Tensor x = poisoned({4, 16}), index = up(pool_.zeros(DType::kI32, {8})),
+               of_others = up(pool_.zeros(DType::kI32, {3, 2}));
+  const OperandRounding rounding{.format = OperandFormat::kFp8, .rows = codes};
+  for (const OperandRows& rows : {OperandRows(x, index), OperandRows(x, index, of_others)}) {
+    EXPECT_THROW(cuda::product_codes(context(), rounding, rows, up(pool_.ints({1}, {8})), room), CheckFailure);
+  }
+}
+
 TEST_F(CudaFp8Weight, ActivationsLeaveColumns) {
   const int64_t E = 4, R = 1000;
   const ExpertRows of = expert_rows(R, 300);
   const Tensor offsets = up(of.offsets), row_weight = up(of.row_weight), count = offsets.rows(E, E + 1);
-  for (const int64_t F : {128, 112, 272}) {
+  for (const int64_t F : {128, 112, 272, 656}) {
     for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
       const int64_t W = kind == Activation::kSwiGlu ? 2 * F : F;
       const Tensor host_pre = normal({R, W}, DType::kBF16), h = poisoned({R, F});
@@ -270,13 +331,12 @@ void CudaFp8Weight::expect_bit_model(const std::vector<double>& bounds, int64_t 
                x_scales = scales({blocks, in}, 117), dy_scales = scales({blocks, out}, 113);
   const Tensor before = pool_.normal({E, out, in}, 100.0), dw = up(before);
   const Tensor squares = up(poisoned_squares(pool_, dw.shape()));
-  const Tensor order = tensors_.allocate(DType::kI32, {E}), tiles_taken = tensors_.allocate(DType::kI32, {1});
+  const Tensor order = tensors_.allocate(DType::kI32, {E}), counters = tensors_.allocate(DType::kI32, {1});
   cuda::sm90::grouped_fp8_weight(context(), {.x = {.values = up(x), .scales = up(x_scales)},
                                              .dy = {.values = up(dy), .scales = up(dy_scales)},
                                              .num_rows = R,
                                              .offsets = up(pool_.ints({E + 1}, bounds)),
-                                             .order = order,
-                                             .tiles_taken = tiles_taken,
+                                             .order = {.order = order, .counters = counters},
                                              .dw = dw,
                                              .accumulate = accumulate,
                                              .squares = accumulate ? Tensor() : squares});

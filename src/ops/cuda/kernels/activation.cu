@@ -1,6 +1,7 @@
 // SwiGLU and squared ReLU, memory-bound: every element is read and written once. Rows of width F; SwiGLU's
 // pre-activations are 2F wide, gate then up. The grid is for the capacity of rows; those beyond the number that is
-// there end at once. Codes in FP8 are made of what is written, before it leaves: sixteen threads have a block.
+// there end at once. Codes in FP8 are made of what is written, before it leaves: sixteen threads have a block. Where
+// nobody reads it but as codes, it does not leave. Backward has in registers what forward made, for who lost it.
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
@@ -47,16 +48,16 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
       for (int j = 0; j < 8; ++j) h[j] = relu(gate[j]) * relu(gate[j]) * weight;
     }
-    store8(hs + row * width, i, width, vector, h);
+    if (hs != nullptr) store8(hs + row * width, i, width, vector, h);
     if (codes.values != nullptr) codes.store8<T>(row, i, h);
   }
 }
 
-// dpre may be pre: a thread reads the elements that it then writes, and no other does.
+// dpre may be pre: a thread reads the elements that it then writes, and no other does. hs: null where h is not wanted.
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, const int32_t* count,
-                    int64_t capacity, int64_t width, bool vector, CodeRows codes) {
+    backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, T* hs,
+                    const int32_t* count, int64_t capacity, int64_t width, bool vector, CodeRows codes) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
@@ -66,6 +67,13 @@ __global__ void __launch_bounds__(kRowThreads)
   float dweight = 0.0F;
   for (int64_t i = first_column<Group>(); i < width; i += Group::kThreads * 8 * gridDim.y) {
     float gate[8], dh[8], dgate[8];
+    const auto keep = [&](const auto& h_of) {
+      if (hs == nullptr) return;
+      float h[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) h[j] = h_of(j);
+      store8(hs + row * width, i, width, vector, h);
+    };
     load8(pre, i, width, vector, gate);
     load8(dhs + row * width, i, width, vector, dh);
     if constexpr (kKind == Activation::kSwiGlu) {
@@ -78,6 +86,7 @@ __global__ void __launch_bounds__(kRowThreads)
         dgate[j] = d.gate;
         dup[j] = d.up;
       }
+      keep([&](int j) { return swiglu<T>(gate[j], up[j]) * weight; });
       store8(dpre + width, i, width, vector, dup);
       if (codes.values != nullptr) codes.store8<T>(row, width + i, dup);
     } else {
@@ -87,6 +96,7 @@ __global__ void __launch_bounds__(kRowThreads)
         dweight += dh[j] * positive * positive;
         dgate[j] = dh[j] * weight * 2.0F * positive;
       }
+      keep([&](int j) { return relu(gate[j]) * relu(gate[j]) * weight; });
     }
     store8(dpre, i, width, vector, dgate);
     if (codes.values != nullptr) codes.store8<T>(row, i, dgate);
@@ -147,13 +157,14 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (ctx.counting() || h.num_elements() == 0) return;
   const int64_t width = h.dim(1);
+  NMOE_CHECK(args.keeps_h || args.h_codes.defined(), "an activation that leaves nothing");
   const bool with_codes = makes_codes(h, 1, args.h_codes);
   const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
   dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto kind, dim3 grid) {
     using T = decltype(element);
     launch_early(ctx, forward_kernel<decltype(group), decltype(kind)::value, T>, grid, kRowThreads, 0, pre.data<T>(),
-                 data_or_null<float>(args.row_weight), h.data<T>(), data_or_null<int32_t>(args.num_rows), h.dim(0),
-                 width, can_vectorise(width, pre, h), codes);
+                 data_or_null<float>(args.row_weight), with_codes && !args.keeps_h ? nullptr : h.data<T>(),
+                 data_or_null<int32_t>(args.num_rows), h.dim(0), width, can_vectorise(width, pre, h), codes);
   });
   if (args.h_codes.defined() && !with_codes) quantize_fp8_rows(ctx, h, args.num_rows, args.h_codes);
 }
@@ -164,6 +175,8 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   check_shapes(args.kind, dpre, args.drow_weight, dh, args.num_rows);
   NMOE_CHECK(args.row_weight.defined() == args.drow_weight.defined(), "row weights {} with gradients {}",
              args.row_weight.shape(), args.drow_weight.shape());
+  NMOE_CHECK(!args.h.defined() || (args.h.shape() == dh.shape() && args.h.dtype() == dh.dtype()),
+             "an activation {} {} beside gradients {}", dtype_name(args.h.dtype()), args.h.shape(), dh.shape());
   if (ctx.counting() || dh.dim(0) == 0) return;
   const int64_t width = dh.dim(1);
   const bool with_codes = makes_codes(dpre, dpre.dim(1) / width, args.dpre_codes);
@@ -172,8 +185,8 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
     using T = decltype(element);
     backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
         pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
-        data_or_null<float>(args.drow_weight), data_or_null<int32_t>(args.num_rows), dh.dim(0), width,
-        can_vectorise(width, pre, dh, dpre), codes);
+        data_or_null<float>(args.drow_weight), data_or_null<T>(args.h), data_or_null<int32_t>(args.num_rows), dh.dim(0),
+        width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes);
   });
   if (args.dpre_codes.defined() && !with_codes) quantize_fp8_rows(ctx, dpre, args.num_rows, args.dpre_codes);
 }

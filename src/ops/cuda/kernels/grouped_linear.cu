@@ -239,7 +239,6 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
                                    .num_rows = args.dy.num_rows(),
                                    .offsets = args.offsets,
                                    .order = room.order,
-                                   .tiles_taken = room.tiles_taken,
                                    .dw = args.dw,
                                    .accumulate = args.accumulate,
                                    .squares = args.squares});

@@ -1,6 +1,9 @@
 // Copies between [T, H, nope + Dv] with a shared [T, rope], and k [T, H, nope + rope] with v [T, H, Dv]; memory-bound.
-// A block takes a token. Backward adds up the heads' gradients of the shared part in the heads' order.
+// A block takes a token. Backward adds up the heads' gradients of the shared part in the heads' order, and may leave
+// codes of the others.
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/packed.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -42,8 +45,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const T* kv, const T*
   copy_heads(kv + sizes.nope, kv_head, v, sizes.value, sizes.value, sizes);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(const T* dk, const T* dv, T* dkv, T* dk_rope, Sizes sizes) {
+// kCodes: sizes.vector, and dkv's rows are whole blocks of codes, each of which 16 threads have.
+template <class T, bool kCodes>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const T* dk, const T* dv, T* dkv, T* dk_rope, Sizes sizes, CodeRows codes) {
   const int64_t token = blockIdx.x, kv_head = sizes.nope + sizes.value, k_head = sizes.nope + sizes.rope;
   dk += token * sizes.num_heads * k_head;
   dv += token * sizes.num_heads * sizes.value;
@@ -78,7 +83,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const T* dk, const T
     each([&](const Packed8<T>& piece, int head, bool nope, int i) {
       float values[8];
       unpack8(piece, values);
-      store8(dkv + head * kv_head + (nope ? 0 : sizes.nope), i, nope ? sizes.nope : sizes.value, sizes.vector, values);
+      const int64_t col = head * kv_head + (nope ? 0 : sizes.nope);
+      store8(dkv + col, i, nope ? sizes.nope : sizes.value, sizes.vector, values);
+      if constexpr (kCodes) codes.store8<T>(token, col + i, values);
     });
   }
 }
@@ -115,12 +122,20 @@ void mla_expand_backward(Context& ctx, const MlaExpandBackward& args) {
 
   const Sizes sizes = checked_sizes(dkv, dk_rope, dk, dv);
   if (ctx.counting() || dkv.dim(0) == 0) return;
+  const Tensor rows = dkv.reshape({dkv.dim(0), dkv.dim(1) * dkv.dim(2)});
+  const bool with_codes = sizes.vector && makes_codes(rows, 1, args.dkv_codes);
+  const CodeRows codes = with_codes ? code_rows(rows, args.dkv_codes) : CodeRows{};
   dispatch_act(dkv.dtype(), [&](auto element) {
     using T = decltype(element);
-    backward_kernel<<<grid_size(dkv.dim(0)), kThreads, 0, ctx.stream>>>(dk.data<T>(), dv.data<T>(), dkv.data<T>(),
-                                                                        dk_rope.rows_data<T>(), sizes);
+    auto* kernel = backward_kernel<T, false>;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      if (with_codes) kernel = backward_kernel<T, true>;
+    }
+    kernel<<<grid_size(dkv.dim(0)), kThreads, 0, ctx.stream>>>(dk.data<T>(), dv.data<T>(), dkv.data<T>(),
+                                                               dk_rope.rows_data<T>(), sizes, codes);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
+  if (args.dkv_codes.defined() && !with_codes) quantize_fp8_rows(ctx, rows, /*num_rows=*/{}, args.dkv_codes);
 }
 
 }  // namespace nmoe::cuda

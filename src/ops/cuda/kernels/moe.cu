@@ -24,8 +24,9 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 128;  // of a block that moves the rows of one token
-constexpr int kPlaceWarps = 8;    // of a block that places a chunk
+constexpr int kRowThreads = 128;     // of a block that moves the rows of one token
+constexpr int kCountThreads = 1024;  // of a block that counts a chunk
+constexpr int kMaxPlaceWarps = 16;   // of a block that places one, each with counts [E] in shared memory
 constexpr int64_t kMaxExperts = 4096;
 static_assert(kMaxExperts * static_cast<int64_t>(sizeof(int32_t)) <= kDefaultSharedBytes);
 
@@ -42,21 +43,22 @@ struct Parts {
 };
 
 // counts[chunk][e] = copies of e in the chunk. One block a chunk.
-__global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* experts, Parts parts, int32_t* counts,
-                                                         int64_t num_copies, int64_t chunk_copies, int num_experts) {
+__global__ void __launch_bounds__(kCountThreads)
+    count_kernel(const int32_t* experts, Parts parts, int32_t* counts, int64_t num_copies, int64_t chunk_copies,
+                 int num_experts) {
   extern __shared__ int32_t chunk_counts[];
   begin_behind_work_before();
-  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) chunk_counts[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kCountThreads) chunk_counts[i] = 0;
   __syncthreads();
   const int64_t chunk = blockIdx.x, begin = chunk * chunk_copies, end = min(begin + chunk_copies, num_copies);
-  for (int64_t copy = begin + threadIdx.x; copy < end; copy += kThreads) {
+  for (int64_t copy = begin + threadIdx.x; copy < end; copy += kCountThreads) {
     if (!parts.has_row(copy, experts[copy])) continue;
     const int expert = experts[copy];
     if (expert < 0 || expert >= num_experts) __trap();
     atomicAdd(&chunk_counts[expert], 1);
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kCountThreads) {
     counts[chunk * num_experts + i] = chunk_counts[i];
   }
 }
@@ -85,7 +87,7 @@ __device__ int exclusive_scan(int value, int& total) {
 
 // row_of = and token_of = (may be null), by one block a chunk; the first also writes offsets = [E + 1] and loads [E] +=
 // (may be null).
-__global__ void __launch_bounds__(kPlaceWarps* kWarp)
+__global__ void __launch_bounds__(kMaxPlaceWarps* kWarp)
     place_kernel(const int32_t* experts, Parts parts, const int32_t* counts, int32_t* offsets, int32_t* loads,
                  int32_t* row_of, int32_t* token_of, int64_t num_copies, int64_t chunk_copies, int64_t num_chunks,
                  int num_experts) {
@@ -279,14 +281,16 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   const auto expert_bytes = num_experts * static_cast<int64_t>(sizeof(int32_t));
 
   if (num_chunks > 0) {
-    launch_early(ctx, count_kernel, grid_size(num_chunks), kThreads, expert_bytes, experts, parts,
+    launch_early(ctx, count_kernel, grid_size(num_chunks), kCountThreads, expert_bytes, experts, parts,
                  chunk_counts.data<int32_t>(), num_copies, chunk_copies, static_cast<int>(num_experts));
   }
-  if (kPlaceWarps * expert_bytes + kWarp * static_cast<int64_t>(sizeof(int32_t)) > kDefaultSharedBytes)
-    allow_dynamic_shared(place_kernel, static_cast<int>(kPlaceWarps * expert_bytes));
+  const int place_warps = num_experts <= 1024 ? kMaxPlaceWarps : kMaxPlaceWarps / 2;  // what shared memory has room for
+  const int64_t place_bytes = place_warps * expert_bytes;
+  if (place_bytes + kWarp * static_cast<int64_t>(sizeof(int32_t)) > kDefaultSharedBytes)
+    allow_dynamic_shared(place_kernel, static_cast<int>(place_bytes));
   // Without copies there are offsets all the same.
-  launch_early(ctx, place_kernel, grid_size(std::max<int64_t>(num_chunks, 1)), kPlaceWarps * kWarp,
-               kPlaceWarps * expert_bytes, experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
+  launch_early(ctx, place_kernel, grid_size(std::max<int64_t>(num_chunks, 1)), place_warps * kWarp, place_bytes,
+               experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
                counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
                plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr, num_copies, chunk_copies, num_chunks,
                static_cast<int>(num_experts));

@@ -22,6 +22,9 @@ constexpr int kBlocksOfRows = kThreads / kBlockLanes;  // that a thread block ha
 constexpr int kTileVectors = kBlock / 8;               // across a tile, of 8 values
 constexpr int kTileRowsAtOnce = kThreads / kTileVectors;
 constexpr int kTileSteps = kBlock / kTileRowsAtOnce;
+constexpr int kStripVectors = 4;  // that a lane has of a strip of codes, of kPerLane codes each
+constexpr int kStripBlocks = kStripVectors * kWarp * kPerLane / kBlock;
+static_assert(kStripBlocks <= kWarp, "a lane has a scale");
 static_assert(kThreads == CodeTile::kThreads && kBlock == CodeTile::kSize);
 
 struct Rows {
@@ -59,37 +62,42 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(Rows p) {
       make_uint4(low.x, low.y, high.x, high.y);
 }
 
-struct PickedCodes {
-  const uint8_t* values;
-  const uint8_t* scales;
-  const int32_t* index;
-  const int32_t* num_rows;
-  int vectors, across;  // of a row: 16 codes each, blocks
+struct SpreadCodes {
+  const uint8_t* values;  // [N, 16 * vectors]
+  const uint8_t* scales;  // [N, across]
+  const int32_t* row_of;  // [N, copies]
+  int64_t num_rows;       // N
+  int copies, vectors, across;
   uint8_t* to_values;
   uint8_t* to_scales;
 };
 
-// A warp a row.
-__global__ void __launch_bounds__(kThreads) pick_codes_kernel(PickedCodes p) {
-  constexpr int kAtOnce = 4;
+// A warp has a strip of a row: it reads it once, and writes it to each of the row's copies. Grid (rows, strips).
+__global__ void __launch_bounds__(kThreads) spread_codes_kernel(SpreadCodes p) {
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
-  if (row >= *p.num_rows) return;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t source = p.index[row];
-  const auto* const from = reinterpret_cast<const uint4*>(p.values) + source * p.vectors;
-  auto* const to = reinterpret_cast<uint4*>(p.to_values) + row * p.vectors;
-  for (int first = lane; first < p.vectors; first += kAtOnce * kWarp) {
-    uint4 vectors[kAtOnce];
+  if (row >= p.num_rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, strip = static_cast<int>(blockIdx.y);
+  const int first = strip * kStripVectors * kWarp + lane, block = strip * kStripBlocks + lane;
+  const bool has_scale = lane < kStripBlocks && block < p.across;
+  const auto* const from = reinterpret_cast<const uint4*>(p.values) + row * p.vectors;
+  uint4 vectors[kStripVectors];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kWarp < p.vectors) vectors[i] = from[first + i * kWarp];
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kWarp < p.vectors) to[first + i * kWarp] = vectors[i];
-    }
+  for (int i = 0; i < kStripVectors; ++i) {
+    if (first + i * kWarp < p.vectors) vectors[i] = __ldcs(from + first + i * kWarp);
   }
-  for (int i = lane; i < p.across; i += kWarp) p.to_scales[row * p.across + i] = p.scales[source * p.across + i];
+  const uint8_t scale = has_scale ? p.scales[row * p.across + block] : uint8_t{0};
+  int rows = -1;  // of kWarp copies, one a lane
+  for (int copy = 0; copy < p.copies; ++copy) {
+    if (copy % kWarp == 0) rows = copy + lane < p.copies ? p.row_of[row * p.copies + copy + lane] : -1;
+    const int64_t to_row = __shfl_sync(kAllLanes, rows, copy % kWarp);
+    if (to_row < 0) continue;
+    auto* const to = reinterpret_cast<uint4*>(p.to_values) + to_row * p.vectors;
+#pragma unroll
+    for (int i = 0; i < kStripVectors; ++i) {
+      if (first + i * kWarp < p.vectors) __stcs(to + first + i * kWarp, vectors[i]);
+    }
+    if (has_scale) p.to_scales[to_row * p.across + block] = scale;
+  }
 }
 
 struct Tiles {
@@ -200,24 +208,26 @@ void quantize_fp8_tiles(Context& ctx, const Quantize& args) {
 
 namespace {
 
-// room's row r = the codes of row index[r], for the first *num_rows.
-void pick_codes(Context& ctx, const RowCodes& codes, Tensor index, Tensor num_rows, const RowCodes& room) {
-  const int64_t R = room.values.dim(0), C = room.values.dim(1), across = room.scales.dim(1);
-  NMOE_CHECK(codes.values.shape() == Shape({codes.values.dim(0), C}) && index.dim(0) == R &&
-                 codes.scales.shape() == Shape({codes.values.dim(0), across}) && C % kPerLane == 0 &&
+// room's row row_of[n, k] = the codes of row n, of all that there are.
+void spread_codes(Context& ctx, const RowCodes& codes, Tensor row_of, const RowCodes& room) {
+  const int64_t N = codes.values.dim(0), C = codes.values.dim(1), across = codes.scales.dim(1), R = room.values.dim(0);
+  NMOE_CHECK(room.values.shape() == Shape({R, C}) && room.scales.shape() == Shape({R, across}) &&
+                 row_of.shape().rank() == 2 && row_of.dim(1) <= INT32_MAX && C % kPerLane == 0 &&
                  aligned16(codes.values.raw()) && aligned16(room.values.raw()),
-             "codes {} and scales {} of {} rows into {}", codes.values.shape(), codes.scales.shape(), index.shape(),
-             room.values.shape());
-  if (ctx.counting() || R * C == 0) return;
-  pick_codes_kernel<<<grid_size(ceil_div<int64_t>(R, kThreads / kWarp)), kThreads, 0, ctx.stream>>>(
-      {.values = codes.values.data<uint8_t>(),
-       .scales = codes.scales.data<uint8_t>(),
-       .index = index.data<int32_t>(),
-       .num_rows = num_rows.data<int32_t>(),
-       .vectors = static_cast<int>(C / kPerLane),
-       .across = static_cast<int>(across),
-       .to_values = room.values.data<uint8_t>(),
-       .to_scales = room.scales.data<uint8_t>()});
+             "codes {} and scales {} into {} and {} by row_of {}", codes.values.shape(), codes.scales.shape(),
+             room.values.shape(), room.scales.shape(), row_of.shape());
+  if (ctx.counting() || N * C == 0) return;
+  const dim3 grid(grid_size(ceil_div<int64_t>(N, kThreads / kWarp)),
+                  short_grid_size(ceil_div<int64_t>(across, kStripBlocks)));
+  spread_codes_kernel<<<grid, kThreads, 0, ctx.stream>>>({.values = codes.values.data<uint8_t>(),
+                                                          .scales = codes.scales.data<uint8_t>(),
+                                                          .row_of = row_of.data<int32_t>(),
+                                                          .num_rows = N,
+                                                          .copies = static_cast<int>(row_of.dim(1)),
+                                                          .vectors = static_cast<int>(C / kPerLane),
+                                                          .across = static_cast<int>(across),
+                                                          .to_values = room.values.data<uint8_t>(),
+                                                          .to_scales = room.scales.data<uint8_t>()});
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -225,12 +235,13 @@ void pick_codes(Context& ctx, const RowCodes& codes, Tensor index, Tensor num_ro
 
 RowCodes product_codes(Context& ctx, const OperandRounding& rounding, const OperandRows& x, Tensor num_rows,
                        const RowCodes& room) {
+  check_codes(rounding, x);
   if (!rounding.rows.defined()) {
     quantize_fp8_rows(ctx, x, num_rows, room);
     return room;
   }
   if (!x.index.defined()) return rounding.rows;
-  pick_codes(ctx, rounding.rows, x.index, num_rows, room);
+  spread_codes(ctx, rounding.rows, x.row_of, room);
   return room;
 }
 

@@ -1,15 +1,20 @@
 // Rounds BF16 to FP8 in blocks of 128 x 1, transposed: what sums over rows takes. Memory-bound: two bytes are read for
-// each that is written, or for two, where rows' own codes are made beside.
+// each that is written, or four, where an activation makes the values.
 //
-// A thread block has 128 x 128 values in registers, eight columns of eight rows a thread. Their codes are turned over
-// in shared memory, and leave as 16 KiB that lie in one piece.
+// A thread block has 128 rows of a strip of columns. Tiles of those rows come to shared memory by asynchronous copies,
+// the next one while codes of one are made. From there a thread takes eight columns of eight rows, one below the other,
+// and half a warp all 128 rows of its columns: the largest magnitudes go round by shuffles, a conversion to FP8 packs
+// rows, not columns, so that nothing has to be turned over, and sixteen threads write a column's 128 bytes at once. Few
+// instructions a value: a training step is at the limit of power, where time alone is not all that counts.
+#include <cuda_bf16.h>
+
 #include "base/kinds.h"
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
-#include "ops/cuda/primitives/fp8_tile.cuh"
+#include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -18,39 +23,39 @@
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kThreads = CodeTile::kThreads, kBlock = CodeTile::kSize;
-constexpr int kRowLanes = kBlock / 8;  // threads of a row, with 8 values each
-constexpr int kRowsAtOnce = kThreads / kRowLanes, kSteps = kBlock / kRowsAtOnce;
-static_assert(kBlock == block_size(OperandFormat::kFp8));
-static_assert(kWarp == 2 * kRowLanes, "a warp has two rows at once");
+constexpr int kBlock = static_cast<int>(block_size(OperandFormat::kFp8));
+constexpr int kRows = 8, kRowGroups = kBlock / kRows;  // of a thread; of half a warp
+constexpr int kStages = 2, kBlocksAtOnce = 3;
+static_assert(kWarp == 2 * kRowGroups);
 
-// Where values come from: load(row, col) gives eight of a row.
+// Where values come from: rows of `x` that are kParts * width wide, of which values(row weight, parts) makes eight.
+// kCols: of a tile.
 struct PickedRows {
+  static constexpr int kParts = 1, kCols = 128, kStripTiles = 4;
   const __nv_bfloat16* x;
   const int32_t* index;  // null: row r is x's
   int64_t width;
 
-  __device__ uint4 load(int row, int64_t col) const {
-    const int64_t source = index == nullptr ? row : index[row];
-    return *reinterpret_cast<const uint4*>(x + source * width + col);
-  }
+  __device__ int source(int row) const { return index == nullptr ? row : index[row]; }
+  __device__ float weight(int /*row*/) const { return 1.0F; }
+  __device__ static uint4 values(float /*weight*/, const uint4 (&parts)[1]) { return parts[0]; }
 };
 // What an activation makes of rows of pre-activations, as ActivationForward (contracts/activation.h) says.
 template <Activation kKind>
 struct ActivatedRows {
-  const __nv_bfloat16* pre;
-  const float* weights;  // null: 1
-  int64_t width;         // of a row of h
+  static constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1, kCols = 128 / kParts, kStripTiles = 8;
+  const __nv_bfloat16* x;  // pre-activations
+  const float* weights;    // null: 1
+  int64_t width;           // of a row of h
 
-  __device__ uint4 load(int row, int64_t col) const {
-    constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
-    const __nv_bfloat16* const source = pre + row * kParts * width + col;
-    const float weight = weights != nullptr ? weights[row] : 1.0F;
+  __device__ int source(int row) const { return row; }
+  __device__ float weight(int row) const { return weights != nullptr ? weights[row] : 1.0F; }
+  __device__ static uint4 values(float weight, const uint4 (&parts)[kParts]) {
     float gate[8];
-    load8(source, gate);
+    load8(reinterpret_cast<const __nv_bfloat16*>(&parts[0]), gate);
     if constexpr (kKind == Activation::kSwiGlu) {
       float up[8];
-      load8(source + width, up);
+      load8(reinterpret_cast<const __nv_bfloat16*>(&parts[1]), up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) gate[j] = swiglu<__nv_bfloat16>(gate[j], up[j]) * weight;
     } else {
@@ -75,6 +80,7 @@ struct BlockRows {
 };
 
 // By all threads. None: no group has that block.
+template <int kThreads>
 __device__ BlockRows find_rows(const Columns& p, int block) {
   __shared__ BlockRows found;
   if (threadIdx.x == 0) found.count = 0;
@@ -91,79 +97,154 @@ __device__ BlockRows find_rows(const Columns& p, int block) {
 __device__ uint32_t word_of(const uint4& vector, int i) {
   return i == 0 ? vector.x : (i == 1 ? vector.y : (i == 2 ? vector.z : vector.w));
 }
+// Pairs of BF16. The larger magnitudes, NaN where one is NaN, with any sign.
+__device__ uint32_t larger_pair(uint32_t a, uint32_t b) {
+  uint32_t larger;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+__device__ uint32_t times_pair(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
 
-// Grid (blocks of rows, tiles of columns).
 template <class Source>
-__global__ void __launch_bounds__(kThreads) columns_kernel(Source source, Columns p) {
-  __shared__ CodeTile tile;
-  __shared__ uint4 largest_of[kThreads / kWarp][kRowLanes];  // by warps, of eight columns each
+struct Shared {
+  static constexpr int kChunks = Source::kCols / 8;  // of a row, of 16 bytes
+
+  // A row's chunks change places with the row's group, so that threads that read rows of all groups meet no bank twice.
+  uint4 stages[kStages][Source::kParts][kBlock][kChunks];
+  int sources[kBlock];
+  float weights[kBlock];
+
+  __device__ static int place(int row, int chunk) { return (chunk ^ (row / kRows)) % kChunks; }
+};
+template <class Source>
+constexpr int kThreadsOf = kRowGroups* Shared<Source>::kChunks;
+
+// Grid (blocks of rows, strips of columns). Columns are counted from the strip's first.
+template <class Source>
+__global__ void __launch_bounds__(kThreadsOf<Source>, kBlocksAtOnce) columns_kernel(Source source, Columns p) {
+  constexpr int kThreads = kThreadsOf<Source>, kChunks = Shared<Source>::kChunks, kCols = Source::kCols;
+  constexpr int kCopies = kBlock / kRowGroups;  // of a thread, in a tile
+  extern __shared__ __align__(16) uint8_t memory[];
+  auto& shared = *reinterpret_cast<Shared<Source>*>(memory);
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const BlockRows rows = find_rows(p, block);
+  const BlockRows rows = find_rows<kThreads>(p, block);
   if (rows.count == 0) return;
-  const int own_row = thread / kRowLanes, own_col = thread % kRowLanes * 8;
-  const int64_t first_col = static_cast<int64_t>(blockIdx.y) * kBlock, col = first_col + own_col;
-  const bool col_exists = col < p.cols;
-  uint4 vectors[kSteps];
-  uint4 largest{};
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int row = own_row + i * kRowsAtOnce;
-    vectors[i] = make_uint4(0, 0, 0, 0);
-    if (row < rows.count && col_exists) vectors[i] = source.load(rows.first + row, col);
+  if (thread < kBlock) {
+    const bool exists = thread < rows.count;
+    shared.sources[thread] = exists ? source.source(rows.first + thread) : 0;
+    shared.weights[thread] = exists ? source.weight(rows.first + thread) : 0.0F;
   }
-  const auto take_larger = [](uint4& to, const uint4& from) {
-    to = make_uint4(__vmaxu2(to.x, from.x), __vmaxu2(to.y, from.y), __vmaxu2(to.z, from.z), __vmaxu2(to.w, from.w));
+  __syncthreads();
+  const int64_t begin = static_cast<int64_t>(blockIdx.y) * Source::kStripTiles * kCols;
+  const int cols = static_cast<int>(min(p.cols - begin, int64_t{Source::kStripTiles} * kCols));
+
+  // A thread copies a chunk of every sixteenth row.
+  const int first_row = thread / kChunks, own_chunk = thread % kChunks;
+  const auto vectors_of_part = static_cast<uint32_t>(source.width / 8);
+  const auto* const columns = reinterpret_cast<const uint4*>(source.x + begin) + own_chunk;
+  uint32_t row_begins[kCopies];  // in vectors
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    row_begins[i] =
+        static_cast<uint32_t>(shared.sources[first_row + i * kRowGroups]) * Source::kParts * vectors_of_part;
+  }
+  const auto start = [&](int stage, int first_col) {
+    if (first_col < cols) {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = first_row + i * kRowGroups;
+        const bool exists = row < rows.count && first_col + own_chunk * 8 < cols;
+        const uint4* const from = columns + first_col / 8 + (exists ? row_begins[i] : 0U);
+#pragma unroll
+        for (int part = 0; part < Source::kParts; ++part) {
+          copy_async16(&shared.stages[stage][part][row][Shared<Source>::place(row, own_chunk)],
+                       exists ? from + part * vectors_of_part : reinterpret_cast<const uint4*>(source.x), exists);
+        }
+      }
+    }
+    commit_copies();
   };
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    constexpr uint32_t kMagnitudes = 0x7FFF7FFFU;
-    const uint4 v = vectors[i];
-    take_larger(largest, make_uint4(v.x & kMagnitudes, v.y & kMagnitudes, v.z & kMagnitudes, v.w & kMagnitudes));
-  }
-  const auto of_other_row = [](uint32_t bits) { return __shfl_xor_sync(kAllLanes, bits, kRowLanes); };
-  take_larger(largest, make_uint4(of_other_row(largest.x), of_other_row(largest.y), of_other_row(largest.z),
-                                  of_other_row(largest.w)));
-  if (thread % kWarp < kRowLanes) largest_of[thread / kWarp][thread % kRowLanes] = largest;
-  __syncthreads();
+  for (int stage = 0; stage < kStages - 1; ++stage) start(stage, stage * kCols);
+
+  const int group = thread % kRowGroups, chunk = thread / kRowGroups;
+  uint8_t* to = p.values + (block * p.cols + begin + chunk * 8) * kBlock + group * kRows;
+  uint8_t* const scales = p.scales + block * p.cols + begin;
+  int stage = 0;
+#pragma unroll 1
+  for (int first_col = 0; first_col < cols; first_col += kCols, to += kCols * kBlock) {
+    wait_copies<kStages - 2>();
+    __syncthreads();  // all have their copies, and nobody reads what was in the stage that is filled next
+    start((stage + kStages - 1) % kStages, first_col + (kStages - 1) * kCols);
+    uint4 vectors[kRows];
+    uint32_t largest[4];
 #pragma unroll
-  for (int warp = 0; warp < kThreads / kWarp; ++warp) take_larger(largest, largest_of[warp][thread % kRowLanes]);
-  float factors[8];
-  uint32_t codes[2] = {};
+    for (int i = 0; i < kRows; ++i) {
+      const int row = group * kRows + i;
+      uint4 parts[Source::kParts];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t pair = word_of(largest, i / 2);
-    const uint8_t code = e8m0_scale(amax_of_bits(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000U));
-    factors[i] = e8m0_to_inverse(code);
-    codes[i / 4] |= static_cast<uint32_t>(code) << (i % 4 * 8);
-  }
-  if (own_row == 0 && col_exists) {
-    *reinterpret_cast<uint2*>(p.scales + block * p.cols + col) = make_uint2(codes[0], codes[1]);
-  }
+      for (int part = 0; part < Source::kParts; ++part) {
+        parts[part] = shared.stages[stage][part][row][Shared<Source>::place(row, chunk)];
+      }
+      vectors[i] = Source::values(shared.weights[row], parts);
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    float values[8];
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t pair = word_of(vectors[i], j);
+        largest[j] = i == 0 ? pair : larger_pair(largest[j], pair);
+      }
+    }
+    stage = (stage + 1) % kStages;
+
+    // Each four threads next to each other get the pairs of columns 0, 2, 1 and 3, and make their scales.
+    const bool upper = group % 2 != 0, odd = group / 2 % 2 != 0;
+    uint32_t half[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t others = __shfl_xor_sync(kAllLanes, upper ? largest[j] : largest[j + 2], 1);
+      half[j] = larger_pair(upper ? largest[j + 2] : largest[j], others);
+    }
+    uint32_t pair = larger_pair(odd ? half[1] : half[0], __shfl_xor_sync(kAllLanes, odd ? half[0] : half[1], 2));
+    pair = larger_pair(pair, __shfl_xor_sync(kAllLanes, pair, 4));
+    pair = larger_pair(pair, __shfl_xor_sync(kAllLanes, pair, 8)) & 0x7FFF7FFFU;
+    const uint8_t low_code = e8m0_scale(amax_of_bits(pair << 16)),
+                  high_code = e8m0_scale(amax_of_bits(pair & 0xFFFF0000U));
+    const int col = first_col + chunk * 8;
+    const bool exists = col < cols;
+    if (group < 4 && exists) {
+      *reinterpret_cast<uint16_t*>(scales + col + (upper ? 4 : 0) + (odd ? 2 : 0)) =
+          static_cast<uint16_t>(low_code | high_code << 8);
+    }
+    // Powers of two, and products with them but for those that FP8 has no bits for, are exact in BF16.
+    const uint32_t factors =
+        __float_as_uint(e8m0_to_inverse(low_code)) >> 16 | (__float_as_uint(e8m0_to_inverse(high_code)) & 0xFFFF0000U);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint32_t pair = word_of(vectors[i], j);
-      values[2 * j] = __uint_as_float(pair << 16) * factors[2 * j];
-      values[2 * j + 1] = __uint_as_float(pair & 0xFFFF0000U) * factors[2 * j + 1];
+      const uint32_t factor = __shfl_sync(kAllLanes, factors, j / 2 + j % 2 * 2, kRowGroups);
+      uint32_t scaled[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) scaled[i] = times_pair(word_of(vectors[i], j), factor);
+      if (!exists) continue;
+      const auto low = [&](int i) { return __uint_as_float(scaled[i] << 16); };
+      const auto high = [&](int i) { return __uint_as_float(scaled[i] & 0xFFFF0000U); };
+      const auto codes_of = [](const auto& value) {
+        return make_uint2(e4m3_four(value(0), value(1), value(2), value(3)),
+                          e4m3_four(value(4), value(5), value(6), value(7)));
+      };
+      // They make room in L2 first: rows that several groups pick are to stay there.
+      __stcs(reinterpret_cast<uint2*>(to + 2 * j * kBlock), codes_of(low));
+      __stcs(reinterpret_cast<uint2*>(to + (2 * j + 1) * kBlock), codes_of(high));
     }
-    tile.store(own_row + i * kRowsAtOnce, own_col,
-               make_uint2(e4m3_four(values[0], values[1], values[2], values[3]),
-                          e4m3_four(values[4], values[5], values[6], values[7])));
   }
-  __syncthreads();
-  uint8_t* const target = p.values + (block * p.cols + first_col) * kBlock;
-  const int cols = static_cast<int>(min(int64_t{kBlock}, p.cols - first_col));
-  tile.read_columns([&](int column, int first_row, const uint4& sixteen) {
-    if (column < cols) *reinterpret_cast<uint4*>(target + column * kBlock + first_row) = sixteen;
-  });
 }
 
 void check_columns(const ColumnCodes& columns, int64_t num_rows, int64_t width, int64_t num_groups) {
   const int64_t blocks = num_rows / kBlock + num_groups;
   NMOE_CHECK(columns.values.shape() == Shape({blocks, width, kBlock}) &&
-                 columns.scales.shape() == Shape({blocks, width}) && width % 16 == 0 &&
+                 columns.scales.shape() == Shape({blocks, width}) && width % 16 == 0 && width <= INT32_MAX / 2 &&
                  num_rows <= INT32_MAX - kBlock && blocks <= INT32_MAX && aligned16(columns.values.raw()) &&
                  aligned16(columns.scales.raw()),
              "FP8 columns {} and scales {} of {} rows of {} in {} groups", columns.values.shape(),
@@ -171,15 +252,19 @@ void check_columns(const ColumnCodes& columns, int64_t num_rows, int64_t width, 
 }
 
 template <class Source>
-void launch(Context& ctx, const Source& source, Tensor offsets, const ColumnCodes& columns) {
+void launch(Context& ctx, const Source& source, int64_t num_values, Tensor offsets, const ColumnCodes& columns) {
   const int64_t cols = columns.values.dim(1);
+  NMOE_CHECK(num_values / 8 <= UINT32_MAX, "FP8 columns of {} values", num_values);
   const Columns args{.offsets = offsets.data<int32_t>(),
                      .num_groups = static_cast<int>(offsets.dim(0)) - 1,
                      .cols = cols,
                      .values = columns.values.data<uint8_t>(),
                      .scales = columns.scales.data<uint8_t>()};
-  const dim3 grid(grid_size(columns.values.dim(0)), short_grid_size(ceil_div<int64_t>(cols, kBlock)));
-  columns_kernel<<<grid, kThreads, 0, ctx.stream>>>(source, args);
+  constexpr int kBytes = sizeof(Shared<Source>);
+  allow_dynamic_shared(columns_kernel<Source>, kBytes);
+  const dim3 grid(grid_size(columns.values.dim(0)),
+                  short_grid_size(ceil_div<int64_t>(cols, Source::kStripTiles * Source::kCols)));
+  columns_kernel<<<grid, kThreadsOf<Source>, kBytes, ctx.stream>>>(source, args);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -193,7 +278,7 @@ void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, co
   if (ctx.counting() || R * C == 0) return;
   const PickedRows source{
       .x = x.source.data<__nv_bfloat16>(), .index = x.index.defined() ? x.index.data<int32_t>() : nullptr, .width = C};
-  launch(ctx, source, offsets, columns);
+  launch(ctx, source, x.source.num_elements(), offsets, columns);
 }
 
 void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
@@ -207,10 +292,10 @@ void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
              dtype_name(pre.dtype()), pre.shape(), row_weight.shape());
   if (ctx.counting() || R * width == 0) return;
   const auto run = [&]<Activation kKind>() {
-    const ActivatedRows<kKind> source{.pre = pre.data<__nv_bfloat16>(),
+    const ActivatedRows<kKind> source{.x = pre.data<__nv_bfloat16>(),
                                       .weights = row_weight.defined() ? row_weight.data<float>() : nullptr,
                                       .width = width};
-    launch(ctx, source, args.offsets, args.h_columns);
+    launch(ctx, source, pre.num_elements(), args.offsets, args.h_columns);
   };
   if (is_swiglu) {
     run.template operator()<Activation::kSwiGlu>();

@@ -1,9 +1,8 @@
 // MoE router: scores, top-k selection inside groups, gate weights, balance and z losses, and their gradients. Formulas:
 // ops/contracts/router.h.
 //
-// One warp a token. Forward has a token's row in registers (router_choice.cuh): logits are read and scores written
-// once, and what bounds it are its instructions, some 50 for every 32 experts and 350 for a token. Backward writes a
-// row as it is without its choices, then the gradients of these over it.
+// One warp a token. Forward reads logits and writes scores once (router_choice.cuh), but for softmax, which reads
+// logits for its sum first. Backward writes a row as it is without its choices, then the gradients of these over it.
 //
 // At most kMaxExperts experts and kMaxTopK choices.
 //
@@ -25,25 +24,27 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr int kMaxWarps = 4;           // of a block
+constexpr int kRouteWarps = 16;        // of the block that routes few tokens
 constexpr int64_t kRouteCopies = 256;  // choices that it takes
 constexpr int kLoadThreads = 256;      // of the blocks that count choices
 constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
-constexpr int kReduceThreads = 512;
+constexpr int kReduceThreads = 1024;
 constexpr int64_t kMaxExperts = 4096, kMaxTopK = kWarp;  // a lane a choice
 constexpr int kBiasThreads = 1024;
 static_assert(2 * kMaxExperts * static_cast<int64_t>(sizeof(float)) <= kDefaultSharedBytes,
               "ranks of experts and of groups of a token");
 
-template <int kSlots, bool kAll>
+// kExperts: how many there are, so that loops over them unroll; 0: as the argument says. kWidth: as choose() has it.
+template <int kExperts, int kWidth>
 __global__ void __launch_bounds__(kMaxWarps* kWarp)
     forward_kernel(const float* logits, const float* bias, float* scores, int32_t* top_idx, float* weights, Rule rule,
-                   TokenTerms terms, int64_t num_tokens, int num_experts, int floats_per_warp) {
-  extern __shared__ float shared[];
+                   TokenTerms terms, int64_t num_tokens, int any_experts, int floats_per_warp) {
+  extern __shared__ __align__(16) float shared[];
+  const int num_experts = kExperts > 0 ? kExperts : any_experts;
   begin_behind_work_before();
   const TokenWarp warp = token_warp(shared, floats_per_warp);
   if (warp.token >= num_tokens) return;  // the whole warp
-  const Choice choice =
-      choose<kSlots, kAll>(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
+  const Choice choice = choose<kWidth>(logits + warp.token * num_experts, bias, scores, rule, terms, warp, num_experts);
   if (warp.lane < rule.top_k) {
     top_idx[warp.token * rule.top_k + warp.lane] = choice.expert;
     weights[warp.token * rule.top_k + warp.lane] = choice.weight;
@@ -60,20 +61,18 @@ struct Routed {
   float* row_weight;
 };
 
-// Of the block that routes few tokens: so many that their registers suffice.
-constexpr int route_warps(int slots) { return slots <= 64 ? 16 : 8; }
-
 // Choices of few tokens and the plan of their rows, by one block: rows are sorted by counting.
-template <int kSlots>
-__global__ void __launch_bounds__(route_warps(kSlots) * kWarp)
+template <int kExperts, int kWidth>
+__global__ void __launch_bounds__(kRouteWarps* kWarp)
     route_kernel(const float* logits, const float* bias, float* scores, Rule rule, Routed out, int num_tokens,
-                 int num_experts, int floats_per_warp) {
-  extern __shared__ float shared[];
+                 int any_experts, int floats_per_warp) {
+  extern __shared__ __align__(16) float shared[];
+  const int num_experts = kExperts > 0 ? kExperts : any_experts;
   let_next_start();
   prefetch_rows(bias, 1, num_experts);
   wait_for_work_before();
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   const int copies = num_tokens * rule.top_k;
   float* const copy_weights = shared + warps * floats_per_warp;                  // [copies]
   auto* const copy_experts = reinterpret_cast<int32_t*>(copy_weights + copies);  // [copies]
@@ -82,8 +81,8 @@ __global__ void __launch_bounds__(route_warps(kSlots) * kWarp)
   __syncthreads();
   for (int token = warp; token < num_tokens; token += warps) {
     const TokenWarp own{.token = token, .lane = lane, .shared = shared + warp * floats_per_warp};
-    const Choice choice = choose<kSlots, false>(logits + static_cast<int64_t>(token) * num_experts, bias, scores, rule,
-                                                {}, own, num_experts);
+    const Choice choice =
+        choose<kWidth>(logits + static_cast<int64_t>(token) * num_experts, bias, scores, rule, {}, own, num_experts);
     __syncwarp();  // what is shared has been read
     if (lane >= rule.top_k) continue;
     const int copy = token * rule.top_k + lane;
@@ -326,19 +325,9 @@ TokenLaunch token_launch(int64_t num_tokens, int64_t floats_per_warp) {
           .shared_bytes = static_cast<size_t>(warps * warp_bytes)};
 }
 
-// Calls fn with how many registers of a lane hold the experts, a power of two, and whether all of them have one.
-template <int kSlots = 1, class Fn>
-void dispatch_slots(int64_t num_experts, const Fn& fn) {
-  if constexpr (kSlots * kWarp < kMaxExperts) {
-    if (num_experts > kSlots * kWarp) return dispatch_slots<2 * kSlots>(num_experts, fn);
-  }
-  if (num_experts == kSlots * kWarp) return fn(std::integral_constant<int, kSlots>{}, std::true_type{});
-  fn(std::integral_constant<int, kSlots>{}, std::false_type{});
-}
-
-// Floats of shared memory that a warp's choice takes: ranks of experts and of groups.
-int64_t group_floats(const RouterRule& rule, int64_t num_experts) {
-  return rule.top_groups < rule.num_groups ? num_experts + rule.num_groups : 0;
+// Floats of shared memory that a warp's choice takes: ranks of experts and of groups, whole vectors.
+int64_t choice_floats(const RouterRule& rule, int64_t num_experts) {
+  return ceil_div<int64_t>(num_experts + rule.num_groups, 4) * 4;
 }
 
 // Calls fn with the number of experts as a type, 0 unless it is one that kernels are made for.
@@ -354,6 +343,22 @@ void dispatch_experts(int64_t num_experts, const Fn& fn) {
     default:
       return fn(std::integral_constant<int, 0>{});
   }
+}
+
+// As dispatch_experts(), and with how many neighbouring experts a lane of choose() has.
+template <class Fn>
+void dispatch_choice(const RouterForward& args, const Fn& fn) {
+  constexpr int kVector = 4;
+  const int64_t num_experts = args.logits.dim(1);
+  const bool vectors = can_vectorise(num_experts, args.logits, args.bias, args.scores);
+  dispatch_experts(num_experts, [&](auto experts) {
+    if constexpr (experts % (kVector * kWarp) == 0) {
+      if (vectors && num_experts % (kVector * kWarp) == 0) {
+        return fn(experts, std::integral_constant<int, kVector>{});
+      }
+    }
+    fn(experts, std::integral_constant<int, 1>{});
+  });
 }
 
 // f_i of a sequence is its load of i times this.
@@ -387,10 +392,10 @@ void router_forward(Context& ctx, const RouterForward& args) {
   const float* logits = args.logits.data<float>();
   float* scores = args.scores.data<float>();
 
-  const int64_t floats = group_floats(args.rule, num_experts);
+  const int64_t floats = choice_floats(args.rule, num_experts);
   const TokenLaunch launch = token_launch(num_tokens, floats);
-  dispatch_slots(num_experts, [&](auto slots, auto all) {
-    launch_early(ctx, forward_kernel<decltype(slots)::value, decltype(all)::value>, launch.blocks,
+  dispatch_choice(args, [&](auto experts, auto width) {
+    launch_early(ctx, forward_kernel<decltype(experts)::value, decltype(width)::value>, launch.blocks,
                  static_cast<int>(launch.threads), static_cast<int64_t>(launch.shared_bytes), logits,
                  args.bias.data<float>(), scores, args.top_idx.data<int32_t>(), args.weights.data<float>(),
                  Rule(args.rule), terms, num_tokens, static_cast<int>(num_experts), static_cast<int>(floats));
@@ -418,7 +423,7 @@ void route_tokens(Context& ctx, const RouteTokens& args) {
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
                 copies = num_tokens * args.rule.top_k;
   check_limits(num_experts, args.rule.top_k);
-  const int64_t floats = group_floats(args.rule, num_experts);
+  const int64_t floats = choice_floats(args.rule, num_experts);
   const int64_t warp_bytes = floats * static_cast<int64_t>(sizeof(float));
   const int64_t plan_bytes = (2 * copies + num_experts) * static_cast<int64_t>(sizeof(float));
   if (ctx.counting() || copies > kRouteCopies || copies == 0 || plan_bytes + warp_bytes > kDefaultSharedBytes) {
@@ -433,12 +438,11 @@ void route_tokens(Context& ctx, const RouteTokens& args) {
                       .row_of = plan.row_of.data<int32_t>(),
                       .token_of = plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr,
                       .row_weight = args.row_weight.data<float>()};
-  dispatch_slots(num_experts, [&](auto slots, auto) {
-    constexpr int kSlots = decltype(slots)::value;
-    int64_t warps = std::min<int64_t>(num_tokens, route_warps(kSlots));
-    if (floats > 0) warps = std::min(warps, (kDefaultSharedBytes - plan_bytes) / warp_bytes);
-    launch_early(ctx, route_kernel<kSlots>, 1U, static_cast<int>(warps) * kWarp, warps * warp_bytes + plan_bytes,
-                 args.logits.data<float>(), args.bias.data<float>(), args.scores.data<float>(), Rule(args.rule), routed,
+  dispatch_choice(router, [&](auto experts, auto width) {
+    const int64_t warps = std::min({num_tokens, int64_t{kRouteWarps}, (kDefaultSharedBytes - plan_bytes) / warp_bytes});
+    launch_early(ctx, route_kernel<decltype(experts)::value, decltype(width)::value>, 1U,
+                 static_cast<int>(warps) * kWarp, warps * warp_bytes + plan_bytes, args.logits.data<float>(),
+                 args.bias.data<float>(), args.scores.data<float>(), Rule(args.rule), routed,
                  static_cast<int>(num_tokens), static_cast<int>(num_experts), static_cast<int>(floats));
   });
 }

@@ -170,13 +170,6 @@ __device__ inline float power_of_two(float x) {
   return y;
 }
 
-__device__ inline unsigned pack(float low, float high) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  unsigned bits;
-  memcpy(&bits, &both, sizeof(bits));
-  return bits;
-}
-
 // kKey, kValue: sizes of heads, filled up with zeros.
 template <int kKey, int kValue>
 __global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
@@ -292,10 +285,10 @@ __global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float(&low)[4] = scores[k / 8 + 2 * half], (&high)[4] = scores[k / 8 + 2 * half + 1];
-          weights[half][0] = pack(low[0], low[1]);
-          weights[half][1] = pack(low[2], low[3]);
-          weights[half][2] = pack(high[0], high[1]);
-          weights[half][3] = pack(high[2], high[3]);
+          weights[half][0] = bf16_pair(low[0], low[1]);
+          weights[half][1] = bf16_pair(low[2], low[3]);
+          weights[half][2] = bf16_pair(high[0], high[1]);
+          weights[half][3] = bf16_pair(high[2], high[3]);
         }
 #pragma unroll
         for (int i = 0; i < kValue / 8; ++i) {

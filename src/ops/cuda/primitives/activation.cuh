@@ -22,12 +22,14 @@ __device__ inline float flushed_reciprocal(float x) {
   return y;
 }
 
-// For results that are stored as T. Beside BF16's rounding, what the approximate exponential and quotient lose (2^-21
-// of the result) does not show.
+// To 2^-21 of the result where x > -8; below, the exponential's argument loses as much more as it is longer.
+__device__ inline float fast_sigmoid(float x) { return flushed_reciprocal(1.0F + flushed_exp(-x)); }
+
+// For results that are stored as T. Beside BF16's rounding, what fast_sigmoid() loses does not show.
 template <class T>
 __device__ float sigmoid(float x) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return flushed_reciprocal(1.0F + flushed_exp(-x));
+    return fast_sigmoid(x);
   } else {
     return 1.0F / (1.0F + expf(-x));
   }

@@ -73,15 +73,13 @@ __device__ inline void load8(const __nv_bfloat16* source, float (&v)[8]) {
     v[2 * j + 1] = __uint_as_float(words[j] & 0xFFFF0000U);
   }
 }
-// Eight values as BF16.
+// Two and eight values as BF16, the first in the lowest bits.
+__device__ inline uint32_t bf16_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
 __device__ inline uint4 pack8(const float (&v)[8]) {
-  unsigned words[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
-    words[j] = *reinterpret_cast<const unsigned*>(&pair);
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+  return make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
 }
 // To `target`, aligned to 16 bytes.
 __device__ inline void store8(float* target, const float (&v)[8]) {

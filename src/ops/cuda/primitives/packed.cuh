@@ -25,8 +25,7 @@ __device__ inline Packed8<T> fetch8(const T* row, int64_t i, int64_t width, bool
     if constexpr (sizeof(T) == 2) {
       packed.words[0] = pack8(values);
     } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) reinterpret_cast<float*>(packed.words)[j] = values[j];
+      store8(reinterpret_cast<float*>(packed.words), values);
     }
   }
   return packed;

@@ -132,7 +132,7 @@ struct Product {
 template <class L>
 __device__ typename L::Scheduler make_scheduler(const Product& p) {
   if constexpr (L::kWeights) {
-    return {p.bounds.offsets, p.num_groups, p.order, p.tiles_taken, p.rows, p.width, p.skip_empty};
+    return {{p.bounds.offsets, p.num_groups, p.order, p.tiles_taken, p.rows, p.width}, p.skip_empty};
   } else {
     return {p.bounds, p.num_groups, p.width};
   }
@@ -530,9 +530,9 @@ void set_blocks(Product& product, const BlockOperand& a, const BlockOperand& b) 
 }
 
 void set_order(Context& ctx, Product& product, Tensor offsets, const TileOrder& order) {
-  sm90::order_longest_first(ctx, offsets, order.order, order.tiles_taken);
+  sm90::order_longest_first(ctx, offsets, order);
   product.order = order.order.data<int32_t>();
-  product.tiles_taken = order.tiles_taken.data<int32_t>();
+  product.tiles_taken = order.counters.data<int32_t>();
 }
 
 CUtensorMap block_map(const BlockOperand& operand) {

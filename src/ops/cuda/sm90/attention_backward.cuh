@@ -43,6 +43,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/sm90/attention_tiles.cuh"
 #include "ops/cuda/sm90/gradient_rotation.cuh"
@@ -310,10 +311,6 @@ __device__ inline float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ inline uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
 __device__ inline float unpack(uint32_t pair, int which) {
   return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
 }
@@ -443,8 +440,8 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
         s[j + 1] = exp2_fast(s[j + 1] * scale2 - l.y);
         s[j + 2] = exp2_fast(s[j + 2] * scale2 - l.x);
         s[j + 3] = exp2_fast(s[j + 3] * scale2 - l.y);
-        p[j / 2] = pack(s[j], s[j + 1]);
-        p[j / 2 + 1] = pack(s[j + 2], s[j + 3]);
+        p[j / 2] = bf16_pair(s[j], s[j + 1]);
+        p[j / 2 + 1] = bf16_pair(s[j + 2], s[j + 3]);
       }
       if constexpr (L::kNarrow) {
         mbarrier_wait(&control.dout_full[dout.stage], dout.parity);
@@ -476,10 +473,10 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
         float e[8];
 #pragma unroll
         for (int n = 0; n < 8; ++n) e[n] = L::kNarrow ? unpack(p[(j + n) / 2], n % 2) : s[j + n];
-        const uint32_t r[4] = {pack(e[0] * (dp[j] - d0.x), e[1] * (dp[j + 1] - d0.y)),
-                               pack(e[2] * (dp[j + 2] - d0.x), e[3] * (dp[j + 3] - d0.y)),
-                               pack(e[4] * (dp[j + 4] - d1.x), e[5] * (dp[j + 5] - d1.y)),
-                               pack(e[6] * (dp[j + 6] - d1.x), e[7] * (dp[j + 7] - d1.y))};
+        const uint32_t r[4] = {bf16_pair(e[0] * (dp[j] - d0.x), e[1] * (dp[j + 1] - d0.y)),
+                               bf16_pair(e[2] * (dp[j + 2] - d0.x), e[3] * (dp[j + 3] - d0.y)),
+                               bf16_pair(e[4] * (dp[j + 4] - d1.x), e[5] * (dp[j + 5] - d1.y)),
+                               bf16_pair(e[6] * (dp[j + 6] - d1.x), e[7] * (dp[j + 7] - d1.y))};
         const int chunk = j / 4 + chunk0;  // of 8 rows
         store_matrices(matrices + j / 32 * L::kKeyPanel + ((chunk % 8) ^ swizzle) * 16, r);
       }
@@ -605,11 +602,11 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
 #pragma unroll
       for (int j = 0; j < L::kKeySize / 8; ++j) {
         *reinterpret_cast<uint32_t*>(dk_row + 8 * j) =
-            pack(a.scale * dk[4 * j + 2 * h], a.scale * dk[4 * j + 2 * h + 1]);
+            bf16_pair(a.scale * dk[4 * j + 2 * h], a.scale * dk[4 * j + 2 * h + 1]);
       }
 #pragma unroll
       for (int j = 0; j < L::kValueSize / 8; ++j) {
-        *reinterpret_cast<uint32_t*>(dv_row + 8 * j) = pack(dv[4 * j + 2 * h], dv[4 * j + 2 * h + 1]);
+        *reinterpret_cast<uint32_t*>(dv_row + 8 * j) = bf16_pair(dv[4 * j + 2 * h], dv[4 * j + 2 * h + 1]);
       }
     }
   }

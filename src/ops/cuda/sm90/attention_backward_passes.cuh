@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/sm90/attention_backward.cuh"
 #include "ops/cuda/sm90/gradient_rotation.cuh"
@@ -136,11 +137,7 @@ __global__ void __launch_bounds__(kFinishThreads<L>) attention_finish_kernel(con
       }
       __nv_bfloat16* const target = a.dq + token * a.dq_stride + head * L::kKeySize;
 #pragma unroll
-      for (int chunk = 0; chunk < 2; ++chunk) {
-        const float* const y = x[h][chunk];
-        *reinterpret_cast<uint4*>(target + (chunk == 0 ? first : second)) =
-            make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
-      }
+      for (int chunk = 0; chunk < 2; ++chunk) store8(target + (chunk == 0 ? first : second), x[h][chunk]);
     }
   }
 }

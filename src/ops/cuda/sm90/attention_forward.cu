@@ -242,11 +242,6 @@ __device__ float exp2_approximate(float x) {
   return y;
 }
 
-__device__ uint32_t bf16_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // The two rows of a thread, h = 0 and 1, whose values lie in s[4 j + 2 h + p] and o[4 j + 2 h + p] (wgmma.cuh). A quad
 // of lanes has the whole rows between them.
 struct RowPair {

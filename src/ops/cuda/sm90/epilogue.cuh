@@ -38,11 +38,6 @@ struct StagedRows {
   static_assert(kRowBytes % 16 == 0, "TMA and stmatrix want 16 bytes");
 };
 
-__device__ inline uint32_t bf16_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Four 8 x 8 matrices of bf16 pairs to shared memory; lane l names row l % 8 of matrix l / 8.
 __device__ inline void store_matrices(void* row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)), "r"(r0),

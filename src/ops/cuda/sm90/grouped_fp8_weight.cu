@@ -6,7 +6,8 @@
 // scale belongs to a column of dy and one to a column of x, so that each sum has a factor of its own: the producer's
 // warp leaves the block's 256 + 128 scales as numbers beside the stage, and consumers take them from there.
 //
-// A sum has one order: tensor cores add a block of 128 (wgmma_fp8.cuh says how), blocks are added in their order.
+// A sum has one order: tensor cores add a block of 128 (wgmma_fp8.cuh says how), blocks are added in their order, and
+// so are pieces of a group's rows (kPieceRows): a second launch adds those behind the first, by turns (turns.cuh).
 //
 // Bound by tensor cores, of which factors take a part: a consumer multiplies and adds 128 numbers a step and thread.
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_fp8_weight.h"
 #include "ops/cuda/sm90/sum_boxes.cuh"
@@ -40,12 +42,15 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
 using Registers = WarpgroupRegisters<1, 56, kConsumers, 224>;
 constexpr int kThreads = Registers::kThreads;
 static_assert(kTileCols == kBoxRows && kConsumerRows == kBoxRows);
+static_assert(kTileRows == kFp8GradientTileRows && kTileCols == kFp8GradientTileCols, "scratch has turns for them");
+static_assert(kPieceRows % kBlock == 0, "a piece begins where a block does");
 
 struct alignas(16) Tile {
   int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
   int row, col;            // the first, of the group's dw
   int num_blocks;
-  int group;  // negative: there are no more tiles
+  int group;       // negative: there are no more tiles
+  PieceTurn turn;  // later pieces
 };
 
 using Pipeline = TmaPipeline<4, kBoxes * kBoxBytes, Tile>;
@@ -68,7 +73,24 @@ struct Product {
   int num_groups, rows, cols;  // of a group's dw
   bool accumulate;
   double* squares;  // = [num_groups, square_parts]; null: not wanted
+  const float* dw;
+  int max_later_pieces;  // later pieces only, as are
+  int32_t* turns;        // [tiles of a group, max_later_pieces]
 };
+
+template <bool kLaterPieces>
+using Scheduler = std::conditional_t<kLaterPieces, LaterPieceScheduler<kTileRows, kTileCols>,
+                                     DynamicTileScheduler<kTileRows, kTileCols>>;
+
+template <bool kLaterPieces>
+__device__ Scheduler<kLaterPieces> make_scheduler(const Product& p) {
+  const GroupQueue queue{p.offsets, p.num_groups, p.order, p.tiles_taken, p.rows, p.cols};
+  if constexpr (kLaterPieces) {
+    return {queue, p.max_later_pieces};
+  } else {
+    return {queue, /*skip_empty=*/p.accumulate};
+  }
+}
 
 // A lane's scales of a step: eight of dy's and four of x's.
 struct LaneScales {
@@ -98,10 +120,10 @@ struct LaneScales {
 };
 
 // By one warp.
+template <bool kLaterPieces>
 __device__ void load_tiles(const Product& p, const Pipeline& pipeline, float* scales) {
   const bool elected = threadIdx.x == 0;
-  DynamicTileScheduler<kTileRows, kTileCols> scheduler(p.offsets, p.num_groups, p.order, p.tiles_taken, p.rows, p.cols,
-                                                       /*skip_empty=*/p.accumulate);
+  Scheduler<kLaterPieces> scheduler = make_scheduler<kLaterPieces>(p);
   Pipeline::Position at;
   GroupTile next;
   while (scheduler.next(next)) {
@@ -109,8 +131,9 @@ __device__ void load_tiles(const Product& p, const Pipeline& pipeline, float* sc
                     .num_cols = p.cols - next.col,
                     .row = next.row,
                     .col = next.col,
-                    .num_blocks = ceil_div(next.group_rows, kBlock),
-                    .group = next.group};
+                    .num_blocks = ceil_div(first_piece_rows(next.group_rows), kBlock),
+                    .group = next.group,
+                    .turn = next.turn};
     if (tile.num_blocks == 0) {  // a stage that is nothing but its header
       pipeline.acquire(at);
       if (elected) {
@@ -193,11 +216,13 @@ __device__ __forceinline__ void multiply_blocks(const Pipeline& pipeline, Pipeli
   }
 }
 
+template <bool kLaterPieces>
 __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const float* scales, std::byte* staging) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows;
   const bool elected = threadIdx.x % kWarp == 0;
-  std::byte* const staged = staging + (static_cast<int>(threadIdx.x) - kWarpgroup) / kWarp * Boxes::kWarpBytes;
+  const int any_warp = (static_cast<int>(threadIdx.x) - kWarpgroup) / kWarp;
+  std::byte* const staged = staging + any_warp * Boxes::kWarpBytes;
   Pipeline::Position at;
   for (;;) {
     pipeline.wait(at);
@@ -217,22 +242,35 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
     } else {
       multiply_blocks<1>(pipeline, at, tile.num_blocks, scales, total);
     }
+    const auto boxes_of = [&](int product) {
+      const int row = warp_row + product * kProductRows;
+      return Boxes{.map = &p.sums,
+                   .col = tile.col,
+                   .row = tile.row + consumer * kConsumerRows + row,
+                   .group = tile.group,
+                   .num_rows = num_rows - row,
+                   .num_cols = tile.num_cols,
+                   .staged = staged};
+    };
     const auto store = [&]<bool kAccumulate>() {
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
-        const int row = warp_row + product * kProductRows;
-        const Boxes boxes{.map = &p.sums,
-                          .col = tile.col,
-                          .row = tile.row + consumer * kConsumerRows + row,
-                          .group = tile.group,
-                          .num_rows = num_rows - row,
-                          .num_cols = tile.num_cols,
-                          .staged = staged};
-        if (p.squares != nullptr) boxes.store_squares<kTileCols>(total[product], p.squares, p.rows, p.cols);
+        const Boxes boxes = boxes_of(product);
+        if (!kLaterPieces && p.squares != nullptr) {
+          boxes.store_squares<kTileCols>(total[product], p.squares, p.rows, p.cols);
+        }
         boxes.store<kTileCols, kAccumulate>(total[product]);
       }
     };
-    if (p.accumulate) {
+    if constexpr (kLaterPieces) {
+      if (elected) tile.turn.wait(p.turns, any_warp);
+      store.template operator()<true>();
+      if (elected) tile.turn.pass(p.turns, any_warp);
+      __syncwarp();
+      for (int product = 0; product < kProducts && p.squares != nullptr && tile.turn.is_last != 0; ++product) {
+        boxes_of(product).store_squares_of<kTileCols>(p.dw, p.squares, p.rows, p.cols);
+      }
+    } else if (p.accumulate) {
       store.template operator()<true>();
     } else {
       store.template operator()<false>();
@@ -241,7 +279,11 @@ __device__ void multiply_tiles(const Product& p, const Pipeline& pipeline, const
   Boxes::finish();
 }
 
+template <bool kLaterPieces>
 __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const __grid_constant__ Product p) {
+  if constexpr (kLaterPieces) {
+    if (!Scheduler<true>::has_work(p.offsets, p.order)) return;
+  }
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
   std::byte* const staging = shared + kStageBytes;
   auto* const scales = reinterpret_cast<float*>(staging + kBoxesBytes);
@@ -255,11 +297,19 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_fp8_weight_kernel(const _
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     setmaxnreg_dec<Registers::kProducer>();
-    if (threadIdx.x < kWarp) load_tiles(p, pipeline, scales);
+    if (threadIdx.x < kWarp) load_tiles<kLaterPieces>(p, pipeline, scales);
   } else {
     setmaxnreg_inc<Registers::kConsumer>();
-    multiply_tiles(p, pipeline, scales, staging);
+    multiply_tiles<kLaterPieces>(p, pipeline, scales, staging);
   }
+}
+
+template <bool kLaterPieces>
+void launch(Context& ctx, const Product& product, int64_t max_tiles) {
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
+  allow_dynamic_shared(grouped_fp8_weight_kernel<kLaterPieces>, kSharedBytes);
+  grouped_fp8_weight_kernel<kLaterPieces><<<blocks, kThreads, kSharedBytes, ctx.stream>>>(product);
+  NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
 // The codes as rows of 128 bytes.
@@ -276,34 +326,41 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                  args.dy.values.shape() == Shape({blocks, out, kBlock}) &&
                  args.x.values.shape() == Shape({blocks, in, kBlock}) &&
                  args.dy.scales.shape() == Shape({blocks, out}) && args.x.scales.shape() == Shape({blocks, in}) &&
-                 offsets.shape() == Shape({E + 1}) && args.order.shape() == Shape({E}),
+                 offsets.shape() == Shape({E + 1}) && args.order.order.shape() == Shape({E}),
              "gradients {} of {} rows from FP8 columns {} and {}, offsets {}", dw.shape(), args.num_rows,
              args.dy.values.shape(), args.x.values.shape(), offsets.shape());
   NMOE_CHECK(blocks * std::max(out, in) <= INT32_MAX && aligned16(args.dy.values.raw()) &&
                  aligned16(args.x.values.raw()) && aligned16(args.dy.scales.raw()) && aligned16(args.x.scales.raw()) &&
                  aligned16(dw.raw()),
              "a gradient of {} blocks of {} and {} columns", blocks, out, in);
-  const int64_t tiles = E * ceil_div<int64_t>(out, kTileRows) * ceil_div<int64_t>(in, kTileCols);
-  NMOE_CHECK(tiles <= INT32_MAX / 2, "a gradient of {} tiles", tiles);
+  const int64_t tiles = ceil_div<int64_t>(out, kTileRows) * ceil_div<int64_t>(in, kTileCols),
+                later_pieces = max_later_pieces(args.num_rows), num_counters = args.order.counters.num_elements();
+  NMOE_CHECK(std::max(E, later_pieces) * tiles <= INT32_MAX / 4 &&
+                 num_counters >= (later_pieces == 0 ? 1 : 2 + later_pieces * tiles),
+             "a gradient of {} and {} times {} tiles, with {} counters", E, later_pieces, tiles, num_counters);
   if (ctx.counting() || dw.num_elements() == 0) return;
-  order_longest_first(ctx, offsets, args.order, args.tiles_taken);
-  const Product product{.dy = columns_map(args.dy),
-                        .x = columns_map(args.x),
-                        .sums = sum_map(dw.raw(), E, out, in, kSumBoxRows),
-                        .dy_scales = args.dy.scales.data<uint8_t>(),
-                        .x_scales = args.x.scales.data<uint8_t>(),
-                        .offsets = offsets.data<int32_t>(),
-                        .order = args.order.data<int32_t>(),
-                        .tiles_taken = args.tiles_taken.data<int32_t>(),
-                        .num_groups = static_cast<int>(E),
-                        .rows = static_cast<int>(out),
-                        .cols = static_cast<int>(in),
-                        .accumulate = args.accumulate,
-                        .squares = args.squares.defined() ? args.squares.data<double>() : nullptr};
-  allow_dynamic_shared(grouped_fp8_weight_kernel, kSharedBytes);
-  grouped_fp8_weight_kernel<<<static_cast<unsigned>(std::min<int64_t>(tiles, ctx.num_sms)), kThreads, kSharedBytes,
-                              ctx.stream>>>(product);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  order_longest_first(ctx, offsets, args.order);
+  Product product{.dy = columns_map(args.dy),
+                  .x = columns_map(args.x),
+                  .sums = sum_map(dw.raw(), E, out, in, kSumBoxRows),
+                  .dy_scales = args.dy.scales.data<uint8_t>(),
+                  .x_scales = args.x.scales.data<uint8_t>(),
+                  .offsets = offsets.data<int32_t>(),
+                  .order = args.order.order.data<int32_t>(),
+                  .tiles_taken = args.order.counters.data<int32_t>(),
+                  .num_groups = static_cast<int>(E),
+                  .rows = static_cast<int>(out),
+                  .cols = static_cast<int>(in),
+                  .accumulate = args.accumulate,
+                  .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
+                  .dw = dw.data<float>(),
+                  .max_later_pieces = static_cast<int>(later_pieces),
+                  .turns = nullptr};
+  launch</*kLaterPieces=*/false>(ctx, product, E * tiles);
+  if (later_pieces == 0) return;
+  product.tiles_taken += 1;
+  product.turns = product.tiles_taken + 1;
+  launch</*kLaterPieces=*/true>(ctx, product, later_pieces * tiles);
 }
 
 }  // namespace nmoe::cuda::sm90

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/contracts/quantize.h"
+#include "ops/cuda/block_scratch.h"
 #include "ops/cuda/runtime/context.h"
 #include "tensor/tensor.h"
 
@@ -13,15 +14,15 @@ struct GroupedFp8Weight {
   ColumnCodes dy;        // of [R, out]
   int64_t num_rows = 0;  // R
   Tensor offsets;        // [E + 1] i32
-  Tensor order;          // scratch [E] i32
-  Tensor tiles_taken;    // scratch [1] i32
+  TileOrder order;       // scratch (claim_gradient_order)
   Tensor dw;             // = or += [E, out, in] F32
   bool accumulate = false;
   Tensor squares;  // as GroupedLinearBackwardWeight has them
 };
 
 // in and out are multiples of 16. Tensor cores sum each 128 rows; those sums, times both scales, are added in fp32 in
-// the order of rows. A group without rows gives zeros, or leaves dw as it is with accumulate.
+// the order of rows, and so are the sums of pieces (contracts/pieces.h). A group without rows gives zeros, or leaves dw
+// as it is with accumulate.
 void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args);
 
 }  // namespace nmoe::cuda::sm90

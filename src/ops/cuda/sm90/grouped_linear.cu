@@ -1,11 +1,12 @@
 // Grouped products on Hopper: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e.
 //
-// A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C. The producer
-// warpgroup has one warp at work, which asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of
-// stages (tma_pipeline.cuh), k in steps of 64, filled by TMA. Two consumer warpgroups multiply 64 x 256 each by wgmma.
-// Of weights' gradients they write their sums (sum_boxes.cuh). Rows in BF16 they only leave in shared memory, and other
-// warps, the writers, do the rest beside the next tile's products (tile_writer.cuh). The loads for the next tile are
-// under way while a tile is written, since a tile's description travels with its first stage.
+// A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C, or 128 x 192
+// where more warps write (Layout::kNarrow in grouped_layout.cuh). The producer warpgroup has one warp at work, which
+// asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of stages (tma_pipeline.cuh), k in steps
+// of 64, filled by TMA. Two consumer warpgroups multiply 64 rows each by wgmma. Of weights' gradients they write their
+// sums (sum_boxes.cuh). Rows in BF16 they only leave in shared memory, and other warps, the writers, do the rest beside
+// the next tile's products (tile_writer.cuh). The loads for the next tile are under way while a tile is written, since
+// a tile's description travels with its first stage.
 //
 // One operand's rows may lie anywhere and be picked by an index: the tokens, instead of copies of them in the experts'
 // order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
@@ -20,7 +21,8 @@
 // kernel adds them in order.
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written, or added to, once a
-// launch.
+// launch. Where an expert has many rows to be summed over, that launch has the first piece of them (kPieceRows), and
+// one behind it adds the later pieces, side by side, their sums by turns (turns.cuh).
 //
 // Bound by tensor cores: a tile's step moves 48 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
 // 2,048 to 2,816 values reaches 700 TFLOP/s where a product of 8,192 cubed reaches 790; docs/log.md has the others.
@@ -32,6 +34,7 @@
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
+#include "ops/cuda/sm90/grouped_layout.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/row_gather.cuh"
 #include "ops/cuda/sm90/sum_boxes.cuh"
@@ -46,112 +49,7 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-enum class Form { kForward, kForwardSwiGlu, kInputGradient, kInputGradientSwiGlu, kWeightGradient };
-enum class Gathered { kNone, kA, kB };  // the operand whose rows are picked by an index
-
-constexpr int kTileRows = 128, kTileCols = 256;
-constexpr int kStepK = kPanel;
-constexpr int kPanelsA = kTileRows / kPanel, kPanelsB = kTileCols / kPanel;
-constexpr int kConsumers = 2;  // warpgroups, each with a panel of A
-constexpr int kConsumerThreads = kConsumers * kWarpgroup;
-constexpr int kConsumerWarps = kConsumerThreads / kWarp;
-constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
 constexpr int kSumThreads = 256;
-using Boxes = SumBoxes<2>;
-
-static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
-static_assert(kPanel == 4 * kWarpRows, "a warp of the warpgroup has 16 rows");
-static_assert(kTileCols == 256, "what wgmma_n256 computes; its half is wgmma_n128's");
-static_assert(kStepK % kProductDepth == 0);
-static_assert(kTileCols == kActivationTileCols, "scratch has a row of sums for every tile of columns");
-
-// One tile of C, and where its operands lie: what the producer tells consumers with the tile's first stage.
-struct alignas(16) Tile {
-  int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
-  int depth;               // negative: there are no more tiles
-  int a_i, a_k, b_i, b_k;  // first coordinates in the operands
-  int c_col;               // first column and row in C
-  int64_t c_row;
-  int group;
-};
-
-// The last tile that the first producer warp told the others, and the one before, which one of them may still read.
-constexpr int kTilesTold = 2;
-
-// A tile in shared memory, for all lanes of a warp. The first lane alone reads it, which is the one that releases the
-// stage: its read thus comes before the producer's next write by the barrier itself.
-__device__ Tile read_by_warp(const Tile& shared) {
-  Tile tile{};
-  if (threadIdx.x % kWarp == 0) tile = shared;
-  const auto of_first = [](auto value) { return __shfl_sync(kAllLanes, value, 0); };
-  return {.num_rows = of_first(tile.num_rows),
-          .num_cols = of_first(tile.num_cols),
-          .depth = of_first(tile.depth),
-          .a_i = of_first(tile.a_i),
-          .a_k = of_first(tile.a_k),
-          .b_i = of_first(tile.b_i),
-          .b_k = of_first(tile.b_k),
-          .c_col = of_first(tile.c_col),
-          .c_row = of_first(tile.c_row),
-          .group = of_first(tile.group)};
-}
-
-// A sum of nothing takes a step, of zeros.
-__device__ int num_steps_of(const Tile& tile) { return max(1, ceil_div(tile.depth, kStepK)); }
-
-// kIsScaled: sums are multiplied by a factor of their expert. Kernels of their own: a branch around it behind the
-// products has ptxas wait after every wgmma (its note C7515).
-template <Form kForm, Gathered kGathered, bool kIsScaled = false>
-struct Layout {
-  static constexpr bool kScaled = kIsScaled;
-  static constexpr bool kRagged = kForm != Form::kWeightGradient;  // rows of C are the groups'
-  static constexpr bool kAKMajor = kRagged;
-  static constexpr bool kSwiGlu = kForm == Form::kForwardSwiGlu;
-  static constexpr bool kSwiGluBackward = kForm == Form::kInputGradientSwiGlu;
-  static constexpr bool kBKMajor = kForm == Form::kForward || kSwiGlu;
-  static constexpr int kParts = kSwiGlu ? 2 : 1;
-  static constexpr int kCols = kTileCols / kParts;  // of each part
-  static_assert(kCols % kPanel == 0, "a part is whole panels of B");
-  static constexpr bool kGathers = kGathered != Gathered::kNone;
-  static constexpr bool kLoadsA = kGathered != Gathered::kA, kLoadsB = kGathered != Gathered::kB;  // by TMA
-  static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
-  static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
-
-  static constexpr bool kWeighted = kSwiGlu || kSwiGluBackward;  // rows have weights
-  static constexpr bool kHasWriters = kRagged;                   // or consumers write what they multiply
-  // SwiGLU's tiles go through the stash whole, others by halves: what there is room for beside the stages.
-  static constexpr bool kHalves = kHasWriters && !kWeighted;
-  static constexpr int kStages = kWeighted ? 3 : 4;
-  using Pipeline = TmaPipeline<kStages, (kPanelsA + kPanelsB) * kPanelBytes, Tile>;
-  using Scheduler = std::conditional_t<kRagged, StaticTileScheduler<kTileRows, kCols>,  //
-                                       DynamicTileScheduler<kTileRows, kTileCols>>;
-
-  // Writers are the warps that the producer leaves of its warpgroup or, where it leaves none, a fourth warpgroup. With
-  // that, threads have too few registers at the kernel's entry for products of 256 columns.
-  static constexpr bool kWritersApart = kHasWriters && kGathers;
-  static constexpr int kWriters = kWarpgroup / kWarp - (kWritersApart ? 0 : 1);
-  using Stash = TileStash<kConsumers, kHalves ? kTileCols / 2 : kTileCols, kWriters, Tile>;
-  using Ring = SwiGluRing<kWritersApart ? 4 : 5>;
-  using Registers = std::conditional_t<
-      kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, 1, 120>,
-      std::conditional_t<
-          kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
-          std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
-                             WarpgroupRegisters<1, kGathers ? 56 : 40, kConsumers, kGathers ? 224 : 232>>>>;
-
-  // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
-  // producers tell each other.
-  static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
-  static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * Boxes::kWarpBytes;
-  static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
-  static constexpr int kToldBytes = kGathers ? kTilesTold * static_cast<int>(sizeof(Tile)) : 0;
-  static constexpr int kControlBytes = Pipeline::kBarrierBytes + kStashControlBytes;
-  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + kControlBytes + kToldBytes;
-  static_assert(kSharedBytes <= kMaxSharedBytes);
-  static_assert((kStageBytes + kStagedBytes) % alignof(Tile) == 0 && Pipeline::kBarrierBytes % alignof(Tile) == 0 &&
-                kStashControlBytes % alignof(Tile) == 0);
-};
 
 struct Product {
   CUtensorMap a, b;  // but of the operand that is gathered; ragged: b has a matrix for each expert
@@ -173,6 +71,8 @@ struct Product {
   bool accumulate;           // weights' gradients: whether C is added to
   double* squares;           // = [num_experts, square_parts], of those; null: not wanted
   const float* scale;        // [num_experts], what sums are multiplied by; kScaled only
+  int max_later_pieces;      // kLaterPieces only, as are
+  int32_t* turns;            // [tiles of an expert, max_later_pieces]
 };
 
 template <class L>
@@ -180,13 +80,18 @@ __device__ typename L::Scheduler make_scheduler(const Product& p) {
   if constexpr (L::kRagged) {
     return {p.offsets, p.num_experts, p.width};
   } else {
-    return {p.offsets, p.num_experts, p.order, p.tiles_taken, p.rows, p.width, /*skip_empty=*/p.accumulate};
+    const GroupQueue queue{p.offsets, p.num_experts, p.order, p.tiles_taken, p.rows, p.width};
+    if constexpr (L::kLaterPieces) {
+      return {queue, p.max_later_pieces};
+    } else {
+      return {queue, /*skip_empty=*/p.accumulate};
+    }
   }
 }
 
 template <class L>
-__device__ Tile tile_of(const GroupTile& at, const Product& p) {
-  Tile tile;
+__device__ typename L::StagedTile tile_of(const GroupTile& at, const Product& p) {
+  typename L::StagedTile tile;
   tile.num_cols = p.width - at.col;
   tile.c_col = at.col;
   tile.group = at.group;
@@ -200,11 +105,12 @@ __device__ Tile tile_of(const GroupTile& at, const Product& p) {
     tile.c_row = tile.a_i;
   } else {
     tile.num_rows = p.rows - at.row;
-    tile.depth = at.group_rows;
+    tile.depth = first_piece_rows(at.group_rows);
     tile.a_i = at.row;
     tile.b_i = at.col;
     tile.a_k = tile.b_k = at.group_begin;
     tile.c_row = static_cast<int64_t>(at.group) * p.rows + at.row;
+    if constexpr (L::kLaterPieces) tile.turn = at.turn;
   }
   return tile;
 }
@@ -220,7 +126,7 @@ __device__ void load_panel(const CUtensorMap& map, int i, int k, Matrix... matri
 template <class L>
 __device__ void load_stage(const Product& p, const Tile& tile, int k, const typename L::Pipeline& pipeline,
                            const typename L::Pipeline::Position& at, int warp) {
-  constexpr int kPartPanels = kPanelsB / L::kParts, kWarps = kWarpgroup / kWarp;
+  constexpr int kPartPanels = L::kPanelsB / L::kParts, kWarps = kWarpgroup / kWarp;
   const auto is_own = [&](int panel) { return !L::kGathers || panel % kWarps == warp; };
   const int panels_a = L::kLoadsA ? min(ceil_div(tile.num_rows, kPanel), kPanelsA) : 0;
   const int panels_b = L::kLoadsB ? min(ceil_div(tile.num_cols, kPanel), kPartPanels) : 0;  // of each part
@@ -255,7 +161,7 @@ __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGathe
     if constexpr (L::kLoadsB) {
       rows.template copy<kPanelsA>(p.gathered, tile.a_i, stage);
     } else {
-      rows.template copy<kPanelsB>(p.gathered, tile.b_i, stage + kPanelsA * kPanelBytes);
+      rows.template copy<L::kPanelsB>(p.gathered, tile.b_i, stage + kPanelsA * kPanelBytes);
     }
     rows.find(p.gathered, tile.a_k + k + kStepK, tile.depth - k - kStepK);
   }
@@ -263,7 +169,7 @@ __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGathe
 
 // The producers: one warp, of which one thread loads, or the warpgroup, where rows are gathered.
 template <class L>
-__device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline, Tile* told) {
+__device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline, typename L::StagedTile* told) {
   // Which of the warps that gather; known to be alike in all lanes.
   const int warp = L::kGathers ? __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0) : 0;
   const bool elected = threadIdx.x == 0, fills = elected || L::kGathers,
@@ -271,7 +177,7 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
   typename L::Scheduler scheduler = make_scheduler<L>(p);
   typename L::Pipeline::Position at;
   for (int count = 0;; ++count) {
-    Tile tile;
+    typename L::StagedTile tile;
     GroupTile group_tile;
     if (threadIdx.x < kWarp && scheduler.next(group_tile)) {
       tile = tile_of<L>(group_tile, p);
@@ -279,7 +185,7 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
       tile.depth = -1;
     }
     if constexpr (L::kGathers) {
-      Tile& shared = told[count % kTilesTold];
+      typename L::StagedTile& shared = told[count % kTilesTold];
       if (elected) shared = tile;
       named_barrier_sync(kProducerBarrier, kWarpgroup);
       tile = shared;
@@ -313,10 +219,11 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
 }
 
 // Zeros for the rows of k from `first` on, of all panels of a stage, by all consumers together.
+template <class L>
 __device__ void clear_rows(std::byte* stage, int first) {
   constexpr int kVectorsPerRow = kPanel * 2 / 16;
   const int vectors = (kPanel - first) * kVectorsPerRow;
-  for (int panel = 0; panel < kPanelsA + kPanelsB; ++panel) {
+  for (int panel = 0; panel < kPanelsA + L::kPanelsB; ++panel) {
     auto* rows = reinterpret_cast<uint4*>(stage + panel * kPanelBytes) + first * kVectorsPerRow;
     for (int i = static_cast<int>(threadIdx.x) - kWarpgroup; i < vectors; i += kConsumerThreads) {
       rows[i] = make_uint4(0, 0, 0, 0);
@@ -326,15 +233,18 @@ __device__ void clear_rows(std::byte* stage, int first) {
   named_barrier_sync(kConsumerBarrier, kConsumerThreads);
 }
 
-// The sums of a tile's first or second half of columns.
-template <int kHalf>
-__device__ auto half_of(float (&c)[kTileCols / 2]) -> float (&)[kTileCols / 4] {
-  return *reinterpret_cast<float(*)[kTileCols / 4]>(&c[kHalf * kTileCols / 4]);
+// kCount of a tile's sums, from the kFirst'th on.
+template <int kFirst, int kCount, int kValues>
+__device__ auto part_of(float (&c)[kValues]) -> float (&)[kCount] {
+  static_assert(kFirst + kCount <= kValues);
+  return *reinterpret_cast<float(*)[kCount]>(&c[kFirst]);
 }
 
-// k's 64 of a stage. kCols: 256, or 128 where a tile has no more.
+// k's 64 of a stage. kCols: all of the tile's, or kFewCols.
 template <class L, int kCols>
-__device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, float (&c)[kTileCols / 2]) {
+__device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, float (&c)[L::kTileCols / 2]) {
+  constexpr bool kTransA = !L::kAKMajor, kTransB = !L::kBKMajor;
+  constexpr int kFirst = L::kFewCols;
   const uint64_t a = wgmma_descriptor(stage + consumer * kPanelBytes);
   const uint64_t b = wgmma_descriptor(stage + kPanelsA * kPanelBytes);
   wgmma_fence();
@@ -342,14 +252,16 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
   for (int k = 0; k < kStepK / kProductDepth; ++k) {
     const uint64_t a_k = a + k * wgmma_descriptor_step<L::kAKMajor>();
     const uint64_t b_k = b + k * wgmma_descriptor_step<L::kBKMajor>();
-    if constexpr (kCols == kTileCols && L::kWritersApart) {
-      const uint64_t b_next = b_k + kTileCols / 2 / kPanel * kPanelBytes / 16;
-      wgmma_n128<!L::kAKMajor, !L::kBKMajor>(half_of<0>(c), a_k, b_k, accumulate || k > 0);
-      wgmma_n128<!L::kAKMajor, !L::kBKMajor>(half_of<1>(c), a_k, b_next, accumulate || k > 0);
-    } else if constexpr (kCols == kTileCols) {
-      wgmma_n256<!L::kAKMajor, !L::kBKMajor>(c, a_k, b_k, accumulate || k > 0);
+    const uint64_t b_next = b_k + kFirst / kPanel * kPanelBytes / 16;
+    if constexpr (kCols == 256 && !L::kWritersApart) {
+      wgmma_n256<kTransA, kTransB>(c, a_k, b_k, accumulate || k > 0);
     } else {
-      wgmma_n128<!L::kAKMajor, !L::kBKMajor>(c, a_k, b_k, accumulate || k > 0);
+      wgmma_n128<kTransA, kTransB>(c, a_k, b_k, accumulate || k > 0);
+    }
+    if constexpr (kCols == 256 && L::kWritersApart) {
+      wgmma_n128<kTransA, kTransB>(part_of<kFirst / 2, 64>(c), a_k, b_next, accumulate || k > 0);
+    } else if constexpr (kCols == 192) {
+      wgmma_n64<kTransA, kTransB>(part_of<kFirst / 2, 32>(c), a_k, b_next, accumulate || k > 0);
     }
   }
   wgmma_commit_group();
@@ -359,7 +271,7 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
 // next one's were issued, or before if that one has not come. beside(): called while a stage's products are under way.
 template <class L, int kCols, class Fn>
 __device__ void multiply_tile(const Product& p, const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
-                              typename L::Pipeline::Position& at, float (&c)[kTileCols / 2], const Fn& beside) {
+                              typename L::Pipeline::Position& at, float (&c)[L::kTileCols / 2], const Fn& beside) {
   const bool elected = threadIdx.x % kWarp == 0;
   int in_use = -1;  // the stage that is being read
   const int num_steps = num_steps_of(tile);
@@ -374,7 +286,7 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
     if constexpr (L::kGathers) fence_proxy_async();
     std::byte* const stage = pipeline.stage(at);
     if constexpr (!L::kRagged) {
-      if (k + kStepK > tile.depth) clear_rows(stage, tile.depth - k);
+      if (k + kStepK > tile.depth) clear_rows<L>(stage, tile.depth - k);
     }
     multiply_stage<L, kCols>(stage, consumer, step > 0, c);
     beside();
@@ -402,7 +314,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
   std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * Boxes::kWarpBytes;  // sums
   typename L::Pipeline::Position at;
   int parity = 0;  // of the stash, where whole tiles go through it
-  float c[kTileCols / 2];
+  float c[L::kTileCols / 2];
   HalfStasher<typename L::Stash> stasher(stash, consumer, warp_row);
   const auto beside = [&] {
     if constexpr (L::kHalves) stasher.try_flush();
@@ -416,17 +328,21 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     float row_weight = 0.0F;  // of a row for each of the warp's first lanes; asked for ahead of its use
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     if (L::kWeighted && lane < min(num_rows, kWarpRows)) row_weight = p.row_weight[first_row + lane];
-    if (L::kSwiGlu || tile.num_cols > kTileCols / 2) {
-      multiply_tile<L, kTileCols>(p, tile, pipeline, consumer, at, c, beside);
+    PieceTurn turn{};  // the first lane's
+    if constexpr (L::kLaterPieces) {
+      if (lane == 0) turn = pipeline.header(at).turn;
+    }
+    if (L::kSwiGlu || tile.num_cols > L::kFewCols) {
+      multiply_tile<L, L::kTileCols>(p, tile, pipeline, consumer, at, c, beside);
     } else {
-      multiply_tile<L, kTileCols / 2>(p, tile, pipeline, consumer, at, c, beside);
+      multiply_tile<L, L::kFewCols>(p, tile, pipeline, consumer, at, c, beside);
     }
     if constexpr (L::kHalves) {
       stasher.leave(c, tile);
     } else if constexpr (L::kWeighted) {
       stash.acquire(consumer, parity);
       if (threadIdx.x == kWarpgroup) stash.header() = tile;
-      stage_columns<kTileCols, 0, kTileCols>(c, L::kSwiGlu ? kTileCols : tile.num_cols, stash.row(warp_row));
+      stage_columns<L::kTileCols, 0, L::kTileCols>(c, L::kSwiGlu ? L::kTileCols : tile.num_cols, stash.row(warp_row));
       if (lane < kWarpRows) stash.row_weight(warp_row + lane) = row_weight;
       stash.commit(consumer);
       parity ^= 1;
@@ -438,11 +354,22 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
                         .num_rows = num_rows,
                         .num_cols = tile.num_cols,
                         .staged = staged};
-      if (p.squares != nullptr) boxes.store_squares<kTileCols>(c, p.squares, p.rows, p.width);
-      if (p.accumulate) {
-        boxes.store<kTileCols, true>(c);
+      if constexpr (L::kLaterPieces) {
+        const int any_warp = consumer * (kWarpgroup / kWarp) + warp;
+        if (lane == 0) turn.wait(p.turns, any_warp);
+        boxes.store<L::kTileCols, true>(c);
+        if (lane == 0) turn.pass(p.turns, any_warp);
+        __syncwarp();
+        if (p.squares != nullptr && __shfl_sync(kAllLanes, turn.is_last, 0) != 0) {
+          boxes.store_squares_of<L::kTileCols>(static_cast<const float*>(p.c), p.squares, p.rows, p.width);
+        }
       } else {
-        boxes.store<kTileCols, false>(c);
+        if (p.squares != nullptr) boxes.store_squares<L::kTileCols>(c, p.squares, p.rows, p.width);
+        if (p.accumulate) {
+          boxes.store<L::kTileCols, true>(c);
+        } else {
+          boxes.store<L::kTileCols, false>(c);
+        }
       }
     }
   }
@@ -476,17 +403,17 @@ __device__ void write_tiles(const Product& p, const typename L::Stash& stash, st
           stash, writer, parity, typename L::Ring{rings + writer * L::Ring::kBytes},
           SwiGluTile{.pre = p.pre + first,
                      .dpre = static_cast<__nv_bfloat16*>(p.c) + first,
-                     .dweight = p.row_sums + static_cast<int64_t>(tile.c_col / kTileCols) * p.capacity + tile.c_row,
+                     .dweight = p.row_sums + static_cast<int64_t>(tile.c_col / L::kTileCols) * p.capacity + tile.c_row,
                      .hidden_width = p.width,
                      .num_rows = num_rows,
-                     .num_cols = min(tile.num_cols, kTileCols)});
+                     .num_cols = min(tile.num_cols, L::kTileCols)});
     } else if constexpr (L::kSwiGlu) {
-      write_swiglu<kTileCols>(stash, writer, parity,
-                              SwiGluTargets{.pre = static_cast<__nv_bfloat16*>(p.c) + first,
-                                            .hidden = p.hidden + tile.c_row * p.width + tile.c_col,
-                                            .hidden_width = p.width,
-                                            .num_rows = num_rows,
-                                            .num_cols = tile.num_cols});
+      write_swiglu<L::kTileCols>(stash, writer, parity,
+                                 SwiGluTargets{.pre = static_cast<__nv_bfloat16*>(p.c) + first,
+                                               .hidden = p.hidden + tile.c_row * p.width + tile.c_col,
+                                               .hidden_width = p.width,
+                                               .num_rows = num_rows,
+                                               .num_cols = tile.num_cols});
     } else {
       write_tile(stash, writer, parity,
                  TileTarget{.c = static_cast<__nv_bfloat16*>(p.c) + first,
@@ -499,6 +426,9 @@ __device__ void write_tiles(const Product& p, const typename L::Stash& stash, st
 
 template <class L>
 __global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
+  if constexpr (L::kLaterPieces) {
+    if (!L::Scheduler::has_work(p.offsets, p.order)) return;
+  }
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
   std::byte* const staging = shared + L::kStageBytes;
   std::byte* const control = staging + L::kStagedBytes;
@@ -516,7 +446,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(cons
   if (warpgroup == 0) {
     setmaxnreg_dec<L::Registers::kProducer>();
     if (L::kGathers || threadIdx.x < kWarp) {
-      load_tiles<L>(p, pipeline, reinterpret_cast<Tile*>(control + L::kControlBytes));
+      load_tiles<L>(p, pipeline, reinterpret_cast<typename L::StagedTile*>(control + L::kControlBytes));
     } else if constexpr (L::kHasWriters && !L::kWritersApart) {
       write_tiles<L>(p, stash, staging + L::Stash::kBytes);
     }
@@ -525,7 +455,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(cons
     multiply_tiles<L>(p, pipeline, staging, stash);
   } else {
     if constexpr (L::kWritersApart) {
-      L::Registers::enter_writer();
+      setmaxnreg_dec<L::Registers::kWriter>();
       write_tiles<L>(p, stash, staging + L::Stash::kBytes);
     }
   }
@@ -553,16 +483,34 @@ const float* scale_of(const OperandRounding& rounding) {
 }
 
 GatheredRows gathered_rows(const OperandRows& rows) {
+  NMOE_CHECK(rows.source.num_elements() / 8 < UINT32_MAX, "picked rows of {}", rows.source.shape());
   return {.rows = rows.source.data<__nv_bfloat16>(),
           .index = rows.index.data<int32_t>(),
           .width = static_cast<int>(rows.width())};
+}
+
+// How many columns tiles of SwiGLU's gradients have, of `width`: few if fewer that do not exist are multiplied then.
+// NOTE: whatever else rows are, so that the gradients of row weights have the same bits.
+int64_t swiglu_gradient_tile_cols(int64_t width) {
+  const auto multiplied = [&](int64_t cols) { return ceil_div<int64_t>(width, cols) * cols; };
+  return multiplied(kNarrowTileCols) < multiplied(kWideTileCols) ? kNarrowTileCols : kWideTileCols;
 }
 
 template <class L>
 void launch_rows_product(Context& ctx, const Product& product) {
   // Every expert has at most one row tile that is not full.
   const int64_t row_tiles = product.capacity / kTileRows + std::min(product.num_experts, product.capacity);
-  launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kCols));
+  launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kPartCols));
+}
+
+template <Form kForm, Gathered kGathered, bool kIsScaled>
+void launch_rows_form(Context& ctx, const Product& product) {
+  if constexpr (kForm == Form::kInputGradientSwiGlu) {
+    if (swiglu_gradient_tile_cols(product.width) == kNarrowTileCols) {
+      return launch_rows_product<Layout<kForm, kGathered, kIsScaled, kNarrowTileCols>>(ctx, product);
+    }
+  }
+  launch_rows_product<Layout<kForm, kGathered, kIsScaled>>(ctx, product);
 }
 
 // C [R, parts of `width`] = the product of x [R, depth] with the experts' weights. Where kGathers, x's rows may be
@@ -592,15 +540,29 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
                         .capacity = static_cast<int>(R),
                         .accumulate = false,
                         .squares = nullptr,
-                        .scale = scale};
+                        .scale = scale,
+                        .max_later_pieces = 0,
+                        .turns = nullptr};
   if constexpr (kGathers) {
     if (gathers) {
       NMOE_CHECK(scale == nullptr, "rows that are picked, and sums that are scaled");
-      return launch_rows_product<Layout<kForm, Gathered::kA>>(ctx, product);
+      return launch_rows_form<kForm, Gathered::kA, false>(ctx, product);
     }
   }
-  if (scale != nullptr) return launch_rows_product<Layout<kForm, Gathered::kNone, /*kIsScaled=*/true>>(ctx, product);
-  launch_rows_product<Layout<kForm, Gathered::kNone>>(ctx, product);
+  if (scale != nullptr) return launch_rows_form<kForm, Gathered::kNone, /*kIsScaled=*/true>(ctx, product);
+  launch_rows_form<kForm, Gathered::kNone, /*kIsScaled=*/false>(ctx, product);
+}
+
+// dw by the experts' first pieces of rows, then what later ones add to it.
+template <Gathered kGathered, bool kIsScaled = false>
+void launch_weight_gradient(Context& ctx, Product product) {
+  const int64_t tiles =
+      ceil_div<int64_t>(product.rows, kGradientTileRows) * ceil_div<int64_t>(product.width, kGradientTileCols);
+  launch<Layout<Form::kWeightGradient, kGathered, kIsScaled>>(ctx, product, product.num_experts * tiles);
+  if (product.max_later_pieces == 0) return;
+  product.tiles_taken += 1;
+  product.turns = product.tiles_taken + 1;
+  launch<Layout<Form::kLaterPieces, kGathered, kIsScaled>>(ctx, product, product.max_later_pieces * tiles);
 }
 
 // total [capacity] = the sums of the rows of `sums` [tiles, capacity], in order, for the first *num_rows.
@@ -646,22 +608,25 @@ void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args
 }
 
 void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
-  const int64_t num_tiles = row_sums.dim(0), num_experts = args.w.dim(0);
+  const int64_t num_experts = args.w.dim(0), width = args.w.dim(2);
+  const int64_t num_tiles = ceil_div<int64_t>(width, swiglu_gradient_tile_cols(width));
   float* const dweights = args.drow_weight.data<float>();
   rows_product<Form::kInputGradientSwiGlu, /*kGathers=*/true>(
-      ctx, args.dy, args.w, args.offsets, args.dpre, args.w.dim(2), scale_of(args.rounding),
+      ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
       {.row_weight = args.row_weight.data<float>(),
        .hidden = nullptr,
        .pre = args.pre.data<__nv_bfloat16>(),
        .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
-  if (num_tiles > 1) add_row_sums(ctx, row_sums, args.offsets.rows(num_experts, num_experts + 1), args.drow_weight);
+  if (num_tiles > 1) {
+    add_row_sums(ctx, row_sums.rows(0, num_tiles), args.offsets.rows(num_experts, num_experts + 1), args.drow_weight);
+  }
 }
 
 void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
                              const GroupedWeightScratch& scratch) {
   const OperandRows &x = args.x, &dy = args.dy;
   const int64_t num_experts = args.dw.dim(0), rows = args.dw.dim(1), cols = args.dw.dim(2);
-  order_longest_first(ctx, args.offsets, scratch.order.order, scratch.order.tiles_taken);
+  order_longest_first(ctx, args.offsets, scratch.order);
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
   const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
                         .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
@@ -669,7 +634,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
                         .order = scratch.order.order.data<int32_t>(),
-                        .tiles_taken = scratch.order.tiles_taken.data<int32_t>(),
+                        .tiles_taken = scratch.order.counters.data<int32_t>(),
                         .c = args.dw.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),
@@ -682,17 +647,18 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .capacity = 0,
                         .accumulate = args.accumulate,
                         .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
-                        .scale = scale_of(args.rounding)};
-  const int64_t tiles = num_experts * ceil_div<int64_t>(rows, kTileRows) * ceil_div<int64_t>(cols, kTileCols);
+                        .scale = scale_of(args.rounding),
+                        .max_later_pieces = static_cast<int>(max_later_pieces(dy.num_rows())),
+                        .turns = nullptr};
   NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");
   if (gathers_a) {
-    launch<Layout<Form::kWeightGradient, Gathered::kA>>(ctx, product, tiles);
+    launch_weight_gradient<Gathered::kA>(ctx, product);
   } else if (gathers_b) {
-    launch<Layout<Form::kWeightGradient, Gathered::kB>>(ctx, product, tiles);
+    launch_weight_gradient<Gathered::kB>(ctx, product);
   } else if (product.scale != nullptr) {
-    launch<Layout<Form::kWeightGradient, Gathered::kNone, /*kIsScaled=*/true>>(ctx, product, tiles);
+    launch_weight_gradient<Gathered::kNone, /*kIsScaled=*/true>(ctx, product);
   } else {
-    launch<Layout<Form::kWeightGradient, Gathered::kNone>>(ctx, product, tiles);
+    launch_weight_gradient<Gathered::kNone>(ctx, product);
   }
 }
 

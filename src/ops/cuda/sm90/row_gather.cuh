@@ -45,8 +45,7 @@ class RowGather {
   __device__ void copy(const GatheredRows& from, int col, std::byte* panels) const {
     static_assert(kPanels == 1 || kRows == kPanel, "panels are either side by side or one below the other");
     const int vector = static_cast<int>(threadIdx.x) % kRowVectors;
-    const uint32_t target =
-        shared_address(panels) + first_row() * kRowBytes + (vector ^ first_row() % (kRowBytes / 16)) * 16;
+    const uint32_t target = shared_address(panels) + first_row() * kRowBytes + (vector ^ first_row() % 8) * 16;
     const auto* const columns = reinterpret_cast<const uint4*>(from.rows + col) + vector;
     const int num_left = from.width - col - vector * kVectorValues;
 #pragma unroll

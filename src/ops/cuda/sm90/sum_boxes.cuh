@@ -5,8 +5,8 @@
 // filled, and the last ones leave beside the next tile's products. L2 gets whole lines, where a warp's own additions
 // are 32 bytes of eight rows each.
 //
-// One box adds to an element a launch, so that the result has no order to depend on. What of a box lies outside of the
-// expert's C is not written: the map has a dimension of experts.
+// One box adds to an element a launch, or several by turns (turns.cuh), so that the result has no order to depend on.
+// What of a box lies outside of the expert's C is not written: the map has a dimension of experts.
 #pragma once
 
 #include <cuda.h>
@@ -72,8 +72,7 @@ struct SumBoxes {
     static_assert(kRows == kPartRows && kTiledCols % kPartCols == 0);
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const bool has_upper = lane / 4 < num_rows, has_lower = lane / 4 + 8 < num_rows;
-    const int64_t part_row = static_cast<int64_t>(group) * ceil_div(rows, kPartRows) + row / kPartRows;
-    double* const target = squares + part_row * ceil_div(cols, kPartCols) + col / kPartCols;
+    double* const target = squares_of_warp(squares, rows, cols);
 #pragma unroll
     for (int part = 0; part < kTiledCols / kPartCols; ++part) {
       double total = 0;
@@ -93,9 +92,37 @@ struct SumBoxes {
     }
   }
 
+  // The same of what is there already, in dw [groups, rows, cols]: of sums over several pieces of rows. Another order.
+  template <int kTiledCols>
+  __device__ void store_squares_of(const float* dw, double* squares, int rows, int cols) const {
+    constexpr int kPartCols = static_cast<int>(kSquareCols);
+    static_assert(kPartCols == 4 * kWarp);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const float* const first = dw + (static_cast<int64_t>(group) * rows + row) * cols + col + 4 * lane;
+    double* const target = squares_of_warp(squares, rows, cols);
+    for (int part = 0; part < kTiledCols / kPartCols; ++part) {
+      double total = 0;
+      for (int i = 0; i < min(num_rows, kRows) && part * kPartCols + 4 * lane < num_cols; ++i) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(first + static_cast<int64_t>(i) * cols +  //
+                                                                part * kPartCols));
+        total += static_cast<double>(fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w))));
+      }
+      total = warp_sum(total);
+      if (lane == 0 && num_rows > 0 && part * kPartCols < num_cols) target[part] = total;
+    }
+  }
+
   // Before the block ends.
   __device__ static void finish() {
     if (threadIdx.x % kWarp == 0) tma_wait<0>();
+  }
+
+ private:
+  // Where the warp's parts have their squares.
+  __device__ double* squares_of_warp(double* squares, int rows, int cols) const {
+    constexpr int kPartRows = static_cast<int>(kSquareRows), kPartCols = static_cast<int>(kSquareCols);
+    const int64_t part_row = static_cast<int64_t>(group) * ceil_div(rows, kPartRows) + row / kPartRows;
+    return squares + part_row * ceil_div(cols, kPartCols) + col / kPartCols;
   }
 };
 

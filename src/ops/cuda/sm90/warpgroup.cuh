@@ -48,15 +48,9 @@ struct WarpgroupRegisters {
   static_assert(is_register_count(kProducerRegs) && is_register_count(kConsumerRegs) && is_register_count(kWriterRegs));
   static_assert(kTotal <= kRegistersPerSm, "more registers than a multiprocessor has");
   static_assert(kTotal <= launch_registers(kThreads) * kThreads, "more registers than the block was launched with");
-  static_assert(kProducerRegs <= launch_registers(kThreads) && kConsumerRegs >= launch_registers(kThreads),
-                "producers give registers to the others");
-  __device__ static void enter_writer() {
-    if constexpr (kWriterRegs < launch_registers(kThreads)) {
-      setmaxnreg_dec<kWriterRegs>();
-    } else {
-      setmaxnreg_inc<kWriterRegs>();
-    }
-  }
+  static_assert(kProducerRegs <= launch_registers(kThreads) && kConsumerRegs >= launch_registers(kThreads) &&
+                    (kWriters == 0 || kWriterRegs <= launch_registers(kThreads)),
+                "producers and writers give registers to consumers");
 };
 
 }  // namespace nmoe::cuda::sm90
