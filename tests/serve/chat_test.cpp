@@ -106,7 +106,8 @@ TEST_F(ServedChatTest, WithoutATemplate) {
   EXPECT_TRUE(contains(bare.program().errors(), "note: no /v1/chat/completions"));
   ServedModel::expect_error(bare.post(kPath, ordered_json{{"messages", list(user("hi"))}}.dump()), 400, "messages",
                             "--chat-template FILE");
-  EXPECT_EQ(bare.complete({{"prompt", "the"}, {"max_tokens", 2}})["usage"]["completion_tokens"], 2);
+  const ordered_json request = {{"prompt", "the"}, {"max_tokens", 2}, {"ignore_eos", true}};
+  EXPECT_EQ(bare.complete(request)["usage"]["completion_tokens"], 2);
 }
 
 TEST_F(ServedChatTest, InTheTerminal) {

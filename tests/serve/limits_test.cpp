@@ -61,8 +61,8 @@ TEST(ServeLimitsTest, Requests) {
   httplib::Client client = server.client();
   ServedModel::expect_error(client.Post(kPath, "{}", "text/plain"), 415, "", "application/json");
   // What was too long is not kept: the server goes on.
-  EXPECT_EQ(server.complete({{"prompt", std::string(63, 'x')}, {"max_tokens", 5}})["choices"][0]["finish_reason"],
-            "length");
+  const ordered_json request = {{"prompt", std::string(63, 'x')}, {"max_tokens", 5}, {"ignore_eos", true}};
+  EXPECT_EQ(server.complete(request)["choices"][0]["finish_reason"], "length");
   EXPECT_TRUE(contains(server.complete(ordered_json::object())["id"].get<std::string>(), "cmpl-"));
 }
 
