@@ -182,7 +182,9 @@ std::vector<ChunkHashes> write_safetensors(const fs::path& path, std::span<const
     }
     *chunk.sha256 = hash.finish();
   });
-  check_mapped_files();  // from which tensors may come
+  for (const TensorSource& tensor : tensors) {
+    if (tensor.check) tensor.check();
+  }
   file.close();
   return hashes;
 }

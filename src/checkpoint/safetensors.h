@@ -31,6 +31,9 @@ struct TensorSource {
   // The tensor's bytes [begin, begin + scratch.size()): in memory of its own, or put into `scratch`. Both ends are
   // edges of elements. Threads may ask at the same time.
   std::function<std::span<const std::byte>(size_t begin, std::span<std::byte> scratch)> read;
+  // Called behind the last read: an Error (runtime) where what was read is not what a file had. None where the bytes
+  // come from no file: a run's weights are saved whatever became of its data.
+  std::function<void()> check = {};
 
   size_t num_bytes() const { return static_cast<size_t>(shape.num_elements()) * dtype_bytes(dtype); }
 };

@@ -117,17 +117,19 @@ TensorSource HfBinding::source(const MappedParameter& parameter, DType dtype) co
     }
     return std::span<const std::byte>(out);
   };
-  return {parameter.name, dtype, parameter.shape, read};
+  return {parameter.name, dtype, parameter.shape, read, check_mapped_files};
 }
 
 TensorSource HfBinding::carried_source(const std::string& name) const {
   const HfTensor& tensor = *weights_.find(name);
   const DType dtype = tensor.dtype();
-  return {name, dtype, tensor.shape(), [&tensor, dtype](size_t begin, std::span<std::byte> out) {
+  return {name, dtype, tensor.shape(),
+          [&tensor, dtype](size_t begin, std::span<std::byte> out) {
             const size_t size = dtype_bytes(dtype);
             tensor.read(static_cast<int64_t>(begin / size), static_cast<int64_t>(out.size() / size), dtype, out.data());
             return std::span<const std::byte>(out);
-          }};
+          },
+          check_mapped_files};
 }
 
 }  // namespace nmoe

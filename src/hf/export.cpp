@@ -80,7 +80,8 @@ DType dtype_of(const HfTarget& target, std::optional<DType> wanted) {
 TensorSource source_of(HfTarget target, DType dtype) {
   const std::string name = target.name;
   const Shape shape = target.shape;
-  return {name, dtype, shape, [target = std::move(target), dtype](size_t begin_byte, std::span<std::byte> out) {
+  return {name, dtype, shape,
+          [target = std::move(target), dtype](size_t begin_byte, std::span<std::byte> out) {
             const auto size = static_cast<int64_t>(dtype_bytes(dtype));
             const int64_t begin = static_cast<int64_t>(begin_byte) / size;
             const int64_t end = begin + static_cast<int64_t>(out.size()) / size;
@@ -93,14 +94,16 @@ TensorSource source_of(HfTarget target, DType dtype) {
               convert(piece.dtype, values, dtype, out.data() + (from - begin) * size, static_cast<size_t>(to - from));
             }
             return std::span<const std::byte>(out);
-          }};
+          },
+          check_mapped_files};
 }
 
 TensorSource stored_source(const SafetensorsFile& file, const SafetensorsFile::Entry& entry) {
   return {entry.name, entry.dtype, entry.shape,
           [bytes = file.bytes(entry)](size_t begin, std::span<std::byte> scratch) {
             return bytes.subspan(begin, scratch.size());
-          }};
+          },
+          check_mapped_files};
 }
 
 // What config.json calls it.

@@ -53,6 +53,29 @@ TEST_F(SafetensorsTest, WritesTheDescribedBytes) {
   EXPECT_EQ(hashes[1], ChunkHashes{sha256_hex(data.substr(8))});
 }
 
+// What a file no longer has must not become a tensor's zeros; tensors that are in memory are written all the same.
+TEST_F(SafetensorsTest, AFileIsCutFromWhichTensorsCome) {
+  const size_t bytes = 100'000;
+  write_file_atomically(dir_ / "source", std::string(bytes, 'x'));
+  const MappedFile map(dir_ / "source");
+  TensorSource mapped{
+      "w",
+      DType::kU8,
+      {static_cast<int64_t>(bytes)},
+      [&](size_t begin, std::span<std::byte> scratch) { return map.bytes().subspan(begin, scratch.size()); },
+      check_mapped_files};
+  write_safetensors(dir_ / "file", {&mapped, 1}, pool_);
+  fs::remove(dir_ / "file");
+  fs::resize_file(dir_ / "source", 100);
+  const Error error = error_of([&] { write_safetensors(dir_ / "file", {&mapped, 1}, pool_); });
+  EXPECT_TRUE(contains(error.what(), (dir_ / "source").string()));
+  EXPECT_FALSE(fs::exists(dir_ / "file"));
+
+  SampleState sample(1, 100);
+  EXPECT_EQ(write(sample.state.model).size(), sample.state.model.size());
+  EXPECT_TRUE(fs::exists(dir_ / "file"));
+}
+
 TEST_F(SafetensorsTest, RoundTripOfTensorsLargerThanABlock) {
   SampleState sample(1, 40'000);
   const auto hashes = write(sample.state.model);

@@ -234,13 +234,14 @@ TEST_F(LossTest, ARehearsalLeavesNothing) {
 
 // The rank that cannot read its data stops all, and the state is saved.
 TEST_F(LossTest, AShardThatIsCutMeanwhile) {
-  for (const int ranks : {1, 2}) {
-    const std::string name = fmt::format("ranks{}", ranks);
+  // Of a page of which something is left the rest reads as zeros; one of which nothing is left raises a signal.
+  for (const auto& [ranks, bytes] : {std::pair(1, 100), std::pair(1, 0), std::pair(2, 0)}) {
+    const std::string name = fmt::format("ranks{}bytes{}", ranks, bytes);
     const std::vector<std::string> settings = {"run.name=" + name, fmt::format("parallel.ranks={}", ranks),
                                                "train.microbatch_seqs=2", "data.shuffle=none"};
     const std::string content = read_file(shard());
     const auto program = stopped_run(settings);
-    fs::resize_file(shard(), 100);
+    fs::resize_file(shard(), static_cast<uintmax_t>(bytes));
     program->send(SIGCONT);
     const Outcome outcome = program->wait();
     write(shard(), content);

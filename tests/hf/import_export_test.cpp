@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/reader.h"
+#include "hf/binding.h"
 #include "hf/export.h"
 #include "hf/fixtures.h"
 #include "hf/import.h"
@@ -227,6 +228,20 @@ TEST_F(ImportExport, RefusesATruncatedFile) {
     EXPECT_EQ(error.exit_code(), 1);
   }
   EXPECT_FALSE(fs::exists(dir_ / "checkpoint"));
+}
+
+TEST_F(ImportExport, AFileThatIsCutMeanwhile) {
+  HfFolder().write(dir_ / "hf");
+  const HfBinding binding(dir_ / "hf");
+  std::vector<TensorSource> sources;
+  for (const MappedParameter& parameter : binding.parameters()) {
+    sources.push_back(binding.source(parameter, binding.dtype_of(parameter)));
+  }
+  fs::resize_file(dir_ / "hf/model.safetensors", 0);
+  ThreadPool pool(2);
+  const Error error = error_of([&] { write_safetensors(dir_ / "file", sources, pool); });
+  EXPECT_TRUE(contains(error.what(), "model.safetensors' was cut")) << error.what();
+  EXPECT_FALSE(fs::exists(dir_ / "file"));
 }
 
 TEST_F(ImportExport, RefusesAnUnknownArchitecture) {
