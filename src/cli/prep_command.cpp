@@ -26,8 +26,10 @@ class Display {
  public:
   void update(const PrepProgress& progress) {
     if (!line_) {
-      line_ = std::make_unique<ProgressLine>("prep", "MB", progress.total_bytes / kMegabyte,
-                                             progress.start_bytes / kMegabyte);
+      const bool small = progress.total_bytes < 10 * kMegabyte;
+      if (small) unit_ = 1000;
+      line_ = std::make_unique<ProgressLine>("prep", small ? "kB" : "MB", progress.total_bytes / unit_,
+                                             progress.start_bytes / unit_);
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
     const double share =
@@ -35,7 +37,7 @@ class Display {
     const bool milestone = share >= next_milestone_;
     if (milestone) next_milestone_ = share + kMilestone;
     line_->update(
-        progress.bytes / kMegabyte,
+        progress.bytes / unit_,
         fmt::format("{} documents, {} tokens, {:.1f} MB/s of text", progress.documents,
                     human_count(static_cast<double>(progress.tokens)), megabytes(progress.text_bytes) / seconds),
         milestone);
@@ -43,6 +45,7 @@ class Display {
 
  private:
   std::unique_ptr<ProgressLine> line_;
+  int64_t unit_ = kMegabyte;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   double next_milestone_ = kMilestone;
 };

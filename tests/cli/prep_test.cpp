@@ -305,5 +305,11 @@ TEST_F(PrepCommandTest, LooksIntoData) {
   expect_error(n({"data", "verify", "data"}), 1, "'data/train' has no manifest.json", "restore the file");
 }
 
+// In a unit in which it is seen.
+TEST_F(PrepCommandTest, ProgressOfALittleText) {
+  write("a.txt", std::string(5'000, 'x'));
+  EXPECT_TRUE(contains(n({"prep", "a.txt", "--out", "data"}).err, "prep kB 5/5 "));
+}
+
 }  // namespace
 }  // namespace nmoe
