@@ -5,6 +5,7 @@
 #include <sstream>
 #include <thread>
 
+#include "checkpoint/checkpoint.h"
 #include "cli/cli_test.h"
 #include "track/metrics_file.h"
 #include "track/metrics_reader.h"
@@ -31,6 +32,15 @@ class InterruptionTest : public CliTest {
   }
 
   int64_t saved_step() const { return std::stoll(info("runs/checkpoints/tiny", "step")); }
+  // Until a checkpoint is there that is newer than that of `steps`: a disk may be slower than many steps.
+  void wait_for_newer(int64_t steps) const {
+    const auto is_newer = [&] {
+      const auto latest = latest_checkpoint(dir_ / "runs/checkpoints/tiny");
+      return latest && latest->filename() > fmt::format("step_{:08}", steps);
+    };
+    for (int i = 0; i < 30'000 && !is_newer(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(is_newer());
+  }
 
   // Weights after so many steps without interruption.
   std::string undisturbed(int64_t steps) const {
@@ -120,6 +130,7 @@ TEST_F(InterruptionTest, AKilledRunGoesOnFromItsLastCheckpoint) {
   for (int every = 1; every <= 3; ++every) {
     test::Program program = start(resume({fmt::format("checkpoint.every={}", every)}));
     ASSERT_TRUE(program.wait_for(fmt::format("train step {}/", steps + 20)));
+    wait_for_newer(steps);
     std::this_thread::sleep_for(std::chrono::milliseconds(3 * every));
     program.send(SIGKILL);
     EXPECT_EQ(program.wait().exit_code, 128 + SIGKILL);
@@ -160,6 +171,7 @@ TEST_F(InterruptionTest, EachValueOnceWhereverItWasKilled) {
   for (int kill = 0; kill < kills; ++kill) {
     test::Program program = start(resume({"checkpoint.every=4", "train.valid_every=3"}));
     ASSERT_TRUE(program.wait_for(fmt::format("train step {}/", steps + 5))) << program.errors();
+    wait_for_newer(steps);
     look();
     std::this_thread::sleep_for(std::chrono::milliseconds(kill * 7 % 23));
     program.send(SIGKILL);

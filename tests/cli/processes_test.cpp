@@ -222,7 +222,8 @@ TEST_F(ProcessesTest, WhatCannotBeIsRefusedAtOnce) {
   expect_error(start(0, 2, endless(2), {"MASTER_ADDR=192.0.2.1"}).wait(), 2, "there is no secret", "NMOE_SECRET");
   Program& taken = start(0, 2, endless(2));
   ASSERT_TRUE(taken.wait_for("is met at"));
-  std::this_thread::sleep_for(200ms);
+  const std::string connected = fmt::format("until (exec 3<>/dev/tcp/127.0.0.1/{}); do sleep 0.01; done", port_);
+  EXPECT_EQ(Program(dir_, {"bash", "-c", connected}).wait().exit_code, 0);
   expect_error(start(0, 2, endless(2)).wait(), 1, fmt::format("process 0 cannot listen at 127.0.0.1:{}", port_),
                "MASTER_PORT");
 }
