@@ -10,6 +10,7 @@
 
 namespace nmoe {
 
+// Thread-safe.
 template <class T>
 class BoundedQueue {
  public:

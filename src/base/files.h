@@ -23,8 +23,9 @@ Error io_error(std::string_view action, const fs::path& path, int error);
 // behind: parts between single slashes, none of them empty, "." or "..".
 bool is_name_below(std::string_view name);
 
-// Error (runtime) when the folder `dir` has a symbolic link that leads out of it. Where `dir` is a snapshot in a cache
-// of Hugging Face's hub (snapshots/REVISION), its links into the blobs/ beside snapshots/ are its own files.
+// Error (runtime) when a symbolic link in the folder `dir` (not in folders below it) leads out of it. Where `dir` is a
+// snapshot in a cache of Hugging Face's hub (snapshots/REVISION), its links into the blobs/ beside snapshots/ are its
+// own files.
 void check_links_stay_inside(const fs::path& dir);
 
 // The whole file. Error (runtime) when it is missing or cannot be read.
@@ -66,8 +67,8 @@ class TemporaryFolder {
 // What cannot be removed stays.
 void remove_unfinished_folders(const fs::path& target);
 
-// A regular file being written in order, unbuffered: the caller's blocks are the system calls.
-// Removed by the destructor unless closed, if this object created it.
+// A regular file being written in order, unbuffered: the caller's blocks are the system calls. Not thread-safe, but for
+// write_at(). Unless it was closed, the destructor removes the file; one that was gone on with stays.
 class FileWriter {
  public:
   explicit FileWriter(fs::path path);  // creates or truncates
@@ -126,7 +127,7 @@ class MappedFile {
   // Takes bytes [begin, end) out of the process's resident size, for reading a large file once from
   // end to end. They stay readable: a touch brings them back from the system's page cache.
   void drop(size_t begin, size_t end) const;
-  // Error (runtime) when something of the file could not be read, or it is shorter than it was.
+  // Error (runtime) when something of the file could not be read, or it is shorter than it was. Any thread.
   void check() const;
   const fs::path& path() const { return path_; }
 

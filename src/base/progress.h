@@ -23,7 +23,7 @@ class ProgressLine {
   // A line of its own, above the bar on a terminal.
   void message(std::string_view text);
   void finish();  // ends the bar's line
-  // The line without a bar.
+  // The line as update() shows it, without the bar.
   std::string text(int64_t done, std::string_view detail) const;
 
  private:

@@ -26,6 +26,7 @@ class Sha256 {
 };
 
 std::string sha256_hex(std::string_view bytes);
+// Error (runtime) when the file cannot be read.
 std::string sha256_of_file(const std::filesystem::path& path);
 
 }  // namespace nmoe

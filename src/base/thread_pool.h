@@ -17,7 +17,8 @@ namespace nmoe {
 
 class ThreadPool {
  public:
-  // `num_threads` >= 1 counts the calling thread; 0 means one per CPU this process may run on.
+  // `num_threads` >= 1 counts the calling thread; 0 means one per CPU this process may run on. Error (runtime) where
+  // the system gives fewer.
   explicit ThreadPool(int num_threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -26,8 +27,9 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls fn(task, thread) for every task in [0, num_tasks), then returns. `thread` is in [0, num_threads) and
-  // owned by one thread at a time: use it to index per-thread scratch. The first exception is rethrown here.
-  // Not reentrant: a task must not call parallel_for on the same pool. One caller at a time.
+  // owned by one thread at a time: use it to index per-thread scratch. The first exception is rethrown here;
+  // tasks that had not begun by then are left out. Not reentrant: a task must not call parallel_for on the same pool.
+  // One caller at a time.
   void parallel_for(int64_t num_tasks, const std::function<void(int64_t task, int thread)>& fn);
 
  private:

@@ -48,7 +48,7 @@ struct ExchangeBench {
 
 // On config.parallel.ranks ranks, in microbatches of the configuration, with routing drawn from run.seed. Each round
 // trip is checked once: experts that leave rows as they are make top_k times what was sent. Error (usage) for one rank,
-// for a model without experts, for logical shards, and for max_blocks on CPUs.
+// for a model without experts, for logical shards, for max_blocks on CPUs, and for a skew below 1 or above the ranks.
 ExchangeBench bench_exchange(const Config& config, const ExchangeBenchOptions& options);
 
 }  // namespace nmoe

@@ -32,7 +32,7 @@ struct OpsBench {
 // On the run's device. Sizes are those of the speedrun configurations, with working sets beyond any cache, where the
 // device has memory of its own, and far smaller else. With run.precision = kFp8 layers' products, but for gradients of
 // weights, have FP8 operands: weights that were rounded before, rows that are rounded in the call. `only` chooses the
-// operations whose names contain it.
+// operations whose names contain it; Error (usage) where none does.
 OpsBench bench_ops(const RunConfig& run, const std::string& only);
 
 }  // namespace nmoe

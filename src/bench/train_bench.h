@@ -70,8 +70,9 @@ struct TrainBench {
   double rebalancing_ms = 0.0;  // of that, with the wait for the steps before it
 };
 
-// Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none (then
-// model.vocab_size must be set). Times and memory are those of the first rank.
+// Runs `warmup` steps, then times `steps`. On the corpus in data.path, or on random ids where there is none; then Error
+// (usage) unless model.vocab_size is set. Error (runtime) for a loss or gradient that is not finite. Times and memory
+// are those of the first rank.
 TrainBench bench_train(const Config& config, int64_t warmup, int64_t steps);
 
 }  // namespace nmoe

@@ -1,3 +1,4 @@
+// What one call of an operation is made with: tensors with random contents in an arena.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,6 @@
 
 namespace nmoe {
 
-// What one call of an operation is made with: tensors with random contents in an arena.
 class Workbench {
  public:
   // format: what layers' products round their operands to, but for gradients of weights.

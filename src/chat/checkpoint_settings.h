@@ -1,8 +1,7 @@
 // What a checkpoint that came from Hugging Face says about its use: the folder `huggingface` in it.
 //
-//   chat_template.jinja      how a conversation becomes text; else "chat_template" of tokenizer_config.json, a string
-//   or
-//                            a list of {"name", "template"}, of which "default" counts
+//   chat_template.jinja      how a conversation becomes text; else "chat_template" of tokenizer_config.json: a string,
+//                            or a list of {"name", "template"}, of which "default" counts
 //   tokenizer_config.json    "bos_token", "eos_token" and the like: a string, or {"content": string}; "add_bos_token"
 //   generation_config.json   "eos_token_id" (an id or a list), "temperature", "top_k", "top_p", "min_p",
 //                            "repetition_penalty"

@@ -19,7 +19,8 @@ namespace nmoe {
 // model would write. encode() fails where the template writes a message in another way when more follow: there is then
 // no one text in which each reply stands behind its prompt.
 //
-// Errors (usage): no such template; ChatML with a tokenizer that lacks its special tokens; JinjaTemplate.
+// Errors: JinjaTemplate's; (usage) for a folder without a template, and for ChatML with a tokenizer that lacks its
+// special tokens; (runtime) for a file that cannot be read.
 std::shared_ptr<const ConversationEncoder> make_conversation_encoder(const std::string& chat_template,
                                                                      std::shared_ptr<const Tokenizer> tokenizer);
 

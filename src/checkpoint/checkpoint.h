@@ -81,7 +81,7 @@ fs::path write_checkpoint(const fs::path& dir, const CheckpointHead& head, std::
 
 // What a writer has of a tensor: one slice, or of a stacked weight several, one after the other.
 struct TensorPart {
-  TensorSource source;               // under the tensor's name; its shape is slices_shape() (chunks.h)
+  TensorSource source;               // under the tensor's name; its shape is slices_shape() (tensor/chunks.h)
   Shape shape;                       // of the whole tensor
   std::vector<ElementRange> slices;  // elements of the flattened tensor, from edge to edge of chunks
 };
@@ -129,8 +129,8 @@ class CheckpointDraft {
   std::optional<TemporaryFolder> own_;  // of who made it
 };
 
-// The checkpoints in `dir` in ascending order of steps; empty when there is no such folder.
-// Contents are not looked at.
+// The checkpoints in `dir` in ascending order of steps; empty when there is no such folder. Contents are not looked at.
+// Error (runtime) when the folder cannot be read.
 std::vector<fs::path> list_checkpoints(const fs::path& dir);
 
 // The last of list_checkpoints.

@@ -1,6 +1,6 @@
 // manifest.json: what a checkpoint consists of, and the hashes that prove it unchanged.
 //
-// Of a tensor it has the whole's shape, the slices it lies in and the hashes of its chunks (chunks.h):
+// Of a tensor it has the whole's shape, the slices it lies in and the hashes of its chunks (tensor/chunks.h):
 //
 //   {"name": "layers.1.moe.experts_in", "dtype": "F32", "shape": [64, 512, 256],
 //    "slices": [{"offset": 0, "extent": 4194304, "file": "model.rank_00000.safetensors"},
@@ -109,7 +109,7 @@ std::vector<ManifestTensor> merge_slices(std::span<const ManifestTensor> parts);
 // JSON, ending in a hash of the rest, so that an altered manifest is found out too.
 std::string print_manifest(const CheckpointManifest& manifest);
 
-// Error (runtime) when `text` is no manifest of a format version known here or was altered; `path`
+// Error (runtime) when `text` is no manifest of a format version known here, was altered, or contradicts itself; `path`
 // is for the message.
 CheckpointManifest parse_manifest(std::string_view text, const fs::path& path);
 

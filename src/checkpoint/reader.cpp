@@ -64,13 +64,13 @@ std::string read_text(const fs::path& checkpoint, const CheckpointManifest& mani
   return text;
 }
 
-// Whether a tensor of one dtype can be loaded as another.
 std::vector<NamedPart> whole(std::span<const NamedTensor> tensors) {
   std::vector<NamedPart> parts;
   for (const auto& [name, tensor] : tensors) parts.push_back({name, tensor, tensor.shape(), 0});
   return parts;
 }
 
+// Whether a tensor of one dtype can be loaded as another.
 bool converts(DType stored, DType wanted) {
   return stored == wanted || (is_weight_dtype(stored) && wanted == DType::kF32);
 }

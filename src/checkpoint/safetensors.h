@@ -41,7 +41,7 @@ struct TensorSource {
 // Sources over tensors that stay where they are.
 std::vector<TensorSource> in_memory(std::span<const NamedTensor> tensors);
 
-// The SHA-256 of each of a tensor's chunks (chunks.h), in their order.
+// The SHA-256 of each of a tensor's chunks (tensor/chunks.h), in their order.
 using ChunkHashes = std::vector<std::string>;
 
 // Writes `tensors` in the order given, several chunks at a time where the pool has several threads, and syncs the file.

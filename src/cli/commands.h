@@ -151,7 +151,7 @@ struct ServeArguments {
   std::string device = "cpu";   // or "cuda"
   int threads = 0;
 };
-// Serves OpenAI's API over HTTP until SIGINT or SIGTERM (docs/serving.md).
+// Serves OpenAI's API over HTTP until a signal to stop (base/signals.h; docs/serving.md).
 void serve_command(const ServeArguments& arguments);
 
 struct EvalArguments {
@@ -226,7 +226,7 @@ struct VizArguments {
   std::vector<std::string> allowed_hosts;
   std::string memory = "2GiB";
 };
-// Serves a page that shows runs, until SIGINT or SIGTERM (docs/viz.md).
+// Serves a page that shows runs, until a signal to stop (base/signals.h; docs/viz.md).
 void viz_command(const VizArguments& arguments);
 
 struct BenchTrainArguments {

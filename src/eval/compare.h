@@ -30,8 +30,8 @@ struct EvalComparison {
   std::vector<TaskComparison> means;  // of centred accuracies, where both reports have them
 };
 
-// `a` and `b` are folders that n eval --out wrote, of finished evaluations. Error (runtime) where one cannot be read;
-// (usage) where they have no task in common, or not the same items of one.
+// `a` and `b` are folders that n eval --out wrote. Error (usage) where one has no finished evaluation, where they have
+// no task in common, or not the same items of one; (runtime) where a file cannot be read or is damaged.
 EvalComparison compare_evaluations(const fs::path& a, const fs::path& b);
 
 // The probability of at most min(a, b) or at least max(a, b) heads in a + b tosses of a fair coin.

@@ -29,9 +29,10 @@ struct EvalItem {
 // as a whole. For choices, the tokens after the prefix that all share are scored; for schemas, the suffix that all
 // share; for language modelling, those after the text without its answer; at least one token of each. Texts that are
 // too long lose their beginning. Error (runtime) where that would be more than what comes before the scored tokens,
-// or where the ids of the text without its answer are not how those of the whole begin.
+// where a text has no tokens, or where the ids of the text without its answer are not how those of the whole begin.
 //
-// For written answers it is the prompt, none of whose tokens is scored, cropped to leave room for an answer.
+// For written answers it is the prompt, none of whose tokens is scored, cropped to leave room for an answer; Error
+// (runtime) where there is none.
 EvalItem make_item(const TaskData& data, int64_t i, const TokenRules& rules);
 
 // Documents in windows of at most max_tokens, of which every token but those of begin_ids is scored once: a window

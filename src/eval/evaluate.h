@@ -50,13 +50,14 @@ EvalReport evaluate(const EvalModels& models, const TokenRules& rules, const Eva
 // As JSON, without the items.
 std::string report_json(const EvalReport& report);
 // One line for each item, in their order: {"task", "item", "row", "gold", "choice", "correct", "nats", "tokens",
-// "greedy", "bytes", "cropped"}; of written answers "expected", "answers", "right", "faults" instead of what is scored.
+// "greedy", "bytes", "cropped"}, without "gold" and "choice" where nothing is chosen, and "correct" of documents; of
+// written answers "expected", "answers", "right", "faults" instead of what is scored.
 std::string item_lines(const EvalReport& report);
 // Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2;
 // of written answers also pass_at_10 and such, and flexible.
 std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report);
 
-// "CORE 0.1234, core/piqa 61.2 %": the means, or without any the tasks.
+// The means, "CORE 0.1234 +- 0.0056", or without any the tasks, "core/piqa 61.2 %, mine/text 0.9876 bits per byte".
 std::string short_report(const EvalReport& report);
 
 }  // namespace nmoe

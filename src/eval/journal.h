@@ -46,7 +46,8 @@ using ItemResults = std::map<int64_t, ItemResult>;  // by item
 class EvalJournal {
  public:
   // In the folder `dir`, which is made. `identity` is all that decides what an item gets but the task itself. Errors:
-  // (usage) where the journal there is of another identity; (runtime) where another process writes it.
+  // (usage) where the journal there is of another identity; (runtime) where another process writes it, or it is
+  // damaged.
   EvalJournal(const fs::path& dir, const std::string& identity);
 
   // What was done of a task before. Error (usage) where its items were others.

@@ -31,6 +31,15 @@
 //
 // In prompt, answer and header {field} is a field of the row; {field:spaces} has spaces for its underscores;
 // {field:lettered} is a list as lines "A. first", "B. second"; {{ and }} are braces.
+//
+// Every task has type and file. A key that has no effect in a task is an error. Unless given, by type:
+//   multiple_choice     prompt = "{query}", choices = "choices"
+//   schema              choices = "context_options", answer = "{continuation}"
+//   language_modeling   prompt = "{context}", answer = "{continuation}"
+//   text                prompt = "{text}", which is one field
+//   generation          prompt = "{question}", answer = "{answer}"; with metric "code" "{prompt}" and
+//                       "{canonical_solution}"
+// and of all else what the members below begin with.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ class HfBinding {
   const std::vector<std::string>& carried() const { return carried_; }
   int64_t num_prediction_layers() const { return num_prediction_layers_; }  // those of them that have tensors
 
-  // The widest dtype among the tensors of a parameter, F32 without any.
+  // The dtype of a parameter's tensors; F32 where they differ, or there are none.
   DType dtype_of(const MappedParameter& parameter) const;
   // The parameter's values, as `dtype`. Good while this object lives.
   TensorSource source(const MappedParameter& parameter, DType dtype) const;

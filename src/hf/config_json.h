@@ -40,7 +40,7 @@ struct HfModel {
   std::vector<int64_t> eos_ids;
 };
 
-// Reads the text of a config.json; `path` stands for it in messages. Error (run time) naming the key when the text is
+// Reads the text of a config.json; `path` stands for it in messages. Error (runtime) naming the key when the text is
 // not JSON, when a key is missing, unknown, unsupported or contradicts another.
 HfModel from_config_json(std::string_view text, const std::string& path);
 

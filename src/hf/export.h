@@ -32,10 +32,10 @@ struct ExportReport {
 // Writes config.json, the weights under Hugging Face's names (in several files with an index where they are large), the
 // tokenizer, generation_config.json and README.md, then reads the weights back: config.json must describe the tensors
 // found, and each must have the bytes that were meant. Only then does `out` get its name. The model of an imported
-// checkpoint has its own files beside it again; where it was trained further its README.md is README.base.md. SIGINT
-// and SIGTERM are owned meanwhile, and leave nothing behind. Error (usage) when `out` is in use or no format expresses
-// the configuration; (runtime) when the checkpoint is damaged, the disk returns something else than was written, or on
-// a signal.
+// checkpoint has its own files beside it again; where it was trained further its README.md is README.base.md. A
+// StopSignal (base/signals.h) exists meanwhile: a signal leaves nothing behind. Error (usage) when `out` is in use or
+// no format expresses the configuration; (runtime) when the checkpoint is damaged, the disk returns something else than
+// was written, or on a signal.
 ExportReport export_model(const ExportOptions& options);
 
 }  // namespace nmoe

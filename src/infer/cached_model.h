@@ -59,7 +59,8 @@ class CachedModel {
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. All memory is taken
-  // here. Errors: CheckpointReader's; usage, with what to lower, when the machine has too little.
+  // here. Errors: CheckpointReader's; usage, when options are out of their range or, with what to lower, when the
+  // machine has too little.
   CachedModel(const std::filesystem::path& checkpoint, const CachedModelOptions& options);
   // Random weights by config.run.seed. config.model.vocab_size is set.
   CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, const CachedModelOptions& options);

@@ -160,8 +160,9 @@ class InferenceEngine {
   void take_submissions();
   void admit();
   std::vector<Part> plan_step() const;
-  // The step's logits [., V] give `part` its next token, if it has been read to its end.
-  // What the steps have of a part's rows: logits where they are wanted, and a token where the device samples.
+  // Gives the part's sequence its next token, if its prompt has been read to its end: `token` where the device has
+  // sampled it, else one drawn from the step's logits [., V], which are there also where their probabilities are
+  // wanted.
   void advance(const Part& part, std::span<const float> logits, std::optional<int32_t> token);
   // Runs the rows on a device that samples, and advances all parts.
   void sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows, std::span<const int32_t> wanted);

@@ -9,7 +9,7 @@
 
 namespace nmoe {
 
-// Applied in this order, which is that of transformers and vLLM; each step renormalises what the one before left.
+// Applied in this order, which is that of transformers; each step renormalises what the one before left.
 struct SamplingOptions {
   // Logits of ids that the prompt or the output contains: divided by it where positive, multiplied where negative
   // (CTRL, arXiv 1909.05858, section 4.1; the form of transformers). 1: none.

@@ -50,7 +50,8 @@ class ThreadGroup {
   void together(int64_t rank, Call call, const Completion& complete);
 
   // Calls `drive` once for each rank: rank 0 on the calling thread, the others on threads of their own, from which
-  // SIGINT and SIGTERM are kept. What is thrown goes to `on_failure`, then to fail(). Returns when all have left.
+  // signals to stop (base/signals.h) are kept. What is thrown goes to `on_failure`, then to fail(). Returns when all
+  // have left.
   //
   // A thread watches over them. A rank that makes no call for longer than its patience, by which others would have
   // given up, fails. After a failure ranks have kFarewell to leave, or the timeout, where that is less; if one has not

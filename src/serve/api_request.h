@@ -21,7 +21,8 @@ struct ApiRequest {
   std::vector<std::variant<std::string, std::vector<int32_t>>> prompts;
   bool echo = false;  // the prompt is a part of the text
 
-  // Of chat: each {"role", "content"}, the content a string; and more variables for the template.
+  // Of chat: each {"role", "content"}, the content a string, with "name" and "reasoning_content" where they were given;
+  // and more variables for the template.
   nlohmann::ordered_json messages;
   nlohmann::ordered_json template_variables = nlohmann::ordered_json::object();
 

@@ -1,5 +1,5 @@
-// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions and /v1/models; /health and /metrics beside
-// it.
+// A model behind OpenAI's HTTP API: /v1/completions, /v1/chat/completions, /v1/models and /v1/models/NAME; /health,
+// /metrics and a page to chat on (/) beside it.
 #pragma once
 
 #include <atomic>
@@ -37,15 +37,15 @@ struct ServerOptions {
 
 class ApiServer : private HttpHandler {
  public:
-  // What there is to serve. `chat` may be nothing; then `no_chat` says why. All live as long as the server, which alone
-  // drives the engine.
+  // What there is to serve. `chat` may be null; then `no_chat` says why. All live as long as the server, which alone
+  // drives the engine. Error (runtime) when it cannot listen.
   ApiServer(InferenceEngine& engine, const CheckpointSettings& settings, const ChatTemplate* chat, std::string no_chat,
             ServerOptions options);
   ~ApiServer() override;
   ApiServer(const ApiServer&) = delete;
   ApiServer& operator=(const ApiServer&) = delete;
 
-  // Where it listens, from construction on. Error (runtime) when that is not possible.
+  // Where it listens, from construction on.
   int port() const { return http_.port(); }
 
   // Answers until `stop` is requested; then refuses what is new, gives what runs a few seconds, and returns. One line a

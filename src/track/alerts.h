@@ -3,7 +3,7 @@
 //
 //   {"ts_ms":1763850000000,"kind":"spike","step":120,"tag":"train/loss","value":9.31,"text":"step 120: ..."}
 //
-// train/alert_watch.h has the rules, train/alert_desk.h writes.
+// The value is null where it is not finite. train/alert_watch.h has the rules, train/alert_desk.h writes.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Alert {
   int64_t step = 0;
   int64_t ts_ms = 0;   // when it was found, milliseconds since 1970 UTC
   std::string tag;     // of the metric that shows it; "" of silence
-  double value = 0.0;  // of that; seconds of silence
+  double value = 0.0;  // of that, as recorded; seconds of silence
   std::string text;    // a sentence; may quote names from anywhere
 };
 

@@ -1,5 +1,5 @@
 // What a run keeps beside its metrics for those who look at it, in <run.dir>/metrics/<run id>/: texts that its model
-// wrote, and the memory that it planned.
+// wrote, and the memory that it planned. Errors (runtime) where one cannot be written.
 //
 //   samples.jsonl      {"step":100,"ts_ms":1763850000000,"samples":[{"prompt":"Once","text":" upon a time"}]}
 //   memory_plan.json   {"regions":[{"name":"parameters","bytes":1024,"meaning":"...","on_device":true}]}

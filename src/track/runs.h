@@ -89,13 +89,14 @@ class RunStore {
   // again. Error (usage) when it is still running in a living process of this host, or when `id` is none.
   void resume(const std::string& id, const RunInfo& info);
 
-  // Error (runtime) where another program has removed the run; so finish().
+  // These, and finish(): Error (runtime) where another program has removed the run.
   void progress(const std::string& id, int64_t step, int64_t tokens, double loss, double tokens_per_s);
   void validated(const std::string& id, double loss, double bits_per_byte);
   void saved(const std::string& id, int64_t step);
 
   void set_note(const std::string& id, const std::string& note);
-  // Forgets the run; its files are the caller's affair. Error (usage) while it is running.
+  // Forgets the run; its files are the caller's affair. Error (usage) where there is none, or while it is running: one
+  // of another host counts as running until it has ended itself.
   void remove(const std::string& id);
 
   // Ends a run. `status` is neither kRunning nor kDead.
@@ -104,7 +105,7 @@ class RunStore {
   // The newest `limit` runs, newest first.
   std::vector<RunRow> list(int64_t limit = std::numeric_limits<int64_t>::max());
   std::optional<RunRow> find(const std::string& id);
-  std::string config(const std::string& id);  // JSON
+  std::string config(const std::string& id);  // JSON. Error (usage) where there is no such run
 
  private:
   class Statement;

@@ -51,8 +51,8 @@ struct Window {
   std::vector<Bucket> buckets;  // before and behind the window one of a single value, so that lines go on
 };
 
-// Widths of buckets are powers of two and begin at multiples of themselves: while a curve grows, the buckets that are
-// drawn stay what they were.
+// Unless log_x is set, widths of buckets are powers of two, and buckets begin at multiples of their width: while a
+// curve grows, those that are drawn stay what they were.
 Window cut_window(const Series& series, const AxisOf& axis, const WindowRequest& request);
 
 // Little-endian columns, at most 64 KiB:

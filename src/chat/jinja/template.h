@@ -1,7 +1,6 @@
 // Jinja templates, as far as the chat templates of Hugging Face checkpoints use them.
 //
-// The language of Jinja 3.1 with the settings of the package `transformers`: trim_blocks, lstrip_blocks, {% break %}
-// and
+// The language of Jinja 3.1 with the settings of the package `transformers`: trim_blocks, lstrip_blocks, {% break %},
 // {% continue %}, {% generation %} (which prints what is in it), the functions raise_exception and strftime_now, and a
 // tojson without HTML's escapes. There are if, for, set and macro, but no inheritance, imports, call, filter, with and
 // raw blocks, no string formatting with %, and of the methods, filters and tests those in builtins.cpp. What is not

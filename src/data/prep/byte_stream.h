@@ -20,7 +20,8 @@ class ByteStream {
  public:
   virtual ~ByteStream() = default;
 
-  // Fills `out` from its beginning and returns the number of bytes; 0 only at the end. Throws DamagedStream.
+  // Fills `out` from its beginning and returns the number of bytes; 0 only at the end. Throws DamagedStream, and Error
+  // (runtime) when the file was cut, or its disk failed, while it was read.
   virtual size_t read(std::span<char> out) = 0;
 
   // Bytes of the file read so far.

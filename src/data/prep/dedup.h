@@ -19,7 +19,7 @@ struct Digest {
 // The digest of a prompt, which may be empty, and a text.
 Digest digest_of(std::string_view prompt, std::string_view text);
 
-// A set of digests: about 32 bytes each.
+// A set of digests: 32 to 64 bytes each.
 class DigestSet {
  public:
   bool insert(const Digest& digest);  // false if it was present

@@ -115,8 +115,8 @@ struct PrepReport {
 // there; with other options it is an error unless `force`. After completion, the same call only returns the report: a
 // preparation that was killed at the very end, too, can simply be repeated.
 //
-// Memory: a few batches of documents of some MB, and the largest document several times over; in addition 32 bytes per
-// document for `dedup`, and about 700 for `near_dedup`.
+// Memory: a few batches of documents of some MB, and the largest document several times over; in addition 32 to 64
+// bytes per document for `dedup`, and about 700 for `near_dedup`.
 //
 // Error (usage) on options that cannot be met: nothing to read, an empty split, a document longer
 // than a shard, another dataset in `out` without `force`; (runtime) on more bad records than allowed, unreadable

@@ -13,8 +13,7 @@
 
 namespace nmoe {
 
-// The folder's tokens as one long sequence, in shard order. The
-// shards are memory-mapped. Thread-safe.
+// The folder's tokens as one long sequence, in shard order. The shards are memory-mapped. Thread-safe.
 class TokenDataset {
  public:
   // Opens the folder that holds manifest.json, and checks each shard's header, data type and size

@@ -1,5 +1,4 @@
-// manifest.json: the contents of a folder of shards. Written last, so
-// a folder with a manifest is complete.
+// manifest.json: the contents of a folder of shards. Written last, so a folder with a manifest is complete.
 #pragma once
 
 #include <cstdint>

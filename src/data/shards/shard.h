@@ -96,8 +96,7 @@ class SplitWriter {
   bool keep_ = false;
 };
 
-// Removes the dataset in `dir`, if there is one: its manifest first, then shards and indexes. Other
-// files stay.
+// Removes the dataset in `dir`, if there is one: its manifest first, then shards, indexes and masks. Other files stay.
 void remove_split(const fs::path& dir);
 
 // Removes what a writer left in `dir` without committing.

@@ -16,8 +16,7 @@ struct BpeMerge {
   bool operator==(const BpeMerge&) const = default;
 };
 
-// Merges by pair, each ranked in the order of adding. Safe to share
-// between threads once all are added.
+// Merges by pair, each ranked in the order of adding. Safe to share between threads once all are added.
 class MergeTable {
  public:
   // `byte_ids`: the id of each byte. There will be at most `capacity` merges.
