@@ -164,7 +164,11 @@ void remove_unfinished_files(const fs::path& dir) {
       paths.push_back(entry.path());
     }
   }
-  for (const fs::path& path : paths) fs::remove(path, error);
+  for (const fs::path& path : paths) {
+    std::error_code of_this;
+    fs::remove(path, of_this);
+    if (of_this) error = of_this;
+  }
   if (error) throw io_error("clean up", dir, error.value());
 }
 
@@ -369,7 +373,8 @@ FileLock::FileLock(const fs::path& path) : fd_(-1) {
       break;
     }
     if (errno != EWOULDBLOCK) refuse(io_error("lock", path, errno));
-    std::string holder = read_file(path);
+    std::string holder(200, '\0');
+    holder.resize(static_cast<size_t>(std::max<ssize_t>(::pread(fd_, holder.data(), holder.size(), 0), 0)));
     holder.resize(std::min(holder.find('\n'), holder.size()));
     refuse(runtime_error(fmt::format("another process is at work on '{}'{}", parent_of(path).string(),
                                      holder.empty() ? "" : ": " + holder),

@@ -32,7 +32,12 @@ std::string missing_mark(const Tokenizer& tokenizer) {
 std::string choose_source(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer) {
   const bool own = choice.empty() && !settings.chat_template.empty();
   if (own) return settings.chat_template;
-  if (!choice.empty() && choice != kChatMlName) return read_file(choice);
+  if (!choice.empty() && choice != kChatMlName) {
+    if (!fs::exists(choice)) {
+      throw usage_error(fmt::format("there is no chat template '{}'", choice), "name a Jinja file, or chatml");
+    }
+    return read_file(choice);
+  }
   const std::string missing = missing_mark(tokenizer);
   if (missing.empty()) return kChatMl;
   if (choice.empty()) {

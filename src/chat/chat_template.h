@@ -21,7 +21,8 @@ class ChatTemplate {
   //   ""        the checkpoint's own; where it has none, ChatML
   //   "chatml"  ChatML: "<|im_start|>role\ncontent<|im_end|>\n" for each message, both marks being special tokens
   //   other     a Jinja file
-  // Errors: JinjaTemplate's; (usage) when the tokenizer lacks ChatML's marks; (runtime) when the file cannot be read.
+  // Errors: JinjaTemplate's; (usage) when the tokenizer lacks ChatML's marks, or there is no such file; (runtime) when
+  // it cannot be read.
   ChatTemplate(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer);
 
   const std::string& source() const { return source_; }  // Jinja

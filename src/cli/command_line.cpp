@@ -24,7 +24,7 @@
 namespace nmoe::cli {
 namespace {
 
-constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl and .parquet below) or globs";
+constexpr const char* kDocumentInputs = "files, folders (all .txt, .jsonl, .ndjson and .parquet below) or globs";
 constexpr const char* kCheckpoint = "a checkpoint, or a folder of them, for the latest";
 constexpr const char* kSkipBad = "unusable records to skip before it is an error";
 

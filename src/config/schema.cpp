@@ -433,10 +433,11 @@ void describe_model(FieldList& f, ModelConfig& model) {
 
 void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) {
   const bool has_experts = model.moe.num_experts > 0;
-  const auto group = [&f](std::string_view section, GroupConfig& config, bool has_weights, auto decay_limits,
-                          std::string_view decay_meaning) -> Field& {
+  enum class Of { kAnyModel, kExperts };
+  const auto group = [&f, has_experts](std::string_view section, GroupConfig& config, Of of, auto decay_limits,
+                                       std::string_view decay_meaning) -> Field& {
     f.section(section);
-    f.following_need(has_weights, "model.moe.num_experts > 0");
+    if (of == Of::kExperts) f.following_need(has_experts, "model.moe.num_experts > 0");
     f.key("optimizer", config.optimizer, kOptimizers, "optimizer of this parameter group");
     f.key("lr", config.lr, kNonNegative, "peak learning rate");
     return f.key("weight_decay", config.weight_decay, decay_limits, decay_meaning);
@@ -447,10 +448,11 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
               "peak learning rate of every group without an lr of its own");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
 
-  group("optim.matrices", optim.matrices, true, kNonNegative, "decay of attention, dense MLPs and shared experts");
-  group("optim.experts", optim.experts, has_experts, kNonNegative, "decay of routed experts");
-  group("optim.router", optim.router, has_experts, kZero, "router weights never decay");
-  group("optim.rest", optim.rest, true, kNonNegative, "decay of the head; embedding and norms never decay")
+  group("optim.matrices", optim.matrices, Of::kAnyModel, kNonNegative,
+        "decay of attention, dense MLPs and shared experts");
+  group("optim.experts", optim.experts, Of::kExperts, kNonNegative, "decay of routed experts");
+  group("optim.router", optim.router, Of::kExperts, kZero, "router weights never decay");
+  group("optim.rest", optim.rest, Of::kAnyModel, kNonNegative, "decay of the head; embedding and norms never decay")
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
 
@@ -46,6 +47,10 @@ void PackedScorer::set_up() {
       .kind = options_.device, .num_threads = options_.num_threads, .compute_dtype = options_.compute_dtype};
   const StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
   device_ = make_device(where);
+  check_free_memory(plan, *device_, "evaluation",
+                    fmt::format("lower --context (now {} tokens), or free memory: the weights take {}, a pass {}",
+                                options_.max_tokens, human_bytes(plan[ArenaKind::kParameters]),
+                                human_bytes(plan[ArenaKind::kActivations])));
   storage_ = std::make_unique<Storage>(*device_, plan);
   model_ = make(*storage_);
 }

@@ -27,7 +27,7 @@ struct PackedScorerOptions {
 
 class PackedScorer final : public Scorer {
  public:
-  // Errors: CheckpointReader's; (usage) without such a device; (runtime) where it has too little memory.
+  // Errors: CheckpointReader's; (usage) without such a device, or where it has too little memory.
   PackedScorer(const std::filesystem::path& checkpoint, const PackedScorerOptions& options);
   // Random weights by config.run.seed. config.model.vocab_size is set.
   PackedScorer(const Config& config, const PackedScorerOptions& options);

@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 
-#include "base/process.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
@@ -72,19 +71,6 @@ void CachedModel::load(const CheckpointReader& reader) {
   }
 }
 
-void CachedModel::check_memory(const StoragePlan& plan) const {
-  const auto device_use = device_->memory_use();
-  const int64_t needed = plan.total(), available = device_use ? device_use->free_bytes : available_memory_bytes();
-  if (needed <= available) return;
-  throw usage_error(
-      fmt::format("generation needs {}, this {}'s free memory is {}", human_bytes(needed),
-                  device_use ? "GPU" : "machine", human_bytes(available)),
-      fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes "
-                  "{}, the weights take {}",
-                  options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kCache]),
-                  human_bytes(plan[ArenaKind::kParameters])));
-}
-
 void CachedModel::set_up(bool random_weights) {
   constexpr int64_t kMostSlots = 1 << 16;
   if (options_.num_slots < 1 || options_.num_slots > kMostSlots) {
@@ -108,7 +94,11 @@ void CachedModel::set_up(bool random_weights) {
   // None are made; but where weights have a master, random ones are drawn there.
   if (is_fp32 || !random_weights) plan.leave_out(ArenaKind::kGradients);
   device_ = make_device(where);
-  check_memory(plan);
+  check_free_memory(plan, *device_, "generation",
+                    fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache "
+                                "takes {}, the weights take {}",
+                                options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kCache]),
+                                human_bytes(plan[ArenaKind::kParameters])));
   storage_ = std::make_unique<Storage>(*device_, plan);
   model_ = make(*storage_);
   host_inputs_.resize(static_cast<size_t>(inputs_.num_elements()));

@@ -99,7 +99,6 @@ class CachedModel {
 
  private:
   void set_up(bool random_weights);
-  void check_memory(const StoragePlan& plan) const;
   void load(const CheckpointReader& reader);
   int64_t input_pitch() const { return std::max(max_rows(), max_logits()); }
   Tensor input(int64_t i, int64_t size) const;

@@ -2,6 +2,10 @@
 
 #include <numeric>
 
+#include "base/error.h"
+#include "base/process.h"
+#include "base/text.h"
+
 namespace nmoe {
 namespace {
 
@@ -108,6 +112,15 @@ StoragePlan plan_storage(const DeviceOptions& options, const std::function<void(
   Storage storage(*device);
   build(storage);
   return storage.used();
+}
+
+void check_free_memory(const StoragePlan& plan, Device& device, std::string_view work, const std::string& remedy) {
+  const auto device_use = device.memory_use();
+  const int64_t needed = plan.total(), available = device_use ? device_use->free_bytes : available_memory_bytes();
+  if (needed <= available) return;
+  throw usage_error(fmt::format("{} needs {}, this {}'s free memory is {}", work, human_bytes(needed),
+                                device_use ? "GPU" : "machine", human_bytes(available)),
+                    remedy);
 }
 
 }  // namespace nmoe

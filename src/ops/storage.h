@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "ops/device.h"
@@ -89,5 +90,8 @@ class Storage {
 
 // What `build` uses of each arena. It gets a counting Storage on a device like those that `options` make.
 StoragePlan plan_storage(const DeviceOptions& options, const std::function<void(Storage&)>& build);
+
+// Error (usage) with `remedy` where the plan asks for more memory than is free on the device: "`work` needs ...".
+void check_free_memory(const StoragePlan& plan, Device& device, std::string_view work, const std::string& remedy);
 
 }  // namespace nmoe

@@ -36,7 +36,7 @@ class RecentValues {
 class AlertWatch {
  public:
   // A spike is a loss above the median by this many deviations and by this share of the median, or a gradient norm of
-  // this many times its median.
+  // this many times its median that is above it by this many deviations.
   static constexpr double kSpikeDeviations = 8.0, kSpikeShare = 0.1, kSpikeNorm = 10.0;
   static constexpr double kSlow = 1.5;  // times the median time of a step, in kTurns logged steps in a row
   static constexpr int kTurns = 3;

@@ -32,6 +32,8 @@ TEST(Filters, SymbolShare) {
   EXPECT_DOUBLE_EQ(symbol_share("\xD0\x9C\xD0\xB8\xD1\x80 \xE2\x80\x94 \xF0\x9F\x98\x80"), 2.0 / 5);  // Мир — 😀
   EXPECT_DOUBLE_EQ(symbol_share("\xE0\xA4\x95\xE0\xA4\xBF"), 0.0);                                    // कि
   EXPECT_DOUBLE_EQ(symbol_share("ab\xFF\xFE"), 0.5);
+  EXPECT_EQ(symbol_share("\xF0\xA0\xAE\xB7\xF0\x9E\xA4\x80"), 0.0);      // 𠮷𞤀: letters beyond U+FFFF
+  EXPECT_EQ(symbol_share("\xD9\x85\xDB\x8C\xE2\x80\x8C\xD8\xB1"), 0.0);  // a joiner within a Persian word
 }
 
 TEST(Filters, RepeatedLines) {

@@ -232,6 +232,10 @@ TEST(ServeLimitsTest, APortThatIsTaken) {
                                                           "tiny.toml", "--host", "no.such.host.invalid"});
   EXPECT_EQ(bad.exit_code, 1);
   EXPECT_TRUE(contains(bad.err, "cannot listen on no.such.host.invalid"));
+  const test::Outcome missing =
+      test::run_n(trained_model(), {"serve", "runs/checkpoints/tiny", "--chat-template", "nowhere.jinja"});
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_TRUE(contains(missing.err, "there is no chat template 'nowhere.jinja'"));
 }
 
 }  // namespace

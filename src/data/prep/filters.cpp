@@ -1,5 +1,6 @@
 #include "data/prep/filters.h"
 
+#include <utf8proc.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -21,17 +22,31 @@ bool is_space(uint32_t code) {
          code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
 }
 
+// By Unicode's general category: punctuation, symbols, control characters, private use, unassigned.
 bool is_symbol(uint32_t code) {
   if (code < 0x80) {
     const bool letter = (code | 0x20) >= 'a' && (code | 0x20) <= 'z';
     return !letter && !(code >= '0' && code <= '9');
   }
-  if (code < 0xC0) return code != 0xAA && code != 0xB5 && code != 0xBA;  // ª, µ, º are letters
-  return code == 0xD7 || code == 0xF7 || (code >= 0x2000 && code <= 0x2BFF) || (code >= 0x2E00 && code <= 0x2E7F) ||
-         (code >= 0x3000 && code <= 0x3004) || (code >= 0x3008 && code <= 0x3020) || code == 0x3030 ||
-         (code >= 0xE000 && code <= 0xF8FF) || (code >= 0xFE10 && code <= 0xFE6F) ||
-         (code >= 0xFF01 && code <= 0xFF0F) || (code >= 0xFF1A && code <= 0xFF20) ||
-         (code >= 0xFF3B && code <= 0xFF40) || (code >= 0xFF5B && code <= 0xFF65) || code >= 0xFFE0;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_PC:
+    case UTF8PROC_CATEGORY_PD:
+    case UTF8PROC_CATEGORY_PS:
+    case UTF8PROC_CATEGORY_PE:
+    case UTF8PROC_CATEGORY_PI:
+    case UTF8PROC_CATEGORY_PF:
+    case UTF8PROC_CATEGORY_PO:
+    case UTF8PROC_CATEGORY_SM:
+    case UTF8PROC_CATEGORY_SC:
+    case UTF8PROC_CATEGORY_SK:
+    case UTF8PROC_CATEGORY_SO:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+      return true;
+    default:
+      return false;
+  }
 }
 
 std::string_view trimmed(std::string_view line) {

@@ -30,10 +30,9 @@ struct FilterOptions {
 
 int64_t count_chars(std::string_view text);
 
-// Characters other than letters, marks, digits and white space, over all that are not white space. By blocks: ASCII and
-// Latin-1 punctuation, U+2000-2BFF (punctuation, currency, arrows, mathematics, box drawing), CJK and full-width
-// punctuation, private use, all from U+FFE0 on (emoji; NOTE: also rare ideographs and the letters of scripts beyond
-// U+FFFF), and bytes that are not valid UTF-8. 0 for a text of white space.
+// Symbols over all characters that are not white space. By Unicode's general categories, symbols are punctuation (P),
+// symbols (S, emoji among them), control characters, private use and what is unassigned; so are bytes that are not
+// valid UTF-8. 0 for a text of white space.
 double symbol_share(std::string_view text);
 
 // Lines that equal an earlier line, over all lines; those of only white space do not count, and white space at either
