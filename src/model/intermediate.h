@@ -36,7 +36,8 @@ std::string intermediate_name(Intermediate what, int64_t layer);
 
 // Called with values in the order of execution, each before it is overwritten: what it enqueues can read them.
 using Inspector = std::function<void(Intermediate what, int64_t layer, Tensor value, Tensor num_rows)>;
-// Called where those values are made, of which none has to be in memory: a step with a marker is one without.
+// Called where those values are made. Unlike an Inspector it makes nobody keep or write them: a step whose phases are
+// timed does the work of any other.
 using Marker = std::function<void(Intermediate what, int64_t layer)>;
 
 }  // namespace nmoe

@@ -431,7 +431,7 @@ class Visit {
 
   // Again and again until process 0 answers: it may be the last to start.
   Socket knock(Channel channel) const {
-    std::string fault;
+    std::string fault, stranger;  // no connection; or somebody who is not process 0, which says more
     do {
       try {
         const std::vector<Address> addresses = resolve(options_.launch.address, options_.launch.port);
@@ -442,7 +442,7 @@ class Visit {
             introduce(socket, channel);
             return socket;
           } catch (const WireFault& error) {
-            fault = fmt::format("{}: {}", address.text(), error.what());
+            stranger = fmt::format("{}: {}", address.text(), error.what());
           } catch (const ConnectionLost& error) {
             fault = error.what();
           }
@@ -453,7 +453,7 @@ class Visit {
       std::this_thread::sleep_for(std::min(kRetryAfter, left()));
     } while (Clock::now() < deadline_);
     throw runtime_error(fmt::format("process {} could not reach process 0 at {} within {:.3g} s: {}",
-                                    options_.launch.process, place(), timeout_s(), fault),
+                                    options_.launch.process, place(), timeout_s(), stranger.empty() ? fault : stranger),
                         "see whether process 0 was started and what it says, and whether MASTER_ADDR and MASTER_PORT "
                         "are the same everywhere");
   }

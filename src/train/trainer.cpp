@@ -350,10 +350,8 @@ void Trainer::report(const Enqueued& step, StepResult result) {
       .total_flops = step.flops,
       .loader_wait_s = loader_wait_s_};
   std::optional<Pace::Pause> pause;
-  if (recorder_) {
-    pause.emplace(pace_);
-    recorder_->show(report, step.log);
-  }
+  if (recorder_ || step.log) pause.emplace(pace_);
+  if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
   if (recorder_) {
     recorder_->record(report);
@@ -533,11 +531,11 @@ void Trainer::complete() {
   const std::string failure = first_told(data_failure_ ? text_of(data_failure_) : "");
   const std::string signal = first_told(stop_ ? stop_->name() : "");
   summary_.interrupted = !signal.empty();
+  save_at_end();  // first: text for validation that cannot be read must not cost what was learned
   if (!summary_.interrupted && failure.empty()) {
     run_validation();
     run_evaluation();
   }
-  save_at_end();
   if (recorder_) {
     if (!failure.empty()) {
       recorder_->finish(RunStatus::kFailed, failure);

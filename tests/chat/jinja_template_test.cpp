@@ -116,10 +116,14 @@ TEST(JinjaTemplateTest, TheEndsOfIntegers) {
 }
 
 TEST(JinjaTemplateTest, TimeNow) {
+  const auto year = [] {
+    const std::time_t now = std::time(nullptr);
+    return std::to_string(1900 + std::localtime(&now)->tm_year);
+  };
+  const std::string before = year();
   const auto pieces = render("{{ strftime_now('%Y') }}");
   ASSERT_EQ(pieces.size(), 1U);
-  const std::time_t now = std::time(nullptr);
-  EXPECT_EQ(pieces[0].text, std::to_string(1900 + std::localtime(&now)->tm_year));
+  EXPECT_TRUE(pieces[0].text == before || pieces[0].text == year()) << pieces[0].text;
 }
 
 }  // namespace

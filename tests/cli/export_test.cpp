@@ -73,8 +73,8 @@ TEST_F(ExportCommandTest, MaskedDocumentsBeginWithNothing) {
 
 TEST_F(ExportCommandTest, AnInterruptedExportLeavesNothing) {
   prepare();
-  // Some 40 MB, whose writing takes longer than it takes to send a signal.
-  output(train({"train.steps=1", "model.moe.num_experts=512", "model.moe.expert_dim=384", "train.batch_seqs=4"}));
+  // Some 80 MB, whose writing takes longer than it takes to send a signal.
+  output(train({"train.steps=1", "model.moe.num_experts=1024", "model.moe.expert_dim=384", "train.batch_seqs=4"}));
   for (const int signal : {SIGINT, SIGTERM}) {
     test::Program program(dir_, {NMOE_PROGRAM, "export", "runs/checkpoints/tiny", "out", "--threads", "1"});
     while (temporaries().empty() && !fs::exists(dir_ / "out"))

@@ -82,7 +82,7 @@ class LostProcessTest : public ProcessesTest, public ::testing::WithParamInterfa
     for (Program& other : programs_) {
       if (&other != lost_) outcomes.push_back(other.wait());
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - since, 10s);
+    EXPECT_LT(std::chrono::steady_clock::now() - since, 60s);
     return outcomes;
   }
   void expect_reason(const std::vector<Outcome>& outcomes, const std::string& how) const {

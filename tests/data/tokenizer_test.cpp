@@ -395,8 +395,8 @@ TEST(Normalize, NoTextTakesQuadraticTime) {
       EXPECT_FALSE(to_nfc(text, storage).empty());
       return cpu_seconds() - start;
     };
-    const double short_text = seconds_for(1 << 13);
-    EXPECT_LE(seconds_for(1 << 18), 150 * short_text + 1e-3) << part;  // quadratic: 1,024 times
+    const auto is_fast = [&] { return seconds_for(1 << 18) <= 150 * seconds_for(1 << 13) + 1e-3; };
+    EXPECT_TRUE(is_fast() || is_fast() || is_fast()) << part;  // quadratic: 1,024 times
   }
 }
 

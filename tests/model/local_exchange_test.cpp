@@ -1,6 +1,8 @@
 // All experts on one rank: whether tokens are read where they lie or copied first, experts get the same rows.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "model/token_exchange.h"
 #include "model/weight.h"
 #include "support/tensors.h"
@@ -16,6 +18,18 @@ std::vector<double> rows_read(const OperandRows& rows) {
     for (const double value : values(rows.source[source])) all.push_back(value);
   }
   return all;
+}
+
+// Every row is of the one token that names it.
+void expect_rows_of_tokens(const OperandRows& rows) {
+  std::set<int64_t> named;
+  const int64_t top_k = rows.row_of.dim(1);
+  for (int64_t copy = 0; copy < rows.row_of.num_elements(); ++copy) {
+    const auto row = static_cast<int64_t>(get(rows.row_of, copy));
+    EXPECT_TRUE(named.insert(row).second) << "row " << row;
+    EXPECT_EQ(get(rows.index, row), static_cast<double>(copy / top_k)) << "row " << row;
+  }
+  EXPECT_EQ(static_cast<int64_t>(named.size()), rows.num_rows());
 }
 
 TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
@@ -53,6 +67,8 @@ TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
   }
   EXPECT_EQ(rows_read(read), rows);
   EXPECT_EQ(rows_read(gradients), drows);
+  expect_rows_of_tokens(read);
+  expect_rows_of_tokens(gradients);
   EXPECT_EQ(values(row_weight), row_weights);
 }
 

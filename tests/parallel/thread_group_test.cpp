@@ -159,7 +159,7 @@ TEST(ThreadGroup, FailuresBetweenSums) {
 TEST(ThreadGroup, ATimeoutNamesWhoWaitedForWhom) {
   std::atomic<bool> timed_out{false};
   const Error error = error_of([&] {
-    run_ranks(2, 50ms, [&](Communicator& ranks) {
+    run_ranks(2, 1s, [&](Communicator& ranks) {
       ranks.barrier();
       if (ranks.index() == 1) {
         while (!timed_out) std::this_thread::sleep_for(1ms);
@@ -175,7 +175,7 @@ TEST(ThreadGroup, ATimeoutNamesWhoWaitedForWhom) {
     });
   });
   EXPECT_EQ(std::string(error.what()),
-            "rank 0 waited 0.05 s for rank 1 in all_gather (2), which last came to barrier (1)");
+            "rank 0 waited 1 s for rank 1 in all_gather (2), which last came to barrier (1)");
   EXPECT_TRUE(contains(error.remedy(), "parallel.timeout_s"));
 }
 
@@ -216,7 +216,7 @@ TEST(ThreadGroup, ARankThatMakesNoCallFails) {
       }
     });
   });
-  EXPECT_TRUE(contains(error.what(), "rank 1 has made no call for 1."));
+  EXPECT_TRUE(contains(error.what(), "rank 1 has made no call for "));
   EXPECT_TRUE(contains(error.what(), "it last came to barrier (1)"));
 }
 
@@ -333,13 +333,13 @@ TEST(ThreadGroup, RankZeroIsTheCallingThread) {
 TEST(RunRanksDeathTest, ARankThatHangsAfterAFailureEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto hang = [] {
-    run_ranks(3, std::chrono::milliseconds(200), [](Communicator& ranks) {
+    run_ranks(3, std::chrono::seconds(1), [](Communicator& ranks) {
       if (ranks.index() == 2) std::this_thread::sleep_for(std::chrono::minutes(5));
       if (ranks.index() == 1) throw runtime_error("the disk is full", "free some space");
       ranks.barrier();
     });
   };
-  EXPECT_EXIT(hang(), ::testing::ExitedWithCode(1), "the disk is full[^x]*rank 2 did not end within 0.2 s");
+  EXPECT_EXIT(hang(), ::testing::ExitedWithCode(1), "the disk is full[^x]*rank 2 did not end within 1 s");
 }
 
 }  // namespace

@@ -263,11 +263,14 @@ TEST(SandboxTest, DiesWithTheProcess) {
   char byte = 0;
   ASSERT_EQ(::read(ends[0], &byte, 1), 1);
   ::close(ends[0]);
-  // The program is the only child of that process.
-  std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", pid));
+  // The program is the only child of that process, once it is there; soon after it dies with it.
   pid_t program = 0;
-  children >> program;
+  for (int i = 0; i < 1000 && program == 0; ++i) {
+    if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::ifstream(fmt::format("/proc/{0}/task/{0}/children", pid)) >> program;
+  }
   ASSERT_GT(program, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   ::kill(pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
   // Gone, or dead and not yet collected by whoever inherited it.

@@ -189,21 +189,22 @@ TEST(ServeLimitsTest, SlowClients) {
     ASSERT_TRUE(health);
     EXPECT_EQ(health->status, 200);
   }
-  EXPECT_LE(worst, 0.5);  // a tenth of it on an idle machine
+  EXPECT_LE(worst, 5.0);  // 0.05 on an idle machine; who is slow is borne for 20
   EXPECT_EQ(server.complete({{"prompt", "a"}, {"max_tokens", 3}, {"temperature", 0}})["usage"]["completion_tokens"], 3);
   const auto begin = std::chrono::steady_clock::now();
   server.program().send(SIGTERM);
   EXPECT_EQ(server.program().wait().exit_code, 0);
-  EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
 }
 
 TEST(ServeLimitsTest, StopsAfterWhatRuns) {
   ServedModel server({"--max-sequences", "2", "--max-context", "201000"});
   std::optional<httplib::Result> finished, aborted;
   // One ends within the time that is given, one does not.
+  std::thread slow([&] { aborted = server.post(kPath, long_request(true).dump()); });
+  EXPECT_TRUE(server.becomes("running", 1));
   std::thread quick(
       [&] { finished = server.post(kPath, R"({"prompt": "the", "max_tokens": 1500, "ignore_eos": true})"); });
-  std::thread slow([&] { aborted = server.post(kPath, long_request(true).dump()); });
   EXPECT_TRUE(server.becomes("running", 2));
   server.program().send(SIGTERM);
   httplib::Result refused = server.post(kPath, "{}");

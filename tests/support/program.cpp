@@ -75,7 +75,7 @@ bool Program::ended() {
 }
 
 bool Program::wait_for(std::string_view text) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   while (std::chrono::steady_clock::now() < deadline) {
     const bool last_look = ended();
     if (content(err_).find(text) != std::string::npos) return true;

@@ -27,7 +27,7 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   // Returns true as soon as it has written `text` to standard error, and false when it ended
-  // without, or half a minute went by.
+  // without, or two minutes went by.
   bool wait_for(std::string_view text);
   std::string errors() const;  // what it has written to standard error so far
   void send(int signal) const;

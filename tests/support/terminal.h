@@ -53,9 +53,9 @@ class Terminal {
   }
 
   // Reads what appears up to `text`, and returns all of it since the last call; what is behind stays for the next. It
-  // ends without `text` when the program did, or half a minute went by.
+  // ends without `text` when the program did, or two minutes went by.
   std::string read_until(std::string_view text) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
     while (screen_.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline) {
       pollfd ready{.fd = fd_, .events = POLLIN, .revents = 0};
       if (::poll(&ready, 1, 100) == 0) continue;
@@ -74,15 +74,15 @@ class Terminal {
   // What is typed in between is not taken for keys.
   void wait_for_prompt(std::string_view prompt = "> ") {
     read_until(prompt);
-    for (int i = 0; i < 3000 && is_cooked(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 12'000 && is_cooked(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 
-  // Waits for its end: the exit code, or 128 + the signal's number, which is SIGKILL's when it had not ended after half
-  // a minute. Call once.
+  // Waits for its end: the exit code, or 128 + the signal's number, which is SIGKILL's when it had not ended after two
+  // minutes. Call once.
   int wait() {
     int status = 0;
     for (int i = 0; ::waitpid(pid_, &status, WNOHANG) == 0; ++i) {
-      if (i == 3000) ::kill(pid_, SIGKILL);
+      if (i == 12'000) ::kill(pid_, SIGKILL);
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     pid_ = 0;

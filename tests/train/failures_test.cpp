@@ -56,7 +56,7 @@ class RankFailureTest : public TrainerTest {
         what(engine, step);
       });
     });
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);
     EXPECT_EQ(error.exit_code(), 1);
     return error;
   }
@@ -137,7 +137,7 @@ TEST_P(RankFailureDeathTest, ARankThatHangsForEver) {
               fmt::format("rank {0} waited [^ ]* s for rank {1} in the dispatch of layer 1 (.|\n)*rank {1} did not end",
                           1 - hanging, hanging));
   ::unsetenv("NMOE_TEST_HANG");
-  EXPECT_LT(fs::file_time_type::clock::now() - fs::last_write_time(dir / "hangs"), 10s);
+  EXPECT_LT(fs::file_time_type::clock::now() - fs::last_write_time(dir / "hangs"), 60s);
   EXPECT_EQ(row("bad").status, RunStatus::kFailed);
   EXPECT_TRUE(contains(row("bad").reason, fmt::format("for rank {} in the dispatch", hanging)));
   expect_resumes(4);
@@ -161,7 +161,7 @@ TEST(ProcessFailureTest, ARankThatHangsInAnotherProcess) {
         test::random_step(ready.engine, config, step);
       }
     });
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
     for (const auto& error : errors) {
       ASSERT_TRUE(error.has_value());
       EXPECT_TRUE(contains(error->what(), fmt::format(" waited 0.5 s for process {} (", hanging))) << error->what();

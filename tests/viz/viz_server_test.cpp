@@ -375,7 +375,7 @@ TEST_F(VizServerTest, FollowsARun) {
     });
   });
   const auto waits_for = [&](const std::string& text) {
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < 6000; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       const std::lock_guard lock(mutex);
       const size_t at = told.find(text);

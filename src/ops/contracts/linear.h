@@ -88,7 +88,8 @@ struct OperandRows {
   Tensor row_of = {};
 
   OperandRows() = default;
-  OperandRows(Tensor rows, Tensor picked_by = {}, Tensor picks = {}) : source(rows), index(picked_by), row_of(picks) {}
+  OperandRows(Tensor source_rows, Tensor row_index = {}, Tensor rows_of_each = {})
+      : source(source_rows), index(row_index), row_of(rows_of_each) {}
 
   int64_t num_rows() const { return index.defined() ? index.dim(0) : source.dim(0); }
   int64_t width() const { return source.dim(1); }
@@ -157,7 +158,7 @@ inline Shape square_parts(const Shape& gradients) {  // of [E, rows, cols]
 }
 
 // At most one of x and dy is picked by an index. If codes of their columns are given, in groups by offsets, x may be
-// undefined, and dy's values are not read.
+// undefined, and dy's values are not read. Sums over rows are cut as pieces.h says.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]

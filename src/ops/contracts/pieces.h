@@ -9,9 +9,10 @@ namespace nmoe {
 // of kPieceRows, from its first row on, and add the pieces' sums to dw in their order: an expert that has most rows is
 // work for many. Others are one piece each, since the longest sums are begun first and the short ones fill up the time.
 // What an expert's pieces are depends on its own rows alone, and so is the same on any number of ranks and
-// multiprocessors.
+// multiprocessors. Both numbers are part of a run's bits. Other CUDA kernels (plain tiles, Blackwell) do not cut.
 constexpr int64_t kPieceRows = 8192;
 constexpr int64_t kUncutRows = 8 * kPieceRows;
+static_assert(kPieceRows <= kUncutRows, "a piece is not cut again");
 
 // The rows of an expert's pieces, of which the last may have fewer.
 constexpr int64_t piece_rows(int64_t num_rows) { return num_rows > kUncutRows ? kPieceRows : num_rows; }

@@ -49,7 +49,7 @@ std::vector<RouterCase> cases() {
                       .num_tokens = 1,
                       .num_experts = 5});  // one token, all experts
     result.push_back({.rule = {.score = score, .top_k = 1}, .num_tokens = 3, .num_experts = 1});
-    // One kernel for each power of two, all of whose lanes' registers are used, or not.
+    // Numbers of their own for 64, 128 and 256 experts, all others at run time; rows that end within a round of lanes.
     for (const int64_t num_experts : {32, 33, 64, 100, 128, 200, 500, 512, 700, 1999, 2048, 4090}) {
       result.push_back({.rule = {.score = score, .top_k = 9}, .num_tokens = 21, .num_experts = num_experts});
     }

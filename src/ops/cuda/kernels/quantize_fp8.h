@@ -14,7 +14,9 @@ void quantize_fp8_rows(Context& ctx, const OperandRows& x, Tensor num_rows, cons
 // args.blocks is kTiles. Transposed codes want N to be a multiple of 16, too.
 void quantize_fp8_tiles(Context& ctx, const Quantize& args);
 
-// The codes of a product's rows: those that came with it, else made in `room`.
+// The codes of a product's rows: those that came with it, or, where rows are picked, `room`, into which codes that came
+// are spread by x.row_of (num_rows is not read then, and rows of `room` that row_of does not name stay as they were);
+// else made in `room`.
 RowCodes product_codes(Context& ctx, const OperandRounding& rounding, const OperandRows& x, Tensor num_rows,
                        const RowCodes& room);
 
