@@ -1,6 +1,7 @@
 // Products in MXFP8 and NVFP4 on Hopper, where they are emulated, against the CPU's.
 #include <cmath>
 
+#include "ops/contracts/pieces.h"
 #include "ops/cuda/rounded_experts.h"
 #include "ops/quantize_cases.h"
 #include "ops/signal_to_noise.h"
@@ -212,6 +213,32 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
       EXPECT_GT(signal_to_noise(down(dw), expected_dw), kLeastRatioOfWeights);
       tensors_.rewind(0);
     }
+  }
+}
+
+// Of an expert whose rows are summed in pieces (contracts/pieces.h): their sums have a scale of the whole expert's.
+TEST_F(CudaEmulated, PiecesOfWeightsGradientsAreThoseOfTheCpu) {
+  const int64_t in = 48, out = 32, E = 3, R = kUncutRows + 633;
+  const Tensor offsets = pool_.ints({E + 1}, {0, 300, static_cast<double>(R), static_cast<double>(R)});
+  const Tensor x = normal({R, in}, DType::kBF16), dy = normal({R, out}, DType::kBF16, 1e-3);
+  const Tensor device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16), device_offsets = up(offsets);
+  for (const OperandFormat format : kFormats) {
+    SCOPED_TRACE(static_cast<int>(format));
+    const Tensor dw = up(pool_.full({E, out, in}, 7.0)), expected = pool_.zeros({E, out, in});
+    const OperandRounding gradient = gradients(format), device_gradient = device_gradients(format);
+    for (const bool again : {false, true}) {
+      run([&](Ops& ops) {
+        ops.grouped_linear_backward_weight({.x = device_x,
+                                            .dy = device_dy,
+                                            .offsets = device_offsets,
+                                            .dw = dw,
+                                            .accumulate = again,
+                                            .rounding = device_gradient});
+      });
+      cpu().grouped_linear_backward_weight(
+          {.x = x, .dy = dy, .offsets = offsets, .dw = expected, .accumulate = again, .rounding = gradient});
+    }
+    EXPECT_GT(signal_to_noise(down(dw), expected), 80);
   }
 }
 

@@ -131,7 +131,7 @@ __device__ void load_tiles(const Product& p, const Pipeline& pipeline, float* sc
                     .num_cols = p.cols - next.col,
                     .row = next.row,
                     .col = next.col,
-                    .num_blocks = ceil_div(first_piece_rows(next.group_rows), kBlock),
+                    .num_blocks = ceil_div(kLaterPieces ? next.group_rows : first_piece_rows(next.group_rows), kBlock),
                     .group = next.group,
                     .turn = next.turn};
     if (tile.num_blocks == 0) {  // a stage that is nothing but its header

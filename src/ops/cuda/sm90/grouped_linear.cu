@@ -105,7 +105,7 @@ __device__ typename L::StagedTile tile_of(const GroupTile& at, const Product& p)
     tile.c_row = tile.a_i;
   } else {
     tile.num_rows = p.rows - at.row;
-    tile.depth = first_piece_rows(at.group_rows);
+    tile.depth = L::kLaterPieces ? at.group_rows : first_piece_rows(at.group_rows);
     tile.a_i = at.row;
     tile.b_i = at.col;
     tile.a_k = tile.b_k = at.group_begin;

@@ -22,7 +22,7 @@ struct GroupTile {
   int group;
   int group_begin, group_rows;  // the group's rows in the ragged operands: the first, and how many
   int row, col;                 // the tile's first row and column in the group's C
-  PieceTurn turn;               // of a LaterPieceScheduler only
+  PieceTurn turn = {};          // of a LaterPieceScheduler only
 };
 
 // The rows of a group's first piece (contracts/pieces.h).
