@@ -47,7 +47,8 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
       router_(weights, prefix_of(layer) + "router"),
       router_bias_(weights.at(prefix_of(layer) + "router_bias")),
       experts_in_(weights, prefix_of(layer) + "experts_in"),
-      experts_out_(weights, prefix_of(layer) + "experts_out") {
+      experts_out_(weights, prefix_of(layer) + "experts_out"),
+      exchange_(make_local_exchange(config_.moe.num_experts)) {
   const int64_t shared = config_.moe.num_shared_experts;
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
@@ -252,7 +253,6 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .pre = {},
             .hidden = {},
             .hidden_columns = {}};
-  if (!exchange_) exchange_ = make_local_exchange(E);
   route(pass);
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
