@@ -211,7 +211,7 @@ void Moe::forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y) 
   const ArenaScope scope(pass.activations);
   const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, expert_dim_);
   const bool keeps_columns = !saved_.hidden_columns.empty();
-  const bool codes_alone = keeps_columns && !pass.inspect && !experts_out_.weight().measures_forward();
+  const bool codes_alone = keeps_columns && !pass.watchers.inspect && !experts_out_.weight().measures_forward();
   for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
     const RaggedRows& part = saved_.routed.parts[i];
     ExpertPass rows = saved_rows();
