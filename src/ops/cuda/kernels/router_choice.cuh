@@ -201,7 +201,7 @@ class EntropySums {
  public:
   __device__ void add(float score) {
     sum_ += score;
-    product_sum_ += score * flushed_log2(fmaxf(score, static_cast<float>(kTinySum)));
+    product_sum_ += score * flushed_log2(fmaxf(score, FLT_MIN));  // 0 log 0 = 0
     largest_ = fmaxf(largest_, score);
   }
   // Of all lanes' scores, which are those of the row that each of them added.
