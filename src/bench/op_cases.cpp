@@ -246,7 +246,7 @@ class Cases {
           y(w.act({size.T, size.D})),
           dx(w.empty({size.T, size.D})),
           batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .targets = {}, .positions = {}},
-          pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
+          pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}} {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);
       for (Weight* weight : moe.expert_weights()) {

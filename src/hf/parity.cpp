@@ -149,13 +149,13 @@ class Workspace {
     model_.begin_step();
     // The model itself never makes all logits.
     model_.forward_backward(batch_, scale, activations_, losses_,
-                            [&](Intermediate what, int64_t, Tensor value, Tensor) {
+                            {.inspect = [&](Intermediate what, int64_t, Tensor value, Tensor) {
                               if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
                               if (what == Intermediate::kRouterLogits) route(value);
                               if (what == Intermediate::kExpertChoices) {
                                 routing_.choices.push_back(download<int32_t>(value));
                               }
-                            });
+                            }});
   }
 
   double loss() const {

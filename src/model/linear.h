@@ -32,20 +32,14 @@ class Linear {
     if (weight_.takes_codes()) rounding.rows = codes;
     ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
-  // pre = [N, out], h = its activation, h_codes = h's codes unless undefined. keeps_h: whether h is read otherwise.
-  void forward_activation(Ops& ops, Activation kind, const CodedRows& x, Tensor pre, Tensor h, const RowCodes& h_codes,
-                          bool keeps_h) const {
-    weight_.measure_forward(ops, x.rows, weight_.value);
-    OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = x.codes;
-    ops.linear_activation_forward({.kind = kind,
-                                   .x = x.rows,
-                                   .w = weight_.value,
-                                   .pre = pre,
-                                   .h = h,
-                                   .h_codes = h_codes,
-                                   .rounding = rounding,
-                                   .keeps_h = keeps_h});
+  // pre = [N, out], and h = its activation. The weight and rounding of `args` are filled in here. codes: of args.x, if
+  // it has any.
+  void forward_activation(Ops& ops, LinearActivationForward args, const RowCodes& codes = {}) const {
+    weight_.measure_forward(ops, args.x, weight_.value);
+    args.w = weight_.value;
+    args.rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) args.rounding.rows = codes;
+    ops.linear_activation_forward(args);
   }
   // dx =, or += with accumulate.
   void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false) const {

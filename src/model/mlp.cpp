@@ -28,8 +28,16 @@ void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor 
     const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
     // Backward makes hidden units again, and the second layer reads codes.
     const bool codes_alone =
-        codes.defined() && pass.drops(Recompute::kNorms) && !pass.inspect && !out_.weight().measures_forward();
-    in_.forward_activation(pass.ops, activation_, x, saved_.pre, saved_.hidden, codes, /*keeps_h=*/!codes_alone);
+        codes.defined() && pass.drops(Recompute::kNorms) && !pass.watchers.inspect && !out_.weight().measures_forward();
+    in_.forward_activation(pass.ops,
+                           {.kind = activation_,
+                            .x = x.rows,
+                            .w = {},
+                            .pre = saved_.pre,
+                            .h = saved_.hidden,
+                            .h_codes = codes,
+                            .keeps_h = !codes_alone},
+                           x.codes);
     pass.capture(hidden_as_, layer_, saved_.hidden);
     out_.forward(pass.ops, saved_.hidden, y, residual, codes);
   }

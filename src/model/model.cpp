@@ -119,8 +119,7 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
           .activations = activations,
           .batch = batch,
           .rope = rope_,
-          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .loss = {}},
-          .inspect = {}};
+          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .loss = {}}};
 }
 
 void Model::begin_step() {
@@ -132,14 +131,12 @@ void Model::begin_step() {
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                             const Inspector& inspect, const GradientsReady& ready, const Marker& mark) {
+                             const Watchers& watchers) {
   const ArenaScope scope(activations);
   weights_.begin_microbatch();
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
-  pass.inspect = inspect;
-  pass.mark = mark;
-  pass.gradients_ready = ready;
+  pass.watchers = watchers;
   const Shape stream({batch.num_tokens(), config_.dim});
 
   pass.recompute = recompute_;

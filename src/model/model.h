@@ -53,10 +53,10 @@ class Model {
   // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
   // Computes the gradients of (sum of token losses) * scale.loss + auxiliary losses: = in the first microbatch of a
-  // step, += in later ones (but see DomainShare::in_order). losses [T] stat =, in nats. `ready` is called once in each
-  // layer, and with 0 at the end.
+  // step, += in later ones (but see DomainShare::in_order). losses [T] stat =, in nats. GradientsReady is called once
+  // in each layer, and with 0 at the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                        const Inspector& inspect = {}, const GradientsReady& ready = {}, const Marker& mark = {});
+                        const Watchers& watchers = {});
   // Token losses, and, if `predictions` is defined, the likeliest next tokens: [T] i32 =. Router statistics, which are
   // those of a step, do not change unless `statistics`.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);

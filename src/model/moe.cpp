@@ -47,7 +47,8 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
       router_(weights, prefix_of(layer) + "router"),
       router_bias_(weights.at(prefix_of(layer) + "router_bias")),
       experts_in_(weights, prefix_of(layer) + "experts_in"),
-      experts_out_(weights, prefix_of(layer) + "experts_out") {
+      experts_out_(weights, prefix_of(layer) + "experts_out"),
+      exchange_(make_local_exchange(config_.moe.num_experts)) {
   const int64_t shared = config_.moe.num_shared_experts;
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
 }
@@ -210,7 +211,7 @@ void Moe::forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y) 
   const ArenaScope scope(pass.activations);
   const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, expert_dim_);
   const bool keeps_columns = !saved_.hidden_columns.empty();
-  const bool codes_alone = keeps_columns && !pass.inspect && !experts_out_.weight().measures_forward();
+  const bool codes_alone = keeps_columns && !pass.watchers.inspect && !experts_out_.weight().measures_forward();
   for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
     const RaggedRows& part = saved_.routed.parts[i];
     ExpertPass rows = saved_rows();
@@ -252,7 +253,6 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .pre = {},
             .hidden = {},
             .hidden_columns = {}};
-  if (!exchange_) exchange_ = make_local_exchange(E);
   route(pass);
   saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;

@@ -117,7 +117,7 @@ class Moe final : public FeedForward {
   Weight& router_bias_;                      // [E], selection only
   GroupedLinear experts_in_;                 // [E, W, D]
   GroupedLinear experts_out_;                // [E, D, F]
-  std::unique_ptr<TokenExchange> exchange_;  // set by exchange_through(), else made in the first pass
+  std::unique_ptr<TokenExchange> exchange_;  // local until exchange_through()
   std::optional<Mlp> shared_;
   RouterStats stats_;
   Saved saved_;

@@ -39,6 +39,14 @@ struct StepScale {
 // `first_weight` on will not be changed by anything enqueued later in this microbatch.
 using GradientsReady = std::function<void(size_t first_weight)>;
 
+// Who follows a pass, each of them only if it is set. With `inspect`, a loss that is not finite is traced to the first
+// tensor that is not, at no cost to a normal step.
+struct Watchers {
+  Inspector inspect = {};
+  Marker mark = {};
+  GradientsReady gradients_ready = {};
+};
+
 // cos and sin of every (position, pair); YaRN's magnitude included. [max positions, rope_dim / 2] stat
 struct RopeTable {
   Tensor cos;
@@ -60,9 +68,6 @@ struct CodedRows {
 };
 
 // Activations are a stack: forward pushes what backward needs, backward pops it again.
-//
-// `inspect`, if set, is called with every intermediate value (model/intermediate.h). With it, a loss that is not finite
-// is traced to the first tensor that is not, at no cost to a normal step.
 struct Pass {
   Ops& ops;
   Arena& activations;
@@ -70,9 +75,7 @@ struct Pass {
   const RopeTables& rope;
   StepScale scale;
   bool statistics = true;  // whether routers keep statistics, and add auxiliary losses
-  Inspector inspect;
-  Marker mark = {};
-  GradientsReady gradients_ready = {};
+  Watchers watchers = {};
   Recompute recompute = Recompute::kNone;
   // If backward recomputes norms: [T, D], shared by the outputs of all norms. Forward writes a norm's output there for
   // the layer that reads it next; backward writes it again.
@@ -91,11 +94,11 @@ struct Pass {
     pass.recompute = Recompute::kNone;
     return pass;
   }
-  // For recomputing a forward: keeps everything, without statistics and inspection.
+  // For recomputing a forward: keeps everything, without statistics and watchers.
   Pass once_more() const {
     Pass pass = keeping_all();
     pass.statistics = false;
-    pass.inspect = {}, pass.mark = {};
+    pass.watchers = {};
     return pass;
   }
 
@@ -124,11 +127,11 @@ struct Pass {
 
   // num_rows [1] i32: how many of value's rows are valid; undefined: all.
   void capture(Intermediate what, int64_t layer, Tensor value, Tensor num_rows = {}) const {
-    if (inspect) inspect(what, layer, value, num_rows);
-    if (mark) mark(what, layer);
+    if (watchers.inspect) watchers.inspect(what, layer, value, num_rows);
+    if (watchers.mark) watchers.mark(what, layer);
   }
   void tell_ready(size_t first_weight) const {
-    if (gradients_ready) gradients_ready(first_weight);
+    if (watchers.gradients_ready) watchers.gradients_ready(first_weight);
   }
 };
 

@@ -357,8 +357,9 @@ void Engine::enqueue_gradients(const Marker& mark) {
   for (const Batch& batch : batches) {
     const Tensor losses = losses_.rows(0, batch.num_tokens());
     const bool is_last = &batch == &batches.back();
-    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses, /*inspect=*/{},
-                            is_last && !in_order() && !domain_.alone() ? sum_ready : GradientsReady(), mark);
+    const bool sums_at_once = is_last && !in_order() && !domain_.alone();
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
+                            {.mark = mark, .gradients_ready = sums_at_once ? sum_ready : GradientsReady()});
     ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
     if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
@@ -529,14 +530,14 @@ NonFinite Engine::find_non_finite() {
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     model_.begin_step();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses_.rows(0, batch.num_tokens()),
-                            [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
+                            {.inspect = [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
                               int32_t count = 0;
                               if (num_rows.defined() && first.name.empty()) {
                                 device_.download(&count, num_rows);
                                 value = value.rows(0, count);
                               }
                               check_finite(intermediate_name(what, layer), value);
-                            });
+                            }});
     for (const Weight& weight : model_.weights().all()) {
       if (weight.grad.defined()) check_finite("gradient of " + weight.spec.name, weight.grad);
     }

@@ -40,7 +40,7 @@ TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
   activations.reserve(device.device().memory(), 1 << 20);
   const Batch batch;
   const RopeTables rope;
-  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}, .inspect = {}};
+  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}};
   const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), x = pool.normal({kTokens, kWidth});
   const Tensor dy = pool.normal(x.shape()), weights = pool.normal({kTokens, kTopK});
 
@@ -81,7 +81,7 @@ TEST(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
   activations.reserve(device.device().memory(), 1 << 20);
   const Batch batch;
   const RopeTables rope;
-  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}, .inspect = {}};
+  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}};
   const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), weights = pool.normal({kTokens, kTopK});
   const auto coded = [&](Tensor rows) {
     const RowCodes codes = push_row_codes(activations, kTokens, kWidth);

@@ -47,7 +47,7 @@ class TestModel {
   }
   void backward(const GradientsReady& ready) {
     model_.begin_step();
-    model_.forward_backward(batch(), scale(), activations_, losses_, /*inspect=*/{}, ready);
+    model_.forward_backward(batch(), scale(), activations_, losses_, {.gradients_ready = ready});
   }
   void backward_by_sequence() {
     model_.begin_step();
@@ -283,9 +283,10 @@ TEST(Model, InspectorSeesEveryLayerInOrder) {
   TestModel test(base_model());
   std::vector<std::string> names;
   test.model().begin_step();
-  test.model().forward_backward(
-      test.batch(), test.scale(), test.activations(), test.losses(),
-      [&](Intermediate what, int64_t layer, Tensor, Tensor) { names.push_back(intermediate_name(what, layer)); });
+  test.model().forward_backward(test.batch(), test.scale(), test.activations(), test.losses(),
+                                {.inspect = [&](Intermediate what, int64_t layer, Tensor, Tensor) {
+                                  names.push_back(intermediate_name(what, layer));
+                                }});
   const auto position = [&](const std::string& name) {
     return std::find(names.begin(), names.end(), name) - names.begin();
   };
@@ -296,8 +297,8 @@ TEST(Model, InspectorSeesEveryLayerInOrder) {
   EXPECT_LT(position("layers.1.attention_gradient"), static_cast<std::ptrdiff_t>(names.size()));
   std::vector<std::string> marks;
   test.model().forward_backward(
-      test.batch(), test.scale(), test.activations(), test.losses(), /*inspect=*/{},
-      /*ready=*/{}, [&](Intermediate what, int64_t layer) { marks.push_back(intermediate_name(what, layer)); });
+      test.batch(), test.scale(), test.activations(), test.losses(),
+      {.mark = [&](Intermediate what, int64_t layer) { marks.push_back(intermediate_name(what, layer)); }});
   EXPECT_EQ(marks, names);
 }
 

@@ -82,7 +82,7 @@ struct RankTest {
         exchange(make_remote_exchange(window, 0, places)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
-        pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}, .inspect = {}} {
+        pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}} {
     device.upload(places, routing.places.data());
     std::vector<int32_t> experts;
     std::vector<float> values, weights;

@@ -155,6 +155,16 @@ TEST(Activation, RefusesShapesThatDisagree) {
       CheckFailure);
 }
 
+TEST(Activation, RefusesToLeaveNothingEvenWhenCounting) {
+  TensorPool pool(DType::kF32);
+  const auto counting = make_device({.num_threads = 1});
+  const ReadyDevice device = cpu_device(DType::kF32);
+  for (Ops* ops : {&*device, &counting->ops()}) {
+    EXPECT_THROW(ops->activation_forward({.pre = pool.zeros({2, 4}), .h = pool.zeros({2, 2}), .keeps_h = false}),
+                 CheckFailure);
+  }
+}
+
 // Rows are a capacity: those that are not there are neither read nor written.
 TEST(Activation, LeavesRowsBeyondTheirNumberAlone) {
   for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {

@@ -285,6 +285,16 @@ TEST(Router, EntropyOfEqualScoresIsTheLogarithmOfTheirNumber) {
   EXPECT_NEAR(get(run.entropy, 0), 3 * std::log(16.0), 1e-13);
 }
 
+// Sigmoids that are smaller than what is added to their sum.
+TEST(Router, EntropyOfTinyScoresIsThatOfTheirShares) {
+  const RouterCase setup{.rule = {.top_k = 1}, .num_tokens = 3, .num_experts = 16};
+  const double score = 1 / (1 + std::exp(47.0)), share = score / (16 * score + kTinySum);
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    const RouterRun run(real, 1, setup, std::vector<double>(48, -47.0));
+    EXPECT_TRUE(near(run.entropy, {-3 * 16 * share * std::log(share)}, real == DType::kF32 ? 1e-5 : 1e-12));
+  }
+}
+
 TEST(Router, BalanceNeedsWholeSequences) {
   const RouterCase setup{.rule = {.top_k = 1}, .loss = {.balance = 0.25, .seq_len = 5}, .num_tokens = 12};
   EXPECT_THROW(RouterRun(DType::kF64, 1, setup), CheckFailure);

@@ -10,13 +10,16 @@
 
 namespace nmoe {
 
+// Added to sums of scores before dividing by them, so that sigmoids that all underflow give zeros and not NaN. The
+// value is DeepSeek-V3's; it is far below the rounding of any sum that matters.
+constexpr double kTinySum = 1e-20;
+
 // Scores, selection and gate weights (DeepSeek-V3, arXiv 2412.19437, equations 12 to 16).
 //   s = sigmoid(logits) or softmax(logits)
 //   selection: the top_k of s + bias; with num_groups > 1 only within the top_groups best groups of consecutive
 //     experts, where groups are ranked by the sum of their two largest s + bias (sigmoid; DeepSeek-V3) or by the
 //     largest (softmax; DeepSeek-V2). Ties go to the lower index.
-//   weights: s of the selected (never the bias), divided by their sum (plus 1e-20, for scores that all underflow)
-//     when `normalise`, times `scale`.
+//   weights: s of the selected (never the bias), divided by their sum (plus kTinySum) when `normalise`, times `scale`.
 struct RouterRule {
   ScoreFunction score = ScoreFunction::kSigmoid;
   int64_t top_k = 1;
@@ -44,7 +47,8 @@ struct RouterForward {
   Tensor top_idx;   // = [T, K] i32, in descending order of s + bias
   Tensor weights;   // = [T, K] stat
   Tensor aux_loss;  // += [2] f64: balance, z; undefined: without auxiliary losses
-  Tensor entropy;   // += [1] f64: sum over tokens of the entropy (nats) of s / sum s; undefined: not computed
+  Tensor
+      entropy;  // += [1] f64: sum over tokens of the entropy (nats) of s / (sum s + kTinySum); undefined: not computed
 };
 // Routing of tokens whose experts are all on this device, without losses: RouterForward, then BuildMoePlan for its
 // selection and MoeDispatchWeights for its weights.

@@ -75,6 +75,7 @@ int64_t count_rows(Tensor num_rows, int64_t capacity) {
 
 template <class Real>
 void activation_forward(Context& ctx, const ActivationForward& args) {
+  check_leaves_result(args);
   const Activation kind = args.kind;
   const Tensor pre = args.pre, row_weight = args.row_weight;
   ArenaScope scope(ctx.scratch);

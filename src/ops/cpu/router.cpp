@@ -8,10 +8,6 @@
 namespace nmoe::cpu {
 namespace {
 
-// Added to sums of scores before dividing by them, so that sigmoids that all underflow give zeros
-// and not NaN. The value is DeepSeek-V3's; it is far below the rounding of any sum that matters.
-constexpr double kTinySum = 1e-20;
-
 constexpr int64_t kTaskTokens = 64;  // tokens routed by one task
 
 template <class Real>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "ops/ops.h"
 #include "tensor/arena.h"
@@ -41,8 +42,17 @@ inline BlockOperand claim_block_operand(ArenaScope& scope, OperandFormat format,
 // The order in which experts are taken whose tiles take longer than others'.
 struct TileOrder {
   Tensor order;     // [E] I32
-  Tensor counters;  // [at least 1] I32: tiles taken, and what else a kernel counts
+  Tensor counters;  // [1] I32: tiles taken; of sums in pieces [num_piece_counters()]
 };
+// Counters of sums in pieces (contracts/pieces.h): tiles taken of first pieces and, only where there can be later ones,
+// tiles taken of those, then a turn for each of their tiles (sm90/turns.cuh).
+constexpr int64_t num_piece_counters(int64_t later_pieces, int64_t tiles) {
+  return later_pieces > 0 ? 2 + later_pieces * tiles : 1;
+}
+inline int32_t* first_pieces_taken(const TileOrder& order) { return order.counters.data<int32_t>(); }
+inline int32_t* later_pieces_taken(const TileOrder& order) { return order.counters.data<int32_t>() + 1; }
+inline int32_t* later_pieces_turns(const TileOrder& order) { return order.counters.data<int32_t>() + 2; }
+
 inline TileOrder claim_tile_order(ArenaScope& scope, int64_t num_experts, int64_t num_counters = 1) {
   TileOrder order;
   order.order = scope.allocate(DType::kI32, {num_experts});

@@ -308,14 +308,11 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
 // --- gradients of experts' weights on Hopper. Rows and columns of a tile of dw:
 constexpr int64_t kGradientTileRows = 128, kGradientTileCols = 256;        // from BF16
 constexpr int64_t kFp8GradientTileRows = 256, kFp8GradientTileCols = 128;  // from FP8
-// With counters of tiles taken and, where an expert can have several pieces (contracts/pieces.h), those of later pieces
-// and a turn for each of them (sm90/turns.cuh).
 inline TileOrder claim_gradient_order(ArenaScope& scope, const GroupedLinearBackwardWeight& args) {
   const bool fp8 = args.rounding.format == OperandFormat::kFp8;
   const int64_t tiles = blocks_for(args.dw.dim(1), fp8 ? kFp8GradientTileRows : kGradientTileRows) *
                         blocks_for(args.dw.dim(2), fp8 ? kFp8GradientTileCols : kGradientTileCols);
-  const int64_t pieces = max_later_pieces(args.dy.num_rows());
-  return claim_tile_order(scope, args.dw.dim(0), pieces > 0 ? 2 + pieces * tiles : 1);
+  return claim_tile_order(scope, args.dw.dim(0), num_piece_counters(max_later_pieces(args.dy.num_rows()), tiles));
 }
 
 // --- gradients of experts' weights from FP8 operands: codes of their columns, and the order in which experts are

@@ -90,6 +90,13 @@ TEST_F(CudaActivation, RowsBeyondTheirNumberAreLeftAlone) {
   }
 }
 
+TEST_F(CudaActivation, RefusesToLeaveNothingEvenWhenCounting) {
+  const Tensor pre = up(pool_.zeros({2, 4})), h = up(pool_.zeros({2, 2}));
+  const auto activate = [&](Ops& ops) { ops.activation_forward({.pre = pre, .h = h, .keeps_h = false}); };
+  EXPECT_THROW(activate(gpu()), CheckFailure);
+  EXPECT_THROW(counted_scratch(activate), CheckFailure);
+}
+
 TEST_F(CudaActivation, ExtremesStayFiniteAndNansShow) {
   const Tensor pre = up(pool_.of({4, 2}, {1000, 1, -1000, 1, -1e30, 2, std::nan(""), 1}));
   const Tensor h = up(pool_.zeros({4, 1})), dpre = up(pool_.zeros({4, 2}));

@@ -37,7 +37,7 @@ class CudaFp8WeightFewSms : public CudaFp8Weight {
   CudaFp8WeightFewSms() : CudaFp8Weight(2) {}
 };
 
-// Widths that end within a tile of 128 columns, with one, and in the third strip of four.
+// Widths that end within a tile of 128 columns, with a whole strip of four tiles, and within the third strip.
 TEST_F(CudaFp8Weight, ColumnsHaveTheirDefinition) {
   for (const int64_t C : {16, 272, 512, 1168}) {
     SCOPED_TRACE(C);

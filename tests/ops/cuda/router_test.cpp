@@ -17,6 +17,7 @@ struct RouterCase {
   int64_t num_experts = 8;
   double logit_scale = 1.5;
   double bias_scale = 0.2;
+  double logit_mean = 0;
 };
 
 std::vector<RouterCase> cases() {
@@ -50,7 +51,7 @@ std::vector<RouterCase> cases() {
                       .num_experts = 5});  // one token, all experts
     result.push_back({.rule = {.score = score, .top_k = 1}, .num_tokens = 3, .num_experts = 1});
     // Numbers of their own for 64, 128 and 256 experts, all others at run time; rows that end within a round of lanes.
-    for (const int64_t num_experts : {32, 33, 64, 100, 128, 200, 500, 512, 700, 1999, 2048, 4090}) {
+    for (const int64_t num_experts : {32, 33, 64, 100, 128, 200, 384, 500, 512, 640, 700, 1999, 2048, 4090}) {
       result.push_back({.rule = {.score = score, .top_k = 9}, .num_tokens = 21, .num_experts = num_experts});
     }
     // Many scores that are equal, several of them a lane's.
@@ -66,6 +67,8 @@ std::vector<RouterCase> cases() {
                       .num_experts = 70,
                       .logit_scale = 0,
                       .bias_scale = 0});
+    // Sigmoids that are smaller than what is added to their sum.
+    result.push_back({.rule = {.score = score, .top_k = 8}, .num_experts = 256, .logit_scale = 0, .logit_mean = -47});
     // Scores that underflow.
     result.push_back({.rule = {.score = score, .top_k = 2}, .loss = {.z = 0.1}, .num_experts = 9, .logit_scale = 200});
     result.push_back(
@@ -117,11 +120,11 @@ Reference reference(const RouterCase& c, Tensor logits, Tensor scores, Tensor bi
     double exp_sum = 0;
     for (const double value : x) exp_sum += std::exp(value - highest);
     r.z += std::pow(highest + std::log(exp_sum), 2);
-    const double sum = std::accumulate(s.begin(), s.end(), 1e-20);
+    const double sum = std::accumulate(s.begin(), s.end(), kTinySum);
     for (const double value : s) r.entropy -= value > 0 ? value / sum * std::log(value / sum) : 0;
 
     const std::vector<double> chosen = reference_choice(c.rule, s, bias);
-    double chosen_sum = 1e-20;
+    double chosen_sum = kTinySum;
     for (const double expert : chosen) chosen_sum += s[static_cast<size_t>(expert)];
     for (const double expert : chosen) {
       r.top_idx.push_back(expert);
@@ -145,7 +148,7 @@ class CudaRouter : public CudaTest, public ::testing::WithParamInterface<size_t>
  protected:
   CudaRouter() {
     const Shape experts{case_.num_tokens, case_.num_experts}, choices{case_.num_tokens, case_.rule.top_k};
-    logits_ = pool_.normal(experts, case_.logit_scale);
+    logits_ = pool_.normal(experts, case_.logit_scale, case_.logit_mean);
     bias_ = pool_.normal({case_.num_experts}, case_.bias_scale);
     device_ = {.rule = case_.rule,
                .loss = case_.loss,

@@ -1,7 +1,14 @@
 // Gradients of experts' weights under skew: an expert with more than kUncutRows rows against its pieces, one after the
 // other, each an operation of its own, to the bit; and against the CPU. Needs a GPU.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <numeric>
+#include <tuple>
+#include <vector>
 
+#include "ops/contracts/linear.h"
 #include "ops/contracts/pieces.h"
 #include "ops/cuda/cuda_test.h"
 #include "ops/signal_to_noise.h"

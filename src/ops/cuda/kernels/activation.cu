@@ -152,12 +152,12 @@ T* data_or_null(Tensor x) {
 }  // namespace
 
 void activation_forward(Context& ctx, const ActivationForward& args) {
+  check_leaves_result(args);
   if (args.h_columns.defined()) return activation_fp8_columns(ctx, args);
   const Tensor pre = args.pre, h = args.h;
   check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (ctx.counting() || h.num_elements() == 0) return;
   const int64_t width = h.dim(1);
-  NMOE_CHECK(args.keeps_h || args.h_codes.defined(), "an activation that leaves nothing");
   const bool with_codes = makes_codes(h, 1, args.h_codes);
   const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
   dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto kind, dim3 grid) {

@@ -18,6 +18,7 @@
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -31,15 +32,6 @@ constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
 constexpr int kMaxSegments = 64;      // more than fit in shared memory
 constexpr int kSegmentReads = 2;      // of a thread, 16 bytes each
-
-// exp(x - highest) for x <= highest, by one multiplication and the hardware's power of two: off by 2^-21 of itself
-// where it is not far below 1.
-__device__ inline float exp_below(float x, float highest) {
-  constexpr float kLog2E = 1.44269504F;
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - highest) * kLog2E));
-  return power;
-}
 
 // A running softmax and argmax over some of a row's logits.
 struct OnlineSoftmax {
@@ -56,7 +48,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int j = 1; j < kCount; ++j) highest = fmaxf(highest, logits[j]);
     if (highest > max) {  // seldom
-      sum *= exp_below(max, highest);
+      sum *= flushed_exp(max - highest);
       max = highest;
 #pragma unroll
       for (int j = kCount - 1; j >= 0; --j) {
@@ -64,14 +56,14 @@ struct OnlineSoftmax {
       }
     }
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) sum += exp_below(logits[j], max);
+    for (int j = 0; j < kCount; ++j) sum += flushed_exp(logits[j] - max);
   }
 };
 
 __device__ OnlineSoftmax merge(const OnlineSoftmax& a, const OnlineSoftmax& b) {
   OnlineSoftmax both;
   both.max = fmaxf(a.max, b.max);
-  both.sum = a.sum * exp_below(a.max, both.max) + b.sum * exp_below(b.max, both.max);
+  both.sum = a.sum * flushed_exp(a.max - both.max) + b.sum * flushed_exp(b.max - both.max);
   both.argmax = a.max > b.max ? a.argmax : b.max > a.max ? b.argmax : min(a.argmax, b.argmax);
   return both;
 }
@@ -227,7 +219,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
           load_values(logits + i, values);
 #pragma unroll
           for (int j = 0; j < kValues; ++j) {
-            values[j] = has_target ? exp_below(values[j], softmax.max) * factor : 0.0F;  // scale * softmax
+            values[j] = has_target ? flushed_exp(values[j] - softmax.max) * factor : 0.0F;  // scale * softmax
           }
           if (const int at = in_slice - i; at >= 0 && at < kValues) {  // seldom
 #pragma unroll

@@ -284,7 +284,8 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
     launch_early(ctx, count_kernel, grid_size(num_chunks), kCountThreads, expert_bytes, experts, parts,
                  chunk_counts.data<int32_t>(), num_copies, chunk_copies, static_cast<int>(num_experts));
   }
-  const int place_warps = num_experts <= 1024 ? kMaxPlaceWarps : kMaxPlaceWarps / 2;  // what shared memory has room for
+  // The counts of all warps have no room in shared memory for kMaxExperts, those of half of them do.
+  const int place_warps = num_experts <= 1024 ? kMaxPlaceWarps : kMaxPlaceWarps / 2;
   const int64_t place_bytes = place_warps * expert_bytes;
   if (place_bytes + kWarp * static_cast<int64_t>(sizeof(int32_t)) > kDefaultSharedBytes)
     allow_dynamic_shared(place_kernel, static_cast<int>(place_bytes));

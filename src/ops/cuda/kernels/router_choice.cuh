@@ -13,12 +13,10 @@
 #include "ops/contracts/router.h"
 #include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 
 namespace nmoe::cuda {
-
-// Added to sums of scores before dividing by them (ops/contracts/router.h).
-constexpr double kTinySum = 1e-20;
 
 // A token's terms of the losses, each [T] f64.
 struct TokenTerms {
@@ -203,7 +201,7 @@ class EntropySums {
  public:
   __device__ void add(float score) {
     sum_ += score;
-    product_sum_ += score * log2_of_normal(fmaxf(score, static_cast<float>(kTinySum)));
+    product_sum_ += score * flushed_log2(fmaxf(score, FLT_MIN));  // 0 log 0 = 0
     largest_ = fmaxf(largest_, score);
   }
   // Of all lanes' scores, which are those of the row that each of them added.
@@ -212,7 +210,7 @@ class EntropySums {
     const float sum = warp_sum(sum_), total = sum + static_cast<float>(kTinySum);
     if (warp_max(largest_) <= 0.5F * total) {
       const float product_sum = warp_sum(product_sum_);
-      return std::numbers::ln2_v<float> * __fdividef(sum * log2_of_normal(total) - product_sum, total);
+      return std::numbers::ln2_v<float> * __fdividef(sum * flushed_log2(total) - product_sum, total);
     }
     return entropy_of_peak<kWidth>(scores, 1.0F / total, num_experts, lane);
   }
@@ -235,12 +233,6 @@ class EntropySums {
       if (!(p <= 0.0F)) entropy -= p * (p > 0.5F ? log_of_large : __logf(p));  // NaN stays in the sum
     });
     return warp_sum(entropy);
-  }
-
-  __device__ static float log2_of_normal(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
   }
 
   float sum_ = 0.0F;

@@ -18,6 +18,7 @@
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -164,12 +165,6 @@ __device__ void load_tile(Bf16* target, int width, const Source& source, const E
   }
 }
 
-__device__ inline float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // kKey, kValue: sizes of heads, filled up with zeros.
 template <int kKey, int kValue>
 __global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
@@ -259,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
         new_highest = fmaxf(new_highest, __shfl_xor_sync(kAllLanes, new_highest, 1));
         new_highest = fmaxf(new_highest, __shfl_xor_sync(kAllLanes, new_highest, 2));
         const float reference = new_highest == -INFINITY ? 0.0F : new_highest;  // nothing seen yet
-        const float fade = power_of_two(highest[h] - reference);
+        const float fade = flushed_exp2(highest[h] - reference);
         highest[h] = new_highest;
         float sum = 0.0F;
 #pragma unroll
@@ -267,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             float& score = scores[n][2 * h + c];
-            score = power_of_two(score - reference);
+            score = flushed_exp2(score - reference);
             sum += score;
           }
         }

@@ -6,21 +6,9 @@
 
 #include <type_traits>
 
-namespace nmoe::cuda {
+#include "ops/cuda/primitives/flushed_math.cuh"
 
-// exp(x) and 1 / x by one instruction each, but for a product: what __expf and __fdividef are without their care for
-// results and operands below 2^-126, which are zero here.
-__device__ inline float flushed_exp(float x) {
-  constexpr float kLog2E = 1.4426950408889634F;
-  float y = x * kLog2E;
-  asm("ex2.approx.ftz.f32 %0, %0;\n" : "+f"(y));
-  return y;
-}
-__device__ inline float flushed_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
+namespace nmoe::cuda {
 
 // To 2^-21 of the result where x > -8; below, the exponential's argument loses as much more as it is longer.
 __device__ inline float fast_sigmoid(float x) { return flushed_reciprocal(1.0F + flushed_exp(-x)); }

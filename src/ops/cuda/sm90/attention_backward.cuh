@@ -44,6 +44,7 @@
 #include <cstdint>
 
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/sm90/attention_tiles.cuh"
 #include "ops/cuda/sm90/gradient_rotation.cuh"
@@ -306,11 +307,6 @@ __device__ void add_queries(const BackwardArgs& a, const BackwardShared<L>& shar
 }
 
 // --- consumers
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ inline float unpack(uint32_t pair, int which) {
   return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
 }
@@ -436,10 +432,10 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
 #pragma unroll
       for (int j = 0; j < kScoreValues; j += 4) {
         const float2 l = *reinterpret_cast<const float2*>(lse + j * 2);
-        s[j] = exp2_fast(s[j] * scale2 - l.x);
-        s[j + 1] = exp2_fast(s[j + 1] * scale2 - l.y);
-        s[j + 2] = exp2_fast(s[j + 2] * scale2 - l.x);
-        s[j + 3] = exp2_fast(s[j + 3] * scale2 - l.y);
+        s[j] = flushed_exp2(s[j] * scale2 - l.x);
+        s[j + 1] = flushed_exp2(s[j + 1] * scale2 - l.y);
+        s[j + 2] = flushed_exp2(s[j + 2] * scale2 - l.x);
+        s[j + 3] = flushed_exp2(s[j + 3] * scale2 - l.y);
         p[j / 2] = bf16_pair(s[j], s[j + 1]);
         p[j / 2 + 1] = bf16_pair(s[j + 2], s[j + 3]);
       }

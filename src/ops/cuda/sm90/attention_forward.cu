@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -236,12 +237,6 @@ __device__ void multiply_values(const uint32_t (&p)[L::kScores / 2], uint64_t va
   wgmma_commit_group();
 }
 
-__device__ float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The two rows of a thread, h = 0 and 1, whose values lie in s[4 j + 2 h + p] and o[4 j + 2 h + p] (wgmma.cuh). A quad
 // of lanes has the whole rows between them.
 struct RowPair {
@@ -276,7 +271,7 @@ __device__ __forceinline__ bool softmax(float scale_log2, float (&s)[kScores], R
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       highest[h] = follows ? fmaxf(highest[h], rows.highest[h]) : rows.highest[h];
-      factor[h] = exp2_approximate((rows.highest[h] - highest[h]) * scale_log2);
+      factor[h] = flushed_exp2((rows.highest[h] - highest[h]) * scale_log2);
     }
   }
 #pragma unroll
@@ -286,8 +281,8 @@ __device__ __forceinline__ bool softmax(float scale_log2, float (&s)[kScores], R
     float even = 0.0F, odd = 0.0F;
 #pragma unroll
     for (int i = 2 * h; i < kScores; i += 4) {
-      s[i] = exp2_approximate(fmaf(s[i], scale_log2, -offset));
-      s[i + 1] = exp2_approximate(fmaf(s[i + 1], scale_log2, -offset));
+      s[i] = flushed_exp2(fmaf(s[i], scale_log2, -offset));
+      s[i + 1] = flushed_exp2(fmaf(s[i + 1], scale_log2, -offset));
       even += s[i];
       odd += s[i + 1];
     }

@@ -335,9 +335,9 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
              "a gradient of {} blocks of {} and {} columns", blocks, out, in);
   const int64_t tiles = ceil_div<int64_t>(out, kTileRows) * ceil_div<int64_t>(in, kTileCols),
                 later_pieces = max_later_pieces(args.num_rows), num_counters = args.order.counters.num_elements();
-  NMOE_CHECK(std::max(E, later_pieces) * tiles <= INT32_MAX / 4 &&
-                 num_counters >= (later_pieces == 0 ? 1 : 2 + later_pieces * tiles),
-             "a gradient of {} and {} times {} tiles, with {} counters", E, later_pieces, tiles, num_counters);
+  NMOE_CHECK(
+      std::max(E, later_pieces) * tiles <= INT32_MAX / 4 && num_counters >= num_piece_counters(later_pieces, tiles),
+      "a gradient of {} and {} times {} tiles, with {} counters", E, later_pieces, tiles, num_counters);
   if (ctx.counting() || dw.num_elements() == 0) return;
   order_longest_first(ctx, offsets, args.order);
   Product product{.dy = columns_map(args.dy),
@@ -347,7 +347,7 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                   .x_scales = args.x.scales.data<uint8_t>(),
                   .offsets = offsets.data<int32_t>(),
                   .order = args.order.order.data<int32_t>(),
-                  .tiles_taken = args.order.counters.data<int32_t>(),
+                  .tiles_taken = first_pieces_taken(args.order),
                   .num_groups = static_cast<int>(E),
                   .rows = static_cast<int>(out),
                   .cols = static_cast<int>(in),
@@ -358,8 +358,8 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                   .turns = nullptr};
   launch</*kLaterPieces=*/false>(ctx, product, E * tiles);
   if (later_pieces == 0) return;
-  product.tiles_taken += 1;
-  product.turns = product.tiles_taken + 1;
+  product.tiles_taken = later_pieces_taken(args.order);
+  product.turns = later_pieces_turns(args.order);
   launch</*kLaterPieces=*/true>(ctx, product, later_pieces * tiles);
 }
 

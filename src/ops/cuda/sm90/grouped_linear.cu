@@ -555,13 +555,17 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
 
 // dw by the experts' first pieces of rows, then what later ones add to it.
 template <Gathered kGathered, bool kIsScaled = false>
-void launch_weight_gradient(Context& ctx, Product product) {
+void launch_weight_gradient(Context& ctx, Product product, const TileOrder& order) {
   const int64_t tiles =
       ceil_div<int64_t>(product.rows, kGradientTileRows) * ceil_div<int64_t>(product.width, kGradientTileCols);
+  const int64_t num_counters = order.counters.num_elements();
+  NMOE_CHECK(num_counters >= num_piece_counters(product.max_later_pieces, tiles),
+             "a gradient of {} later pieces of {} tiles, with {} counters", product.max_later_pieces, tiles,
+             num_counters);
   launch<Layout<Form::kWeightGradient, kGathered, kIsScaled>>(ctx, product, product.num_experts * tiles);
   if (product.max_later_pieces == 0) return;
-  product.tiles_taken += 1;
-  product.turns = product.tiles_taken + 1;
+  product.tiles_taken = later_pieces_taken(order);
+  product.turns = later_pieces_turns(order);
   launch<Layout<Form::kLaterPieces, kGathered, kIsScaled>>(ctx, product, product.max_later_pieces * tiles);
 }
 
@@ -634,7 +638,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
                         .order = scratch.order.order.data<int32_t>(),
-                        .tiles_taken = scratch.order.counters.data<int32_t>(),
+                        .tiles_taken = first_pieces_taken(scratch.order),
                         .c = args.dw.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),
@@ -652,13 +656,13 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .turns = nullptr};
   NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");
   if (gathers_a) {
-    launch_weight_gradient<Gathered::kA>(ctx, product);
+    launch_weight_gradient<Gathered::kA>(ctx, product, scratch.order);
   } else if (gathers_b) {
-    launch_weight_gradient<Gathered::kB>(ctx, product);
+    launch_weight_gradient<Gathered::kB>(ctx, product, scratch.order);
   } else if (product.scale != nullptr) {
-    launch_weight_gradient<Gathered::kNone, /*kIsScaled=*/true>(ctx, product);
+    launch_weight_gradient<Gathered::kNone, /*kIsScaled=*/true>(ctx, product, scratch.order);
   } else {
-    launch_weight_gradient<Gathered::kNone>(ctx, product);
+    launch_weight_gradient<Gathered::kNone>(ctx, product, scratch.order);
   }
 }
 
