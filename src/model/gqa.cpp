@@ -72,13 +72,24 @@ void GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x, Tensor
   project(pass, x);
   saved_.out = pass.push({T, H, C});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  attend(pass, {.scale = softmax_scale(),
-                .window = window_,
-                .q = saved_.q,
-                .k = saved_.k,
-                .v = saved_.v,
-                .out = saved_.out,
-                .lse = saved_.lse});
+  if (const Batch& batch = pass.batch; batch.parents.defined()) {
+    ops.tree_attention({.scale = softmax_scale(),
+                        .window = window_,
+                        .q = saved_.q,
+                        .k = saved_.k,
+                        .v = saved_.v,
+                        .out = saved_.out,
+                        .positions = batch.positions,
+                        .bounds = batch.cu_seqlens,
+                        .parents = batch.parents});
+  } else {
+    ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
+                           .q = saved_.q,
+                           .k = saved_.k,
+                           .v = saved_.v,
+                           .out = saved_.out,
+                           .lse = saved_.lse});
+  }
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * C}), y, residual);
 }

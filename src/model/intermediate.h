@@ -14,8 +14,8 @@ namespace nmoe {
 enum class Intermediate {
   kEmbeddingOut,         // [T, D]
   kAttentionQuery,       // [T, H, Dk], as passed to attention: normed and rotated
-  kAttentionKey,         // [T, G, Dk]
-  kAttentionValue,       // [T, G, Dv]
+  kAttentionKey,         // [T, G, Dk]; of MLA the part that heads share, [T, rope]
+  kAttentionValue,       // [T, G, Dv]; of MLA with the heads' own parts of keys, [T, H, nope + Dv]
   kAttentionHeads,       // [T, H, Dv]
   kMixerOut,             // [T, D], with the residual stream
   kRouterLogits,         // [T, E] stat

@@ -31,25 +31,6 @@ const MixerEntry& entry_of(MixerKind kind) {
 
 }  // namespace
 
-void attend(const Pass& pass, const Attention& attention) {
-  const auto& [scale, window, q, k, v, out, lse] = attention;
-  const Batch& batch = pass.batch;
-  if (!batch.parents.defined()) {
-    pass.ops.attention_forward(
-        {.shape = pass.attention_shape(scale, window), .q = q, .k = k, .v = v, .out = out, .lse = lse});
-    return;
-  }
-  pass.ops.tree_attention({.scale = scale,
-                           .window = window,
-                           .q = q,
-                           .k = k,
-                           .v = v,
-                           .out = out,
-                           .positions = batch.positions,
-                           .bounds = batch.cu_seqlens,
-                           .parents = batch.parents});
-}
-
 MixerSpec describe_mixer(const Layer& layer, WeightList& weights) {
   return entry_of(layer.spec.mixer).describe(layer, weights);
 }

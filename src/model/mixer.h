@@ -32,15 +32,6 @@ class Mixer {
                               Tensor y) = 0;
 };
 
-// Causal softmax attention in the batch. q, k, v and out as in AttentionForward; lse [B, H,
-// S] stat =, unless the batch consists of pieces.
-struct Attention {
-  double scale = 1.0;
-  int64_t window = 0;
-  Tensor q, k, v, out, lse;
-};
-void attend(const Pass& pass, const Attention& attention);
-
 // Adds the weights of a layer's mixer and returns its other properties.
 MixerSpec describe_mixer(const Layer& layer, WeightList& weights);
 // Makes the mixer, with the weights so described. The layer's configuration must outlive it.

@@ -96,30 +96,34 @@ Tensor LatentAttention::project(const Pass& pass, const CodedRows& x) {
 void LatentAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
-                U = mla.v_head_dim;
-  const Tensor k_rope = project(pass, x);
-  saved_.k = pass.push({T, H, N + P});
-  saved_.v = pass.push({T, H, U});
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, U = mla.v_head_dim;
+  saved_.k_rope = project(pass, x);
+  saved_.kv = pass.push({T, H, N + U});
   saved_.out = pass.push({T, H, U});
   saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  {
-    ArenaScope scope(pass.activations);
-    const Tensor kv = pass.push({T, H, N + U});
-    kv_up_.forward(ops, saved_.kv_latent, kv.reshape({T, H * (N + U)}));
-    ops.mla_expand_forward({.kv = kv, .k_rope = k_rope, .k = saved_.k, .v = saved_.v});
-  }
+  kv_up_.forward(ops, saved_.kv_latent, saved_.kv.reshape({T, H * (N + U)}));
   pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
-  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
-  pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
+  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k_rope);
+  pass.capture(Intermediate::kAttentionValue, layer_, saved_.kv);
 
-  attend(pass, {.scale = softmax_scale(),
-                .window = window_,
-                .q = saved_.q,
-                .k = saved_.k,
-                .v = saved_.v,
-                .out = saved_.out,
-                .lse = saved_.lse});
+  if (const Batch& batch = pass.batch; batch.parents.defined()) {
+    ops.mla_tree_attention({.scale = softmax_scale(),
+                            .window = window_,
+                            .q = saved_.q,
+                            .kv = saved_.kv,
+                            .k_rope = saved_.k_rope,
+                            .out = saved_.out,
+                            .positions = batch.positions,
+                            .bounds = batch.cu_seqlens,
+                            .parents = batch.parents});
+  } else {
+    ops.mla_attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
+                               .q = saved_.q,
+                               .kv = saved_.kv,
+                               .k_rope = saved_.k_rope,
+                               .out = saved_.out,
+                               .lse = saved_.lse});
+  }
   pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
   out_.forward(ops, saved_.out.reshape({T, H * U}), y, residual);
 }
@@ -161,24 +165,22 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
 
   const Projections d = push_projections(pass, T);
   const Tensor dq = q_low_rank_ ? pass.push({T, H, N + P}) : d.q.reshape({T, H, N + P});
-  const Tensor dk = pass.push({T, H, N + P});
-  const Tensor dv = pass.push({T, H, U});
-  ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
-                          .q = saved_.q,
-                          .k = saved_.k,
-                          .v = saved_.v,
-                          .out = saved_.out,
-                          .lse = saved_.lse,
-                          .dout = dout,
-                          .dq = dq,
-                          .dk = dk,
-                          .dv = dv,
-                          .rope = pass.rotation({}, P, config_.rope.layout, N)});
-
-  // Keys and values: through the shared rotated part, and through the latent.
   const Tensor dkv = pass.push({T, H, N + U});
   const RowCodes dkv_codes = kv_up_.push_codes(pass.activations, T, H * (N + U));
-  ops.mla_expand_backward({.dk = dk, .dv = dv, .dkv = dkv, .dk_rope = d.k_rope, .dkv_codes = dkv_codes});
+  ops.mla_attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
+                              .q = saved_.q,
+                              .kv = saved_.kv,
+                              .k_rope = saved_.k_rope,
+                              .out = saved_.out,
+                              .lse = saved_.lse,
+                              .dout = dout,
+                              .dq = dq,
+                              .dkv = dkv,
+                              .dk_rope = d.k_rope,
+                              .rope = pass.rotation({}, P, config_.rope.layout, N),
+                              .dkv_codes = dkv_codes});
+
+  // Keys and values: through the shared rotated part, and through the latent.
   ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
   kv_up_.backward(ops, saved_.kv_latent, {dkv.reshape({T, H * (N + U)}), dkv_codes}, dkv_latent);

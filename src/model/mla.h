@@ -44,8 +44,8 @@ class LatentAttention final : public Mixer {
     Tensor q_latent;   // [T, Rq], normed; undefined without a query latent
     Tensor kv_latent;  // [T, Rkv], normed
     Tensor q;          // [T, H, N + P], rotated
-    Tensor k;          // [T, H, N + P], rotated
-    Tensor v;          // [T, H, U]
+    Tensor kv;         // [T, H, N + U]: of each head, its own part of the key and the value
+    Tensor k_rope;     // [T, P], rotated: the key part that heads share
     Tensor out;        // [T, H, U]
     Tensor lse;        // [B, H, S]
   };

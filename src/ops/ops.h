@@ -86,8 +86,9 @@
   X(attention_forward, AttentionForward)                         \
   X(attention_backward, AttentionBackward)                       \
   X(tree_attention, TreeAttention)                               \
-  X(mla_expand_forward, MlaExpandForward)                        \
-  X(mla_expand_backward, MlaExpandBackward)                      \
+  X(mla_attention_forward, MlaAttentionForward)                  \
+  X(mla_attention_backward, MlaAttentionBackward)                \
+  X(mla_tree_attention, MlaTreeAttention)                        \
   X(cache_write, CacheWrite)                                     \
   X(cached_attention, CachedAttention)                           \
   X(mla_cached_attention, MlaCachedAttention)                    \

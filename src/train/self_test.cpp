@@ -137,6 +137,29 @@ void products(checked::CheckedDevice& checked, Arena& arena) {
   }
 }
 
+// Latent attention of the sizes that models have.
+void latent_attention(checked::CheckedDevice& checked, Arena& arena) {
+  constexpr int64_t B = 2, S = 150, T = B * S, H = 2, nope = 128, rope = 64, value = 128;
+  Ops& ops = checked.ops();
+  const AttentionShape shape{.num_seqs = B, .seq_len = S, .scale = 0.07};
+  const Tensor q = random_act(ops, arena, {T, H, nope + rope}, 11),
+               kv = random_act(ops, arena, {T, H, nope + value}, 12), k_rope = random_act(ops, arena, {T, rope}, 13),
+               dout = random_act(ops, arena, {T, H, value}, 14);
+  const auto room = [&](const Tensor& like) { return arena.allocate(like.dtype(), like.shape()); };
+  const Tensor out = room(dout), lse = arena.allocate(ops.stat_dtype(), {B, H, S});
+  ops.mla_attention_forward({.shape = shape, .q = q, .kv = kv, .k_rope = k_rope, .out = out, .lse = lse});
+  ops.mla_attention_backward({.shape = shape,
+                              .q = q,
+                              .kv = kv,
+                              .k_rope = k_rope,
+                              .out = out,
+                              .lse = lse,
+                              .dout = dout,
+                              .dq = room(q),
+                              .dkv = room(kv),
+                              .dk_rope = room(k_rope)});
+}
+
 // What small models have no use for.
 void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
   const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
@@ -191,6 +214,15 @@ void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& c
                       .positions = positions,
                       .bounds = bounds,
                       .parents = parents});
+  ops.mla_tree_attention({.scale = 0.25,
+                          .q = heads,
+                          .kv = heads,
+                          .k_rope = x.columns(0, 8),
+                          .out = arena.allocate(act, {T, D / 16, 8}),
+                          .positions = positions,
+                          .bounds = bounds,
+                          .parents = parents});
+  latent_attention(checked, arena);
   products(checked, arena);
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }

@@ -1,4 +1,4 @@
-// Attention against a plain softmax and finite differences; MLA's expansion likewise. Sequence lengths cross the query
+// Attention against a plain softmax and finite differences; MLA's likewise. Sequence lengths cross the query
 // and key blocks of ops/cpu/attention.cpp.
 #include <gtest/gtest.h>
 
@@ -301,29 +301,77 @@ TEST(Attention, HugeScoresStayFinite) {
   }
 }
 
-TEST(MlaExpand, PutsEveryPartInItsPlace) {
+// Of whole keys and values, put together here.
+TEST(MlaAttention, IsThatOfItsPartsTogether) {
   TensorPool pool;
-  // One token, two heads, nope 2, value 1, rope 2.
-  const Tensor kv = pool.of({1, 2, 3}, {1, 2, 3, 4, 5, 6}), k_rope = pool.of({1, 2}, {7, 8});
-  const Tensor k = pool.zeros({1, 2, 4}), v = pool.zeros({1, 2, 1});
-  cpu_device()->mla_expand_forward({kv, k_rope, k, v});
-  EXPECT_EQ(values(k), (std::vector<double>{1, 2, 7, 8, 4, 5, 7, 8}));
-  EXPECT_EQ(values(v), (std::vector<double>{3, 6}));
+  constexpr int64_t kTokens = 12, kHeads = 2, kNope = 3, kRope = 2, kValue = 4;
+  const Tensor q = pool.normal({kTokens, kHeads, kNope + kRope}), kv = pool.normal({kTokens, kHeads, kNope + kValue}),
+               k_rope = pool.normal({kTokens, kRope});
+  const Tensor k = pool.zeros(q.shape()), v = pool.zeros({kTokens, kHeads, kValue});
+  for (int64_t row = 0; row < kTokens * kHeads; ++row) {
+    const auto part = [&](int64_t i) { return get(kv, row * (kNope + kValue) + i); };
+    for (int64_t i = 0; i < kNope; ++i) set(k, row * (kNope + kRope) + i, part(i));
+    for (int64_t i = 0; i < kRope; ++i) {
+      set(k, row * (kNope + kRope) + kNope + i, get(k_rope, row / kHeads * kRope + i));
+    }
+    for (int64_t i = 0; i < kValue; ++i) set(v, row * kValue + i, part(kNope + i));
+  }
+  const AttentionShape shape{2, kTokens / 2, 0.4, 0};
+  const Tensor out = pool.zeros(v.shape()), lse = pool.zeros({2, kHeads, kTokens / 2}),
+               expected = pool.zeros(v.shape()), expected_lse = pool.zeros(lse.shape());
+  const auto ops = cpu_device();
+  ops->mla_attention_forward({.shape = shape, .q = q, .kv = kv, .k_rope = k_rope, .out = out, .lse = lse});
+  ops->attention_forward({.shape = shape, .q = q, .k = k, .v = v, .out = expected, .lse = expected_lse});
+  EXPECT_EQ(values(out), values(expected));
+  EXPECT_EQ(values(lse), values(expected_lse));
+
+  const Tensor bounds = pool.ints({4}, {0, 6, 9, 12}), parents = pool.ints({4}, {-1, -1, 1, -1});
+  TreeAttention tree{.scale = 0.4,
+                     .q = q,
+                     .k = k,
+                     .v = v,
+                     .out = expected,
+                     .positions = pool.ints({kTokens}, {0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}),
+                     .bounds = bounds,
+                     .parents = parents};
+  ops->tree_attention(tree);
+  ops->mla_tree_attention({.scale = tree.scale,
+                           .q = q,
+                           .kv = kv,
+                           .k_rope = k_rope,
+                           .out = out,
+                           .positions = tree.positions,
+                           .bounds = bounds,
+                           .parents = parents});
+  EXPECT_EQ(values(out), values(expected));
 }
 
-TEST(MlaExpand, BackwardMatchesFiniteDifferences) {
+TEST(MlaAttention, BackwardMatchesFiniteDifferences) {
   TensorPool pool;
-  constexpr int64_t kTokens = 35, kHeads = 3, kNope = 2, kRope = 4, kValue = 3;
-  const Tensor kv = pool.normal({kTokens, kHeads, kNope + kValue}), k_rope = pool.normal({kTokens, kRope});
-  const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
-  const Tensor dk = pool.normal(k.shape()), dv = pool.normal(v.shape());
-  const Tensor dkv = pool.full(kv.shape(), NAN), dk_rope = pool.full(k_rope.shape(), NAN);
+  constexpr int64_t kSeqs = 2, kLen = 9, kTokens = kSeqs * kLen, kHeads = 3, kNope = 2, kRope = 4, kValue = 3;
+  const Tensor q = pool.normal({kTokens, kHeads, kNope + kRope}), kv = pool.normal({kTokens, kHeads, kNope + kValue}),
+               k_rope = pool.normal({kTokens, kRope});
+  const Tensor out = pool.zeros({kTokens, kHeads, kValue}), lse = pool.zeros({kSeqs, kHeads, kLen});
+  const Tensor dout = pool.normal(out.shape()), dq = pool.full(q.shape(), NAN), dkv = pool.full(kv.shape(), NAN),
+               dk_rope = pool.full(k_rope.shape(), NAN);
+  const AttentionShape shape{kSeqs, kLen, 0.4, 5};
   const auto ops = cpu_device();
-  ops->mla_expand_backward({dk, dv, dkv, dk_rope});
   const auto loss = [&] {
-    ops->mla_expand_forward({kv, k_rope, k, v});
-    return dot(k, dk) + dot(v, dv);
+    ops->mla_attention_forward({.shape = shape, .q = q, .kv = kv, .k_rope = k_rope, .out = out, .lse = lse});
+    return dot(out, dout);
   };
+  loss();
+  ops->mla_attention_backward({.shape = shape,
+                               .q = q,
+                               .kv = kv,
+                               .k_rope = k_rope,
+                               .out = out,
+                               .lse = lse,
+                               .dout = dout,
+                               .dq = dq,
+                               .dkv = dkv,
+                               .dk_rope = dk_rope});
+  EXPECT_TRUE(gradient_matches(loss, q, dq));
   EXPECT_TRUE(gradient_matches(loss, kv, dkv));
   EXPECT_TRUE(gradient_matches(loss, k_rope, dk_rope));
 }

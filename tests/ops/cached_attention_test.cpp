@@ -181,14 +181,16 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
       // Norm and rotation by the operations that training has.
       const Tensor q = pool.zeros(args.q.shape()), rotated = pool.zeros({kTokens, 1, kRope});
       const Tensor latents = pool.zeros({kTokens, kRank}), kv = pool.zeros({kTokens, kHeads, kNope + kValue});
-      const Tensor k = pool.zeros({kTokens, kHeads, kNope + kRope}), v = pool.zeros({kTokens, kHeads, kValue});
       ops->copy({args.q, q});
       ops->copy({args.k_rope, rotated.reshape({kTokens, kRope})});
       ops->rms_norm_forward({args.kv_latent, args.gain, args.eps, latents, pool.zeros({kTokens})});
       ops->rope_forward({q, args.positions, args.cos, args.sin, kNope, layout});
       ops->rope_forward({rotated, args.positions, args.cos, args.sin, 0, layout});
       ops->linear_forward({latents, args.kv_up, kv.reshape({kTokens, kHeads * (kNope + kValue)}), {}});
-      ops->mla_expand_forward({kv, rotated.reshape({kTokens, kRope}), k, v});
+      const auto key = [&](size_t token, int64_t head, int64_t d) {
+        return d < kNope ? get(kv[static_cast<int64_t>(token)][head], d)
+                         : get(rotated[static_cast<int64_t>(token)], d - kNope);
+      };
       std::vector<double> expected;
       for (size_t t = 0; t < kTokens; ++t) {
         for (int64_t h = 0; h < kHeads; ++h) {
@@ -200,12 +202,12 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
               continue;
             double score = 0;
             for (int64_t d = 0; d < kNope + kRope; ++d) {
-              score += get(q[static_cast<int64_t>(t)][h], d) * get(k[static_cast<int64_t>(j)][h], d);
+              score += get(q[static_cast<int64_t>(t)][h], d) * key(j, h, d);
             }
             const double weight = std::exp(args.scale * score);
             total += weight;
             for (int64_t d = 0; d < kValue; ++d) {
-              sums[static_cast<size_t>(d)] += weight * get(v[static_cast<int64_t>(j)][h], d);
+              sums[static_cast<size_t>(d)] += weight * get(kv[static_cast<int64_t>(j)][h], kNope + d);
             }
           }
           for (const double sum : sums) expected.push_back(sum / total);

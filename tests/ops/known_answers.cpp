@@ -108,17 +108,6 @@ void AnswerCheck::norms_backward() {
   expect_rows(codes);
 }
 
-void AnswerCheck::expansion_backward() {
-  const int64_t R = m_.num_rows(), C = m_.width();
-  const RowCodes codes = room_for_rows(C);
-  ops_.mla_expand_backward({.dk = act(pool_.zeros({R, 1, 8})),
-                            .dv = act(m_.x).reshape({R, 1, C}),
-                            .dkv = room({R, C}).reshape({R, 1, C}),
-                            .dk_rope = room({R, 8}),
-                            .dkv_codes = codes});
-  expect_rows(codes);
-}
-
 void AnswerCheck::activations() {
   const int64_t R = m_.num_rows(), C = m_.width();
   const RowCodes codes = room_for_rows(C);

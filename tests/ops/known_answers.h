@@ -153,7 +153,6 @@ class AnswerCheck {
   void quantized_tiles();
   void norms();
   void norms_backward();
-  void expansion_backward();
   void activations();
   void activations_backward();
   void columns_of_activations();
@@ -356,7 +355,6 @@ inline constexpr Producer kProducers[] = {
     {"QuantizeWeights", "nvfp4_tiles", &AnswerCheck::quantized_tiles},
     {"Norms", "fp8_rows", &AnswerCheck::norms},
     {"NormsBackward", "fp8_rows", &AnswerCheck::norms_backward},
-    {"ExpansionBackward", "fp8_rows", &AnswerCheck::expansion_backward},
     {"Activations", "fp8_rows", &AnswerCheck::activations},
     {"Activations", "fp8_columns", &AnswerCheck::columns_of_activations},
     {"ActivationsBackward", "fp8_rows", &AnswerCheck::activations_backward},

@@ -91,19 +91,33 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
                        {&B::lse}});
   }
   {
-    using F = MlaExpandForward;
-    using B = MlaExpandBackward;
-    const F forward{.kv = pool.normal({35, 3, 24}),
-                    .k_rope = pool.normal({35, 8}),
-                    .k = pool.zeros({35, 3, 24}),
-                    .v = pool.zeros({35, 3, 8})};
-    visit(ApartCase<F>{"expansion", &Ops::mla_expand_forward, forward, {&F::k_rope}, {&F::kv, &F::k, &F::v}, {}});
-    const B backward{.dk = pool.normal({35, 3, 24}),
-                     .dv = pool.normal({35, 3, 8}),
-                     .dkv = pool.zeros({35, 3, 24}),
-                     .dk_rope = pool.zeros({35, 8})};
-    visit(ApartCase<B>{
-        "expansion, backward", &Ops::mla_expand_backward, backward, {&B::dk_rope}, {&B::dk, &B::dv, &B::dkv}, {}});
+    using F = MlaAttentionForward;
+    using B = MlaAttentionBackward;
+    const F forward{.shape = {kSeqs, kLen, 0.3, 0},
+                    .q = pool.normal({kTokens, kHeads, kKey}),
+                    .kv = pool.normal({kTokens, kHeads, kKey - 8 + kValue}),
+                    .k_rope = pool.normal({kTokens, 8}),
+                    .out = pool.zeros({kTokens, kHeads, kValue}),
+                    .lse = pool.zeros({kSeqs, kHeads, kLen})};
+    visit(ApartCase<F>{
+        "MLA's attention", &Ops::mla_attention_forward, forward, {&F::q, &F::k_rope}, {&F::kv, &F::out}, {&F::lse}});
+    cpu.mla_attention_forward(forward);
+    const B backward{.shape = forward.shape,
+                     .q = forward.q,
+                     .kv = forward.kv,
+                     .k_rope = forward.k_rope,
+                     .out = forward.out,
+                     .lse = forward.lse,
+                     .dout = pool.normal(forward.out.shape()),
+                     .dq = pool.zeros(forward.q.shape()),
+                     .dkv = pool.zeros(forward.kv.shape()),
+                     .dk_rope = pool.zeros(forward.k_rope.shape())};
+    visit(ApartCase<B>{"MLA's attention, backward",
+                       &Ops::mla_attention_backward,
+                       backward,
+                       {&B::q, &B::k_rope, &B::dq, &B::dk_rope},
+                       {&B::kv, &B::out, &B::dout, &B::dkv},
+                       {&B::lse}});
   }
   {
     using A = CacheWrite;

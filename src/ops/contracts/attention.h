@@ -85,19 +85,35 @@ inline void check(const TreeAttention& args) {
              args.parents.shape());
 }
 
-// MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): assembles the keys and values of each head from the expanded latent
-// and the rotated part of the key, which all heads share.
-struct MlaExpandForward {
+// Attention of MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1), whose keys and values come in parts: the key of head h
+// is kv[t, h, :nope] and behind it k_rope[t], which all heads share, its value kv[t, h, nope:]. Our own kernels on
+// Hopper read and write parts where they lie; elsewhere keys, values and their gradients are assembled in scratch.
+// Gradients of heads are rounded before they are added up to dk_rope, in F32 and in the heads' order.
+struct MlaAttentionForward {
+  AttentionShape shape;
+  Tensor q;       // [T, H, nope + rope], apart
   Tensor kv;      // [T, H, nope + Dv]
-  Tensor k_rope;  // [T, rope], apart
-  Tensor k;       // = [T, H, nope + rope]
-  Tensor v;       // = [T, H, Dv]
+  Tensor k_rope;  // [T, rope], apart; rotated
+  Tensor out;     // = [T, H, Dv]
+  Tensor lse;     // = [B, H, S] stat, as in AttentionForward
 };
-struct MlaExpandBackward {
-  Tensor dk, dv;            // like k and v in forward
-  Tensor dkv;               // = [T, H, nope + Dv]
-  Tensor dk_rope;           // = [T, rope], apart
-  RowCodes dkv_codes = {};  // = what dkv [T, H (nope + Dv)] is in FP8; undefined: not wanted
+struct MlaAttentionBackward {
+  AttentionShape shape;
+  Tensor q, kv, k_rope, out, lse;  // as in forward
+  Tensor dout;                     // [T, H, Dv]
+  Tensor dq;                       // = [T, H, nope + rope], apart
+  Tensor dkv;                      // = [T, H, nope + Dv]
+  Tensor dk_rope;                  // = [T, rope], apart
+  Rope rope = {};                  // of q, as in AttentionBackward
+  RowCodes dkv_codes = {};         // = what dkv [T, H (nope + Dv)] is in FP8; undefined: not wanted
+};
+
+// TreeAttention of the same parts.
+struct MlaTreeAttention {
+  double scale = 1.0;
+  int64_t window = 0;
+  Tensor q, kv, k_rope, out;  // as in MlaAttentionForward
+  Tensor positions, bounds, parents;
 };
 
 }  // namespace nmoe

@@ -463,10 +463,23 @@ inline AttentionEngine attention_engine(const KernelSet& kernels, const Attentio
 }
 // What our own rotate back themselves: all of a head, or the last 64 of 192 values, where keys come out as they are.
 constexpr int64_t sm90_attention_rotated(int64_t key_size) { return key_size == 192 ? 64 : key_size; }
-inline bool sm90_attention_rotates(const AttentionBackward& args) {
-  const int64_t key_size = args.q.dim(2), rotated = sm90_attention_rotated(key_size);
-  return args.rope.positions.defined() && args.rope.cos.dim(0) > 0 && 2 * args.rope.cos.dim(1) == rotated &&
-         args.rope.rope_offset == key_size - rotated && (!args.rope_keys || key_size == rotated);
+inline bool sm90_attention_rotates(const Tensor& q, const Rope& rope, bool rope_keys) {
+  const int64_t key_size = q.dim(2), rotated = sm90_attention_rotated(key_size);
+  return rope.positions.defined() && rope.cos.dim(0) > 0 && 2 * rope.cos.dim(1) == rotated &&
+         rope.rope_offset == key_size - rotated && (!rope_keys || key_size == rotated);
+}
+// Our own take MLA's parts as they lie if what heads share is the last 64 values of keys.
+inline bool sm90_attention_takes(const KernelSet& kernels, const MlaAttentionForward& args) {
+  return args.k_rope.dim(1) == 64 && args.kv.stride() % 8 == 0 &&
+         sm90_attention_takes(kernels, args.shape, args.q, /*k=*/args.k_rope, /*v=*/args.out);
+}
+inline bool sm90_attention_takes(const KernelSet& kernels, const MlaAttentionBackward& args) {
+  return args.k_rope.dim(1) == 64 && args.kv.stride() % 8 == 0 && args.dq.stride() % 8 == 0 &&
+         sm90_attention_takes(kernels, args.shape, args.q, /*k=*/args.k_rope, /*v=*/args.out);
+}
+// The gradients of what heads share, of each of them.
+inline Tensor claim_shared_key_gradients(ArenaScope& scope, const MlaAttentionBackward& args) {
+  return scope.allocate(args.kv.dtype(), {args.kv.dim(0), args.kv.dim(1), args.k_rope.dim(1)});
 }
 // Where each token's document begins, [T] I32; undefined without documents.
 inline Tensor claim_first_keys(ArenaScope& scope, const AttentionShape& shape) {
@@ -498,14 +511,13 @@ struct Sm90AttentionScratch {
   Tensor lows;        // [B, padded S] I32: the first key that a row sees; undefined where it is always 0
   Tensor counters;    // [B H, tiles, 2] and 1 I32: who is next to add to a half of a tile, and to take a block
 };
-inline Sm90AttentionScratch claim_sm90(ArenaScope& scope, const AttentionBackward& args) {
-  const int64_t rows = sm90_attention_rows(args.q.dim(2)), tiles = blocks_for(args.shape.seq_len, rows);
+inline Sm90AttentionScratch claim_sm90(ArenaScope& scope, const AttentionShape& shape, const Tensor& q) {
+  const int64_t rows = sm90_attention_rows(q.dim(2)), tiles = blocks_for(shape.seq_len, rows);
   const int64_t padded = tiles * rows;
-  const int64_t B = args.shape.num_seqs, heads = B * args.q.dim(1);
-  const bool is_bounded =
-      args.shape.cu_seqlens.defined() || (args.shape.window > 0 && args.shape.window < args.shape.seq_len);
+  const int64_t B = shape.num_seqs, heads = B * q.dim(1);
+  const bool is_bounded = shape.cu_seqlens.defined() || (shape.window > 0 && shape.window < shape.seq_len);
   Sm90AttentionScratch scratch;
-  scratch.sums = scope.allocate(DType::kF32, {heads, padded, args.q.dim(2)});
+  scratch.sums = scope.allocate(DType::kF32, {heads, padded, q.dim(2)});
   scratch.lse = scope.allocate(DType::kF32, {heads, padded});
   scratch.delta = scope.allocate(DType::kF32, {heads, padded});
   if (is_bounded) scratch.lows = scope.allocate(DType::kI32, {B, padded});

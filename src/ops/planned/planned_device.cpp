@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/cached_attention_scratch.h"
+#include "ops/mla_assembly.h"
 
 namespace nmoe::planned {
 namespace {
@@ -34,8 +35,6 @@ NMOE_NO_SCRATCH(ActivationForward)
 NMOE_NO_SCRATCH(ActivationBackward)
 NMOE_NO_SCRATCH(Rope)
 NMOE_NO_SCRATCH(TreeAttention)
-NMOE_NO_SCRATCH(MlaExpandForward)
-NMOE_NO_SCRATCH(MlaExpandBackward)
 NMOE_NO_SCRATCH(CacheWrite)
 NMOE_NO_SCRATCH(RouterBiasUpdate)
 NMOE_NO_SCRATCH(DivideMoeRows)
@@ -171,7 +170,7 @@ void claim_scratch(const Claims& claims, const AttentionBackward& args) {
   const cuda::AttentionEngine engine = cuda::attention_engine(claims.kernels, args);
   if (engine == cuda::AttentionEngine::kSm90) {
     cuda::claim_first_keys(scope, args.shape);
-    cuda::claim_sm90(scope, args);
+    cuda::claim_sm90(scope, args.shape, args.q);
   } else if (engine == cuda::AttentionEngine::kCudnn) {
     cuda::claim_first_keys(scope, args.shape);
     const cuda::AttentionSizes sizes = cuda::attention_sizes(args.shape, args.q, args.k, args.v);
@@ -180,6 +179,32 @@ void claim_scratch(const Claims& claims, const AttentionBackward& args) {
     cuda::claim_spans(scope, args.q.dim(0));
     scope.allocate(DType::kF32, args.lse.shape());
   }
+}
+
+void claim_scratch(const Claims& claims, const MlaAttentionForward& args) {
+  if (args.q.dim(0) == 0) return;
+  ArenaScope scope(claims.scratch);
+  if (cuda::sm90_attention_takes(claims.kernels, args)) {
+    cuda::claim_first_keys(scope, args.shape);
+  } else {
+    claim_scratch(claims, claim_assembled(scope, args));
+  }
+}
+void claim_scratch(const Claims& claims, const MlaAttentionBackward& args) {
+  if (args.q.dim(0) == 0) return;
+  ArenaScope scope(claims.scratch);
+  if (cuda::sm90_attention_takes(claims.kernels, args)) {
+    cuda::claim_shared_key_gradients(scope, args);
+    cuda::claim_first_keys(scope, args.shape);
+    cuda::claim_sm90(scope, args.shape, args.q);
+  } else {
+    claim_scratch(claims, claim_assembled(scope, args));
+  }
+}
+
+void claim_scratch(const Claims& claims, const MlaTreeAttention& args) {
+  ArenaScope scope(claims.scratch);
+  claim_assembled(scope, args);
 }
 
 // On Blackwell: with what lies between the product and the activation.

@@ -55,7 +55,7 @@ class CudaTest : public ::testing::Test {
   Ops& gpu(Lane lane = Lane::kCompute) { return device_->ops(lane); }
   // What results are held against: F32 or F64.
   static Ops& cpu(DType real = DType::kF32) {
-    static const ReadyDevice single = cpu_device(DType::kF32, 2, int64_t{192} << 20);
+    static const ReadyDevice single = cpu_device(DType::kF32, 2, int64_t{384} << 20);
     static const ReadyDevice exact = cpu_device(DType::kF64, 2, int64_t{64} << 20);
     return real == DType::kF32 ? *single : *exact;
   }

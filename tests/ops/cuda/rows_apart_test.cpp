@@ -28,7 +28,9 @@ TEST_F(CudaRowsApart, GiveTheResultsOfDenseOnes) {
     for (const int64_t beside : {8, 3}) {
       for_each_apart_operation(pool_, cpu(), [&]<class Args>(const ApartCase<Args>& c) {
         SCOPED_TRACE(fmt::format("{} in {}, {} columns beside", c.name, dtype_name(act), beside));
-        constexpr bool kIsAttention = std::is_same_v<Args, AttentionForward> || std::is_same_v<Args, AttentionBackward>;
+        constexpr bool kIsAttention =
+            std::is_same_v<Args, AttentionForward> || std::is_same_v<Args, AttentionBackward> ||
+            std::is_same_v<Args, MlaAttentionForward> || std::is_same_v<Args, MlaAttentionBackward>;
         const double tolerance = kIsAttention && act == DType::kBF16 ? 3e-2 : 0.0;
         Args dense = c.args, apart = c.args;
         for (const auto member : c.apart) {

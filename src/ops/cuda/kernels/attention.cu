@@ -7,6 +7,8 @@
 #include <climits>
 
 #include "ops/cuda/kernels/attention_plain.h"
+#include "ops/cuda/kernels/mla_parts.h"
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -14,6 +16,7 @@
 #include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
+#include "ops/mla_assembly.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -132,6 +135,35 @@ void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// Of MLA, whose parts our own kernels take as they are.
+void check_parts(const Tensor& q, const Tensor& kv, const Tensor& k_rope, const Tensor& out, const Tensor& lse) {
+  const int64_t T = q.dim(0), H = q.dim(1), P = k_rope.dim(1), N = q.dim(2) - P, Dv = out.dim(2);
+  NMOE_CHECK(N >= 0 && kv.shape() == Shape({T, H, N + Dv}) && k_rope.shape() == Shape({T, P}) &&
+                 out.shape() == Shape({T, H, Dv}) && lse.num_elements() == T * H && kv.dtype() == q.dtype() &&
+                 k_rope.dtype() == q.dtype() && out.dtype() == q.dtype() && lse.dtype() == DType::kF32,
+             "attention of q {} to kv {} and k_rope {} of {}, out {}, lse {}", q.shape(), kv.shape(), k_rope.shape(),
+             dtype_name(q.dtype()), out.shape(), lse.shape());
+}
+
+// Whether kernels of our own did it.
+bool attend_parts_backward(Context& ctx, const MlaAttentionBackward& args) {
+  if constexpr (kKernels.has_sm90()) {
+    if (!sm90_attention_takes(kKernels, args)) return false;
+    ArenaScope scope(ctx.scratch);
+    const Tensor dk_rope = claim_shared_key_gradients(scope, args);
+    sm90::mla_attention_backward(ctx, args, dk_rope, find_first_keys(ctx, scope, args.shape));
+    sum_heads(ctx, dk_rope, args.dk_rope);
+    if (args.rope.positions.defined() && !sm90_attention_rotates(args.q, args.rope, /*rope_keys=*/false)) {
+      Rope rope = args.rope;
+      rope.x = args.dq;
+      rope_backward(ctx, rope);
+    }
+    return true;
+  } else {
+    return false;
+  }
+}
+
 void rotate_back(Context& ctx, const AttentionBackward& args) {
   if (!args.rope.positions.defined()) return;
   Rope rope = args.rope;
@@ -177,7 +209,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   if constexpr (kKernels.has_sm90()) {
     if (engine == AttentionEngine::kSm90) {
       sm90::attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
-      if (!sm90_attention_rotates(args)) rotate_back(ctx, args);
+      if (!sm90_attention_rotates(args.q, args.rope, args.rope_keys)) rotate_back(ctx, args);
       return;
     }
   }
@@ -198,6 +230,39 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   }
   plain_attention_backward(g, args, delta.data<float>(), ctx.stream);
   rotate_back(ctx, args);
+}
+
+void mla_attention_forward(Context& ctx, const MlaAttentionForward& args) {
+  check_parts(args.q, args.kv, args.k_rope, args.out, args.lse);
+  if (args.q.dim(0) == 0) return;
+  ArenaScope scope(ctx.scratch);
+  if constexpr (kKernels.has_sm90()) {
+    if (sm90_attention_takes(kKernels, args)) {
+      return sm90::mla_attention_forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    }
+  }
+  const AttentionForward assembled = claim_assembled(scope, args);
+  assemble_keys(ctx, args.kv, args.k_rope, assembled.k, assembled.v);
+  attention_forward(ctx, assembled);
+}
+
+void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args) {
+  check_parts(args.q, args.kv, args.k_rope, args.out, args.lse);
+  NMOE_CHECK(args.dout.shape() == args.out.shape() && args.dq.shape() == args.q.shape() &&
+                 args.dkv.shape() == args.kv.shape() && args.dk_rope.shape() == args.k_rope.shape(),
+             "gradients of attention: dout {}, dq {}, dkv {}, dk_rope {}", args.dout.shape(), args.dq.shape(),
+             args.dkv.shape(), args.dk_rope.shape());
+  if (args.q.dim(0) == 0) return;
+  if (!attend_parts_backward(ctx, args)) {
+    ArenaScope scope(ctx.scratch);
+    const AttentionBackward assembled = claim_assembled(scope, args);
+    assemble_keys(ctx, args.kv, args.k_rope, assembled.k, assembled.v);
+    attention_backward(ctx, assembled);
+    split_key_gradients(ctx, assembled.dk, assembled.dv, args.dkv, args.dk_rope);
+  }
+  if (ctx.counting() || !args.dkv_codes.defined()) return;
+  const Tensor rows = args.dkv.reshape({args.dkv.dim(0), args.dkv.shape().row_elements()});
+  quantize_fp8_rows(ctx, rows, /*num_rows=*/{}, args.dkv_codes);
 }
 
 }  // namespace nmoe::cuda

@@ -17,22 +17,29 @@ namespace {
 // Key/value heads whose blocks are worked on side by side, where several query heads share each.
 constexpr int kSharedSection = 8;
 
-HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
-  return {.data = x.rows_raw(),
-          .num_seqs = shape.num_seqs,
-          .seq_len = shape.seq_len,
-          .heads = x.dim(1),
-          .size = x.dim(2),
-          .stride = x.stride()};
+GradientRows gradient_rows(const HeadRows& rows) {
+  return {.data = static_cast<__nv_bfloat16*>(const_cast<void*>(rows.data)),
+          .stride = rows.stride,
+          .head_stride = rows.head_stride};
 }
 
+// What both forms of arguments are, and how q's gradient is rotated back; the rest as in the contract.
+struct Operands {
+  const AttentionShape& shape;
+  Tensor q;
+  KeyValueRows keys;
+  Tensor out, lse, dout, dq;
+  KeyValueRows gradients;  // of keys; that of their last values for every head
+  const Rope* rope;        // or null
+  bool rope_keys;
+};
+
 template <class L>
-void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
-            const Sm90AttentionScratch& scratch) {
+void launch(Context& ctx, const Operands& args, const Tensor& first_keys, const Sm90AttentionScratch& scratch) {
   static_assert(L::kRows == sm90_attention_rows(L::kKeySize) && L::kRotated == sm90_attention_rotated(L::kKeySize));
   const AttentionShape& shape = args.shape;
   const auto B = static_cast<int>(shape.num_seqs), S = static_cast<int>(shape.seq_len);
-  const auto H = static_cast<int>(args.q.dim(1)), G = static_cast<int>(args.k.dim(1));
+  const auto H = static_cast<int>(args.q.dim(1)), G = static_cast<int>(args.keys.v.heads);
   const typename L::Tiles tiles{S};
   const int padded = tiles.row_tiles() * L::kRows;
   const int64_t row_threads = int64_t{B} * padded * H * (L::kValueSize / 8),
@@ -58,8 +65,8 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
   NMOE_CUDA_CHECK(cudaGetLastError());
 
   GradientRotation rotation{};
-  if (sm90_attention_rotates(args)) {
-    const Rope& rope = args.rope;
+  if (args.rope != nullptr) {
+    const Rope& rope = *args.rope;
     NMOE_CHECK(rope.positions.dim(0) == int64_t{B} * S && rope.sin.shape() == rope.cos.shape() &&
                    aligned16(rope.cos.raw()) && aligned16(rope.sin.raw()),
                "attention's rope: positions {}, tables {} and {}", rope.positions.shape(), rope.cos.shape(),
@@ -72,19 +79,20 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
   }
 
   const BackwardArgs main{.q = head_map(head_rows(shape, args.q), L::kRows),
-                          .k = head_map(head_rows(shape, args.k), L::kKeys),
-                          .v = head_map(head_rows(shape, args.v), L::kKeys),
+                          .k = head_map(args.keys.k, L::kKeys),
+                          .k_last = head_map(args.keys.k_last, L::kKeys),
+                          .v = head_map(args.keys.v, L::kKeys),
                           .dout = head_map(head_rows(shape, args.dout), L::kRows),
+                          .last_heads = static_cast<int>(args.keys.k_last.heads),
                           .lse = prepare.lse2,
                           .delta = prepare.delta,
                           .lows = lows,
                           .dq_sums = scratch.sums.data<float>(),
                           .turns = prepare.counters,
                           .tickets = prepare.counters + prepare.num_counters - 1,
-                          .dk = static_cast<__nv_bfloat16*>(args.dk.rows_raw()),
-                          .dv = static_cast<__nv_bfloat16*>(args.dv.rows_raw()),
-                          .dk_stride = args.dk.stride(),
-                          .dv_stride = args.dv.stride(),
+                          .dk = gradient_rows(args.gradients.k),
+                          .dk_last = gradient_rows(args.gradients.k_last),
+                          .dv = gradient_rows(args.gradients.v),
                           .num_seqs = B,
                           .seq_len = S,
                           .kv_heads = G,
@@ -112,16 +120,16 @@ void launch(Context& ctx, const AttentionBackward& args, const Tensor& first_key
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-}  // namespace
-
-void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys) {
-  ArenaScope scope(ctx.scratch);
-  const Sm90AttentionScratch scratch = claim_sm90(scope, args);
-  if (ctx.counting()) return;
-  for (const Tensor* x : {&args.q, &args.k, &args.v, &args.out, &args.dout, &args.dq, &args.dk, &args.dv}) {
+void launch_for_sizes(Context& ctx, const Operands& args, const Tensor& first_keys,
+                      const Sm90AttentionScratch& scratch) {
+  for (const Tensor* x : {&args.q, &args.out, &args.dout, &args.dq}) {
     NMOE_CHECK(aligned16(x->rows_raw()), "attention of rows that are not aligned to 16 bytes");
   }
-  const int64_t key_size = args.q.dim(2), value_size = args.v.dim(2);
+  for (const KeyValueRows* keys : {&args.keys, &args.gradients}) {
+    NMOE_CHECK(aligned16(keys->k.data) && aligned16(keys->k_last.data) && aligned16(keys->v.data),
+               "attention of keys that are not aligned to 16 bytes");
+  }
+  const int64_t key_size = args.q.dim(2), value_size = args.keys.v.size;
   if (key_size == 64 && value_size == 64) {
     return launch<BackwardLayout<64, 64, 128, 2, 2, 2, true>>(ctx, args, first_keys, scratch);
   }
@@ -130,6 +138,48 @@ void attention_backward(Context& ctx, const AttentionBackward& args, const Tenso
   }
   NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
   launch<BackwardLayout<192, 128, 64, 1, 2, 1, true>>(ctx, args, first_keys, scratch);
+}
+
+}  // namespace
+
+void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys) {
+  ArenaScope scope(ctx.scratch);
+  const Sm90AttentionScratch scratch = claim_sm90(scope, args.shape, args.q);
+  if (ctx.counting()) return;
+  launch_for_sizes(ctx,
+                   {.shape = args.shape,
+                    .q = args.q,
+                    .keys = key_value_rows(args.shape, args.k, args.v),
+                    .out = args.out,
+                    .lse = args.lse,
+                    .dout = args.dout,
+                    .dq = args.dq,
+                    .gradients = key_value_rows(args.shape, args.dk, args.dv),
+                    .rope = sm90_attention_rotates(args.q, args.rope, args.rope_keys) ? &args.rope : nullptr,
+                    .rope_keys = args.rope_keys},
+                   first_keys, scratch);
+}
+
+void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args, const Tensor& dk_rope,
+                            const Tensor& first_keys) {
+  ArenaScope scope(ctx.scratch);
+  const Sm90AttentionScratch scratch = claim_sm90(scope, args.shape, args.q);
+  if (ctx.counting()) return;
+  const int64_t value_size = args.out.dim(2);
+  KeyValueRows gradients = key_value_rows(args.shape, args.dkv, args.dk_rope, value_size);
+  gradients.k_last = head_rows(args.shape, dk_rope);
+  launch_for_sizes(ctx,
+                   {.shape = args.shape,
+                    .q = args.q,
+                    .keys = key_value_rows(args.shape, args.kv, args.k_rope, value_size),
+                    .out = args.out,
+                    .lse = args.lse,
+                    .dout = args.dout,
+                    .dq = args.dq,
+                    .gradients = gradients,
+                    .rope = sm90_attention_rotates(args.q, args.rope, /*rope_keys=*/false) ? &args.rope : nullptr,
+                    .rope_keys = false},
+                   first_keys, scratch);
 }
 
 }  // namespace nmoe::cuda::sm90

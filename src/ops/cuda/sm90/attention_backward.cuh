@@ -58,16 +58,23 @@ namespace nmoe::cuda::sm90 {
 // Of blocks of keys: see above. It decides the order of sums, so it may depend on the heads' numbers alone.
 enum class BackwardOrder { kFirstKeysFirst, kLastKeysFirst };
 
+// Where a head's gradients go; strides in elements, from a token to the next and from a head to the next.
+struct GradientRows {
+  __nv_bfloat16* data;
+  int64_t stride, head_stride;
+  __device__ __nv_bfloat16* of(int64_t token, int head) const { return data + token * stride + head * head_stride; }
+};
+
 struct BackwardArgs {
-  CUtensorMap q, k, v, dout;     // head_map, boxes of 64 values of L::kRows or L::kKeys positions
-  const float* lse;              // [B, H, padded S] in base 2
-  const float* delta;            // [B, H, padded S]
-  const int32_t* lows;           // [B, padded S], or null
-  float* dq_sums;                // [B, H, tiles of rows][2 halves][float4][128 threads]
-  int32_t* turns;                // [B, H, tiles of rows, 2]
-  int32_t* tickets;              // [1]
-  __nv_bfloat16 *dk, *dv;        // rows of a token dk_stride, dv_stride apart
-  int64_t dk_stride, dv_stride;  // elements
+  CUtensorMap q, k, k_last, v, dout;  // head_map, boxes of 64 values of L::kRows or L::kKeys positions
+  int last_heads;                     // of k_last, the last panel of keys: all, or one that all share
+  const float* lse;                   // [B, H, padded S] in base 2
+  const float* delta;                 // [B, H, padded S]
+  const int32_t* lows;                // [B, padded S], or null
+  float* dq_sums;                     // [B, H, tiles of rows][2 halves][float4][128 threads]
+  int32_t* turns;                     // [B, H, tiles of rows, 2]
+  int32_t* tickets;                   // [1]
+  GradientRows dk, dk_last, dv;       // dk_last: of the last panel of keys, of every head
   int num_seqs, seq_len, kv_heads, group;
   BackwardOrder order;
   int section;  // key/value heads whose blocks are worked on side by side
@@ -211,8 +218,10 @@ __device__ void load_backward(const BackwardArgs& a, const BackwardShared<L>& sh
       mbarrier_arrive_expect_tx(&control.keys_full[keys.stage], L::kKeyBytes);
 #pragma unroll 1
       for (int p = 0; p < L::kKeySize / kPanel; ++p) {
-        tma_load(a.k, {p * kPanel, work.kv_head, key, work.seq}, shared.keys(keys.stage) + p * L::kKeyPanel,
-                 &control.keys_full[keys.stage]);
+        const bool is_last = p + 1 == L::kKeySize / kPanel;
+        const int head = is_last ? min(work.kv_head, a.last_heads - 1) : work.kv_head;
+        tma_load(is_last ? a.k_last : a.k, {is_last ? 0 : p * kPanel, head, key, work.seq},
+                 shared.keys(keys.stage) + p * L::kKeyPanel, &control.keys_full[keys.stage]);
       }
       keys.template advance<L::kKeyStages>();
       bool has_values = false;
@@ -592,13 +601,15 @@ __device__ void consume_backward(const BackwardArgs& a, const BackwardShared<L>&
     for (int h = 0; h < 2; ++h) {
       if (row + 8 * h >= a.seq_len) continue;
       const int64_t token = int64_t{work.seq} * a.seq_len + row + 8 * h;
-      __nv_bfloat16* const dk_row = a.dk + token * a.dk_stride + work.kv_head * L::kKeySize + lane % 4 * 2;
-      __nv_bfloat16* const dv_row = a.dv + token * a.dv_stride + work.kv_head * L::kValueSize + lane % 4 * 2;
+      constexpr int kRest = L::kKeySize - kPanel;  // keys' values but the last
+      __nv_bfloat16* const dk_row = a.dk.of(token, work.kv_head) + lane % 4 * 2;
+      __nv_bfloat16* const dk_last_row = a.dk_last.of(token, work.kv_head) + lane % 4 * 2;
+      __nv_bfloat16* const dv_row = a.dv.of(token, work.kv_head) + lane % 4 * 2;
       if (a.rotation.positions != nullptr) rotate_keys<L>(a.rotation, token, h, dk);
 #pragma unroll
       for (int j = 0; j < L::kKeySize / 8; ++j) {
-        *reinterpret_cast<uint32_t*>(dk_row + 8 * j) =
-            bf16_pair(a.scale * dk[4 * j + 2 * h], a.scale * dk[4 * j + 2 * h + 1]);
+        __nv_bfloat16* const target = 8 * j < kRest ? dk_row + 8 * j : dk_last_row + (8 * j - kRest);
+        *reinterpret_cast<uint32_t*>(target) = bf16_pair(a.scale * dk[4 * j + 2 * h], a.scale * dk[4 * j + 2 * h + 1]);
       }
 #pragma unroll
       for (int j = 0; j < L::kValueSize / 8; ++j) {

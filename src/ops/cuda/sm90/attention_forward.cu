@@ -78,10 +78,11 @@ struct Layout {
 };
 
 struct Attention {
-  CUtensorMap q, k, v;
-  __nv_bfloat16* out;         // [T, H, kValueSize]
-  float* lse;                 // [B, H, S]
-  const int32_t* first_keys;  // [T], or null
+  CUtensorMap q, k, k_last, v;  // k_last: the last panel of keys
+  int last_heads;               // of k_last: all, or one that all share
+  __nv_bfloat16* out;           // [T, H, kValueSize]
+  float* lse;                   // [B, H, S]
+  const int32_t* first_keys;    // [T], or null
   int num_seqs, seq_len, heads, group;
   int window;  // 0: none
   float scale;
@@ -152,15 +153,14 @@ struct Shared {
   __device__ uint64_t* queries_empty(int consumer) const { return queries_full(consumer) + 1; }
 };
 
-template <class L, class Pipeline>
-__device__ void load_block(const CUtensorMap& map, int head, int block, int seq, const Pipeline& pipeline,
-                           typename Pipeline::Position& at) {
+// A block's stage: load(panel, where it goes, its mbarrier) of each panel.
+template <class L, class Pipeline, class Load>
+__device__ void load_block(const Pipeline& pipeline, typename Pipeline::Position& at, const Load& load) {
   pipeline.acquire(at);
   pipeline.expect(at, Pipeline::kStageBytes);
 #pragma unroll
   for (int i = 0; i < Pipeline::kStageBytes / L::kBlockPanelBytes; ++i) {
-    tma_load(map, {i * kPanel, head, block * L::kKeys, seq}, pipeline.stage(at) + i * L::kBlockPanelBytes,
-             pipeline.full(at));
+    load(i, pipeline.stage(at) + i * L::kBlockPanelBytes, pipeline.full(at));
   }
   at.advance();
 }
@@ -178,13 +178,22 @@ __device__ void load_keys_and_values(const Attention& a, const Shared<L>& shared
   while (schedule.next(tile)) {
     const Blocks blocks = blocks_of<L, L::kTileRows>(a, tile.seq, tile.first_row);
     const int head = tile.head / a.group;
-    if (elected) {
-      load_block<L>(a.k, head, blocks.last, tile.seq, keys, key_at);
-      for (int block = blocks.last; block >= blocks.first; --block) {
-        if (block > blocks.first) {  // wanted before the values of the block behind it
-          load_block<L>(a.k, head, block - 1, tile.seq, keys, key_at);
+    const auto load_keys = [&](int block) {
+      load_block<L>(keys, key_at, [&](int panel, std::byte* target, uint64_t* full) {
+        if (panel + 1 < L::kKeyPanels) {
+          tma_load(a.k, {panel * kPanel, head, block * L::kKeys, tile.seq}, target, full);
+        } else {
+          tma_load(a.k_last, {0, min(head, a.last_heads - 1), block * L::kKeys, tile.seq}, target, full);
         }
-        load_block<L>(a.v, head, block, tile.seq, values, value_at);
+      });
+    };
+    if (elected) {
+      load_keys(blocks.last);
+      for (int block = blocks.last; block >= blocks.first; --block) {
+        if (block > blocks.first) load_keys(block - 1);  // wanted before the values of the block behind it
+        load_block<L>(values, value_at, [&](int panel, std::byte* target, uint64_t* full) {
+          tma_load(a.v, {panel * kPanel, head, block * L::kKeys, tile.seq}, target, full);
+        });
       }
     }
     __syncwarp();
@@ -516,6 +525,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) attention_kernel(co
   if (threadIdx.x == 0) {
     tma_prefetch_map(a.q);
     tma_prefetch_map(a.k);
+    tma_prefetch_map(a.k_last);
     tma_prefetch_map(a.v);
     constexpr int kWarps = L::kConsumers * kWarpgroupWarps;
     shared.keys().init(/*num_copiers=*/0, /*num_releases=*/kWarps);
@@ -538,15 +548,6 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) attention_kernel(co
     setmaxnreg_inc<L::Registers::kConsumer>();
     attend<L>(a, shared);
   }
-}
-
-HeadRows head_rows(const AttentionShape& shape, const Tensor& x) {
-  return {.data = x.rows_raw(),
-          .num_seqs = shape.num_seqs,
-          .seq_len = shape.seq_len,
-          .heads = x.dim(1),
-          .size = x.dim(2),
-          .stride = x.stride()};
 }
 
 // How many heads make a section, of keys and values of some 4 to 24 MiB: the number, among some, for which the block
@@ -593,15 +594,26 @@ int balanced_section(const Attention& a, int num_blocks) {
   return best;
 }
 
+// What both forms of arguments are: q and out as in the contract.
+struct Operands {
+  const AttentionShape& shape;
+  Tensor q;
+  KeyValueRows keys;
+  Tensor out, lse;
+};
+
 template <class L>
-void launch(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
+void launch(Context& ctx, const Operands& args, const Tensor& first_keys) {
   const AttentionShape& shape = args.shape;
-  const int64_t S = shape.seq_len, heads = shape.num_seqs * args.q.dim(1), group = args.q.dim(1) / args.k.dim(1);
+  const KeyValueRows& keys = args.keys;
+  const int64_t S = shape.seq_len, heads = shape.num_seqs * args.q.dim(1), group = args.q.dim(1) / keys.v.heads;
   const int64_t whole_rows = ceil_div<int64_t>(S, kRows) * kRows, tiles = ceil_div<int64_t>(whole_rows, L::kTileRows);
   NMOE_CHECK(heads * tiles <= INT32_MAX / 2, "attention of {} tiles", heads * tiles);
   Attention attention{.q = head_map(head_rows(shape, args.q), kRows),
-                      .k = head_map(head_rows(shape, args.k), L::kKeys),
-                      .v = head_map(head_rows(shape, args.v), L::kKeys),
+                      .k = head_map(keys.k, L::kKeys),
+                      .k_last = head_map(keys.k_last, L::kKeys),
+                      .v = head_map(keys.v, L::kKeys),
+                      .last_heads = static_cast<int>(keys.k_last.heads),
                       .out = args.out.data<__nv_bfloat16>(),
                       .lse = args.lse.data<float>(),
                       .first_keys = first_keys.defined() ? first_keys.data<int32_t>() : nullptr,
@@ -622,18 +634,40 @@ void launch(Context& ctx, const AttentionForward& args, const Tensor& first_keys
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-}  // namespace
-
-void attention_forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
-  if (ctx.counting()) return;
-  NMOE_CHECK(aligned16(args.q.rows_raw()) && aligned16(args.k.rows_raw()) && aligned16(args.v.rows_raw()) &&
-                 aligned16(args.out.raw()),
+void launch_for_sizes(Context& ctx, const Operands& args, const Tensor& first_keys) {
+  const KeyValueRows& keys = args.keys;
+  NMOE_CHECK(aligned16(args.q.rows_raw()) && aligned16(keys.k.data) && aligned16(keys.k_last.data) &&
+                 aligned16(keys.v.data) && aligned16(args.out.raw()),
              "attention of rows that are not aligned to 16 bytes");
-  const int64_t key_size = args.q.dim(2), value_size = args.v.dim(2);
+  const int64_t key_size = args.q.dim(2), value_size = keys.v.size;
   if (key_size == 64 && value_size == 64) return launch<Layout<64, 64, 128, 4>>(ctx, args, first_keys);
   if (key_size == 128 && value_size == 128) return launch<Layout<128, 128, 64, 4>>(ctx, args, first_keys);
   NMOE_CHECK(key_size == 192 && value_size == 128, "attention with heads of {} and {}", key_size, value_size);
   launch<Layout<192, 128, 64, 3>>(ctx, args, first_keys);
+}
+
+}  // namespace
+
+void attention_forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
+  if (ctx.counting()) return;
+  launch_for_sizes(ctx,
+                   {.shape = args.shape,
+                    .q = args.q,
+                    .keys = key_value_rows(args.shape, args.k, args.v),
+                    .out = args.out,
+                    .lse = args.lse},
+                   first_keys);
+}
+
+void mla_attention_forward(Context& ctx, const MlaAttentionForward& args, const Tensor& first_keys) {
+  if (ctx.counting()) return;
+  launch_for_sizes(ctx,
+                   {.shape = args.shape,
+                    .q = args.q,
+                    .keys = key_value_rows(args.shape, args.kv, args.k_rope, args.out.dim(2)),
+                    .out = args.out,
+                    .lse = args.lse},
+                   first_keys);
 }
 
 }  // namespace nmoe::cuda::sm90

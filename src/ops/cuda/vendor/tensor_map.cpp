@@ -92,7 +92,7 @@ CUtensorMap head_map(const HeadRows& rows, int box_rows) {
   return encode_map<4>(rows.data,
                        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                         .sizes = {of(rows.size), of(rows.heads), of(rows.seq_len), of(rows.num_seqs)},
-                        .bytes = {of(rows.size * 2), of(rows.stride * 2), of(rows.seq_len * rows.stride * 2)},
+                        .bytes = {of(rows.head_stride * 2), of(rows.stride * 2), of(rows.seq_len * rows.stride * 2)},
                         .box = {64, 1, static_cast<cuuint32_t>(box_rows), 1}});
 }
 

@@ -22,13 +22,13 @@ CUtensorMap byte_map(const void* data, int64_t rows, int64_t cols, int box_rows)
 // multiple of 4.
 CUtensorMap sum_map(const void* data, int64_t count, int64_t rows, int64_t cols, int box_rows);
 
-// Heads of a [T, heads, size] BF16 tensor of `num_seqs` sequences of `seq_len` tokens, whose rows are `stride` elements
-// apart: boxes of 64 values of one head of `box_rows` (at most 256) positions of one sequence, at (value, head,
-// position, sequence), with the swizzle of 128 bytes. What lies beyond a head or a sequence comes as zeros. `data` is
-// aligned to 16 bytes, size and stride are multiples of 8.
+// Heads of `size` values of a BF16 tensor of `num_seqs` sequences of `seq_len` tokens, whose rows are `stride` elements
+// apart and the heads of a row `head_stride`: boxes of 64 values of one head of `box_rows` (at most 256) positions of
+// one sequence, at (value, head, position, sequence), with the swizzle of 128 bytes. What lies beyond a head or a
+// sequence comes as zeros. `data` is aligned to 16 bytes, size and strides are multiples of 8.
 struct HeadRows {
   const void* data;
-  int64_t num_seqs, seq_len, heads, size, stride;
+  int64_t num_seqs, seq_len, heads, size, stride, head_stride;
 };
 CUtensorMap head_map(const HeadRows& rows, int box_rows);
 
