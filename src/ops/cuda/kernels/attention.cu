@@ -135,6 +135,17 @@ void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// A gradient of what `rope` rotated, if it did.
+void rotate_back(Context& ctx, Rope rope, const Tensor& gradient) {
+  if (!rope.positions.defined()) return;
+  rope.x = gradient;
+  rope_backward(ctx, rope);
+}
+void rotate_back(Context& ctx, const AttentionBackward& args) {
+  rotate_back(ctx, args.rope, args.dq);
+  if (args.rope_keys) rotate_back(ctx, args.rope, args.dk);
+}
+
 // Of MLA, whose parts our own kernels take as they are.
 void check_parts(const Tensor& q, const Tensor& kv, const Tensor& k_rope, const Tensor& out, const Tensor& lse) {
   const int64_t T = q.dim(0), H = q.dim(1), P = k_rope.dim(1), N = q.dim(2) - P, Dv = out.dim(2);
@@ -153,24 +164,11 @@ bool attend_parts_backward(Context& ctx, const MlaAttentionBackward& args) {
     const Tensor dk_rope = claim_shared_key_gradients(scope, args);
     sm90::mla_attention_backward(ctx, args, dk_rope, find_first_keys(ctx, scope, args.shape));
     sum_heads(ctx, dk_rope, args.dk_rope);
-    if (args.rope.positions.defined() && !sm90_attention_rotates(args.q, args.rope, /*rope_keys=*/false)) {
-      Rope rope = args.rope;
-      rope.x = args.dq;
-      rope_backward(ctx, rope);
-    }
+    if (!sm90_attention_rotates(args.q, args.rope, /*rope_keys=*/false)) rotate_back(ctx, args.rope, args.dq);
     return true;
   } else {
     return false;
   }
-}
-
-void rotate_back(Context& ctx, const AttentionBackward& args) {
-  if (!args.rope.positions.defined()) return;
-  Rope rope = args.rope;
-  rope.x = args.dq;
-  rope_backward(ctx, rope);
-  rope.x = args.dk;
-  if (args.rope_keys) rope_backward(ctx, rope);
 }
 
 }  // namespace
