@@ -131,8 +131,10 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const int64_t ranks = on_device ? 1 : plan.ranks;  // that share the memory in question
   const int64_t activations = ranks * plan.storage[ArenaKind::kActivations];
   const int64_t weights = ranks * (plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer]);
+  const bool smaller_fits = needed - activations + activations / config.train.microbatch_seqs <= limit;
+  const bool activations_decide = activations > weights || smaller_fits;
   std::string remedy =
-      config.train.microbatch_seqs > 1 && activations > weights
+      config.train.microbatch_seqs > 1 && activations_decide
           ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
                         config.train.recompute == Recompute::kBlocks ? "" : " or raise train.recompute",
                         human_bytes(activations))
@@ -140,7 +142,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
-  if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations > weights) {
+  if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations_decide) {
     remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);

@@ -157,6 +157,9 @@ TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
   // There is no microbatch to halve.
   const Config single = config_with({"train.memory_limit=1 MiB", "train.microbatch_seqs=1"});
   EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 8 * kMiB, 0), single), "make the model smaller"));
+  // Weights take most, but with fewer sequences at a time the run would fit.
+  const Config roomy = config_with({"train.memory_limit=12 MiB"});
+  EXPECT_TRUE(contains(remedy_of(plan_of(8 * kMiB, 5 * kMiB, 0), roomy), "lower train.microbatch_seqs (now 4)"));
   // It may be the limit that is wrong.
   EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 0, 50 * kMiB), config), "raise train.memory_limit"));
 }
