@@ -167,10 +167,11 @@ class GroupedLinear {
     if (weight_.takes_codes()) args.rounding.rows = codes;
     ops.grouped_activation_backward(args);
   }
-  // The weight's gradient, as model/weight.h describes. With codes of columns, x may
-  // be undefined, and dy's values are not read.
+  // The weight's gradient, as model/weight.h describes, with the rounding that was drawn for it. With codes of columns,
+  // x may be undefined, and dy's values are not read.
   void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
-                       const ColumnCodes& x_columns = {}, const ColumnCodes& dy_columns = {}) const {
+                       const OperandRounding& rounding, const ColumnCodes& x_columns = {},
+                       const ColumnCodes& dy_columns = {}) const {
     const bool accumulate = weight_.accumulate_grad();
     NMOE_CHECK(!accumulate || !weight_.squares.defined(), "{}: squares of a gradient in several parts",
                weight_.spec.name);
@@ -179,7 +180,7 @@ class GroupedLinear {
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = accumulate,
-                                        .rounding = weight_.weight_gradient_rounding(),
+                                        .rounding = rounding,
                                         .x_columns = x_columns,
                                         .dy_columns = dy_columns,
                                         .squares = weight_.squares});

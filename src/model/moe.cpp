@@ -117,7 +117,8 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   const ArenaScope scope(pass.activations);
   const RowCodes dpre_codes = experts_in_.push_codes(pass.activations, dpre.dim(0), dpre.dim(1));
   const Tensor hidden = of.hidden.defined() ? part.of(of.hidden) : Tensor();
-  experts_out_.backward_weight(ops, hidden, dy, part.offsets, of.hidden_columns);
+  // Random bits are numbered in the order in which they are drawn.
+  const OperandRounding of_out_weight = experts_out_.weight().weight_gradient_rounding();
   experts_out_.backward_activation(ops,
                                    {.kind = config_.activation,
                                     .dy = dy,
@@ -129,13 +130,16 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .drow_weight = part.of(gradients.drow_weight),
                                     .dpre_codes = dpre_codes,
                                     .dpre_columns = of.pre_columns,
-                                    .keeps_dpre = of.keeps_gradient},
+                                    .keeps_dpre = of.keeps_gradient,
+                                    .h = of.makes_hidden ? hidden : Tensor()},
                                    gradients.source_codes);
+  experts_out_.backward_weight(ops, hidden, dy, part.offsets, of_out_weight, of.hidden_columns);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
-  experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets, {}, of.pre_columns);
+  experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets,
+                               experts_in_.weight().weight_gradient_rounding(), {}, of.pre_columns);
 }
 
 void Moe::for_each_part(const std::function<void(const RaggedRows&, size_t)>& work) {
@@ -331,16 +335,9 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
     for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
-  } else if (pass.drops(Recompute::kNorms) && saved_.hidden_columns.empty()) {
-    saved_.hidden = pass.push(saved_.hidden.shape());
-    for (const RaggedRows& part : saved_.routed.parts) {
-      ops.activation_forward({.kind = config_.activation,
-                              .pre = part.of(saved_.pre),
-                              .row_weight = part.of(saved_.row_weight),
-                              .h = part.of(saved_.hidden),
-                              .num_rows = part.count()});
-    }
   }
+  const bool makes_hidden = pass.recompute == Recompute::kNorms && saved_.hidden_columns.empty();
+  if (makes_hidden) saved_.hidden = pass.push(saved_.hidden.shape());
 
   // Overflow alone wants tokens once more, where forward's were the last.
   const bool wants_tokens = saved_.routed.chunk_capacity() > 0 && !pass.drops(Recompute::kExperts);
@@ -357,6 +354,7 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
     ExpertPass rows = saved_rows();
     if (!saved_.hidden_columns.empty()) rows.hidden_columns = saved_.hidden_columns[part];
     rows.pre_columns = pre_columns[part];
+    rows.makes_hidden = makes_hidden;
     rows.keeps_gradient = keeps_gradient;
     return rows;
   };

@@ -76,6 +76,7 @@ class Moe final : public FeedForward {
     RowCodes hidden_codes = {};                         // [N, F], if the second layer uses them
     ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F], and [N, W] of pre's gradient, if weight gradients
                                                         // use them
+    bool makes_hidden = false;                          // backward: whether hidden was not kept
     bool keeps_gradient = false;                        // whether pre's gradient itself is needed too
     RowCodes source_codes = {};                         // [T, D] of the rows' source, if it has codes
   };

@@ -385,8 +385,19 @@ TEST(GroupedLinear, ActivationBackwardIsThatOfTheInputGradient) {
       if (weighted) {
         EXPECT_TRUE(same_bits(dweight, expected_dweight));
       }
-      ops->grouped_activation_backward({kind, dy, w, offsets, pre, weight, pre, dweight});
+      const Tensor h = pool.zeros({8, 6}), expected_h = pool.zeros({8, 6});
+      ops->activation_forward({kind, pre, weight, expected_h});
+      ops->grouped_activation_backward({.kind = kind,
+                                        .dy = dy,
+                                        .w = w,
+                                        .offsets = offsets,
+                                        .pre = pre,
+                                        .row_weight = weight,
+                                        .dpre = pre,
+                                        .drow_weight = dweight,
+                                        .h = h});
       EXPECT_TRUE(same_bits(pre, dpre)) << "in place";
+      EXPECT_TRUE(same_bits(h, expected_h));
     }
   }
 }

@@ -150,6 +150,7 @@ struct GroupedActivationBackward {
   // values of dpre are undefined afterwards, unless keeps_dpre.
   ColumnCodes dpre_columns = {};
   bool keeps_dpre = false;
+  Tensor h = {};  // = [R, F], what forward makes of pre; undefined: not wanted
 };
 // The squares of an expert's gradient [rows, cols] are summed in parts of 16 x 128 elements.
 constexpr int64_t kSquareRows = 16, kSquareCols = 128;

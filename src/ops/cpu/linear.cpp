@@ -306,7 +306,8 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                                   .dpre = args.dpre,
                                   .drow_weight = args.drow_weight,
                                   .num_rows = num_rows_of(args.offsets),
-                                  .dpre_codes = args.dpre_codes});
+                                  .dpre_codes = args.dpre_codes,
+                                  .h = args.h});
   write_columns<Real>(ctx, args.dpre, args.offsets, args.dpre_columns);
 }
 

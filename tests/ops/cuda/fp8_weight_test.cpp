@@ -230,6 +230,8 @@ void CudaFp8Weight::expect_codes_of_experts() {
     const Tensor dpre = poisoned({R, 2 * F}), drow_weight = up(pool_.full({R}, 7.0));
     const RowCodes d_rows = room_for_codes(R, 2 * F);
     const ColumnCodes d_columns = room_for_columns(R, 2 * F, E);
+    const Tensor made = poisoned({R, F}), expected_made = poisoned({R, F});
+    gpu().activation_forward({.pre = pre, .row_weight = row_weight, .h = expected_made});
     gpu().grouped_activation_backward({.dy = dy,
                                        .w = w_out,
                                        .offsets = offsets,
@@ -238,7 +240,9 @@ void CudaFp8Weight::expect_codes_of_experts() {
                                        .dpre = dpre,
                                        .drow_weight = drow_weight,
                                        .rounding = out,
-                                       .dpre_codes = d_rows});
+                                       .dpre_codes = d_rows,
+                                       .h = made});
+    EXPECT_TRUE(same_bits(down(made), down(expected_made))) << F;
     cuda::quantize_fp8_columns(context(), dpre, offsets, d_columns);
     for (const bool keeps : {true, false}) {
       const Tensor same_dpre = poisoned({R, 2 * F}), same_drow_weight = up(pool_.full({R}, 7.0));

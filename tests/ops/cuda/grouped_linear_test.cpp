@@ -153,8 +153,19 @@ TEST_P(CudaGroupedLinear, ActivationBackwardMatchesThatOfTheInputGradient) {
         EXPECT_TRUE(near(down(dweight), down(expected_dweight), 5e-4));
       }
       const Tensor dweight_again = poisoned();
-      gpu().grouped_activation_backward({kind, dy, w, offsets, pre, weight, pre, dweight_again});
+      const Tensor h = up(pool_.full({num_rows_, case_.in}, 9.0), act_), expected_h = up(down(h), act_);
+      gpu().activation_forward({.kind = kind, .pre = pre, .row_weight = weight, .h = expected_h});
+      gpu().grouped_activation_backward({.kind = kind,
+                                         .dy = dy,
+                                         .w = w,
+                                         .offsets = offsets,
+                                         .pre = pre,
+                                         .row_weight = weight,
+                                         .dpre = pre,
+                                         .drow_weight = dweight_again,
+                                         .h = h});
       EXPECT_TRUE(same_bits(down(pre), down(dpre))) << "in place";
+      EXPECT_TRUE(same_bits(down(h), down(expected_h)));
       if (weighted) {
         EXPECT_TRUE(same_bits(down(dweight_again), down(dweight)));
       }
@@ -224,12 +235,25 @@ TEST_P(CudaGroupedLinear, PickedRowsGiveTheBitsOfRowsInOrder) {
     const int64_t width = kind == Activation::kSwiGlu ? 2 * case_.in : case_.in;
     const Tensor pre = up(normal({capacity, width}, act_), act_), dpre = poisoned(width), expected = poisoned(width);
     const Tensor dweight = up(pool_.full({capacity}, 9.0)), expected_dweight = up(pool_.full({capacity}, 9.0));
-    run([&](Ops& ops) { ops.grouped_activation_backward({kind, dy.picked, w, offsets, pre, weight, dpre, dweight}); });
-    run([&](Ops& ops) {
-      ops.grouped_activation_backward({kind, dy.ordered, w, offsets, pre, weight, expected, expected_dweight});
-    });
+    const Tensor h = poisoned(case_.in), expected_h = poisoned(case_.in);
+    const auto backward = [&](const OperandRows& rows, Tensor gradients, Tensor of_weights, Tensor made) {
+      run([&](Ops& ops) {
+        ops.grouped_activation_backward({.kind = kind,
+                                         .dy = rows,
+                                         .w = w,
+                                         .offsets = offsets,
+                                         .pre = pre,
+                                         .row_weight = weight,
+                                         .dpre = gradients,
+                                         .drow_weight = of_weights,
+                                         .h = made});
+      });
+    };
+    backward(dy.picked, dpre, dweight, h);
+    backward(dy.ordered, expected, expected_dweight, expected_h);
     EXPECT_TRUE(same_bits(down(dpre), down(expected)));
     EXPECT_TRUE(same_bits(down(dweight), down(expected_dweight)));
+    EXPECT_TRUE(same_bits(down(h), down(expected_h)));
   }
 
   for (const bool accumulate : {false, true}) {

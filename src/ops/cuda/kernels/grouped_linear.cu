@@ -364,8 +364,10 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
 
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
   const Tensor w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre;
+  NMOE_CHECK(!args.h.defined() || (args.h.shape() == Shape({pre.dim(0), w.dim(2)}) && args.h.dtype() == pre.dtype()),
+             "an activation {} {} of {}", dtype_name(args.h.dtype()), args.h.shape(), pre.shape());
   const bool fused = fuses_activation_backward(kKernels, args) && aligned16(args.dy.source.raw()) &&
-                     aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw());
+                     aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw()) && aligned16(args.h.raw());
   ArenaScope scratch(ctx.scratch);
   const auto [room, ordered, dh, row_sums] = claim(scratch, args, fused);
   if constexpr (kHasSm90) {
@@ -386,6 +388,13 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
         check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
         if (ctx.counting() || pre.num_elements() == 0) return;
         const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
+        if (args.h.defined()) {
+          activation_forward(ctx, {.kind = args.kind,
+                                   .pre = pre,
+                                   .row_weight = args.row_weight,
+                                   .h = args.h,
+                                   .num_rows = num_rows_of(offsets)});
+        }
         sm90::grouped_fp8_swiglu_backward(ctx,
                                           {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
                                            .w = codes.transposed_values,
@@ -417,7 +426,8 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                             .dpre = dpre,
                             .drow_weight = args.drow_weight,
                             .num_rows = num_rows_of(offsets),
-                            .dpre_codes = args.dpre_codes});
+                            .dpre_codes = args.dpre_codes,
+                            .h = args.h});
   write_columns(ctx, dpre, offsets, args.dpre_columns);
 }
 

@@ -64,7 +64,7 @@ struct Product {
   int width;                 // of C; with SwiGLU: of the hidden units, half of C
   int depth;                 // ragged: k; else not used
   const float* row_weight;   // of C's rows; with SwiGLU only, as are
-  __nv_bfloat16* hidden;     // = [R, width], forward
+  __nv_bfloat16* hidden;     // = [R, width]; null, backward: not wanted
   const __nv_bfloat16* pre;  // [R, 2 width], backward; C is like it
   float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
   int capacity;              // of rows
@@ -403,6 +403,7 @@ __device__ void write_tiles(const Product& p, const typename L::Stash& stash, st
           stash, writer, parity, typename L::Ring{rings + writer * L::Ring::kBytes},
           SwiGluTile{.pre = p.pre + first,
                      .dpre = static_cast<__nv_bfloat16*>(p.c) + first,
+                     .hidden = p.hidden == nullptr ? nullptr : p.hidden + tile.c_row * p.width + tile.c_col,
                      .dweight = p.row_sums + static_cast<int64_t>(tile.c_col / L::kTileCols) * p.capacity + tile.c_row,
                      .hidden_width = p.width,
                      .num_rows = num_rows,
@@ -618,7 +619,7 @@ void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args
   rows_product<Form::kInputGradientSwiGlu, /*kGathers=*/true>(
       ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
       {.row_weight = args.row_weight.data<float>(),
-       .hidden = nullptr,
+       .hidden = args.h.defined() ? args.h.data<__nv_bfloat16>() : nullptr,
        .pre = args.pre.data<__nv_bfloat16>(),
        .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
   if (num_tiles > 1) {

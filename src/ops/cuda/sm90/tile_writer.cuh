@@ -186,6 +186,7 @@ __device__ void write_tile(const Stash& stash, int writer, int parity, const Til
 struct SwiGluTile {
   const __nv_bfloat16* pre;  // rows of 2 hidden_width, aligned to 16 bytes: gates, `hidden_width` behind them what they
   __nv_bfloat16* dpre;       // gate; = the same place, and may be the storage of pre
+  __nv_bfloat16* hidden;     // = rows of hidden_width, silu(gate) * up * weight; null: not wanted
   float* dweight;            // = of the rows, by the tile's columns alone
   int64_t hidden_width;
   int num_rows, num_cols;  // that exist; not more than the tile has
@@ -246,6 +247,12 @@ __device__ void write_swiglu_gradients(const Stash& stash, int writer, int parit
           dgate[i] = gradient.gate;
           dup[i] = gradient.up;
           dweight += gradient.weight;
+        }
+        if (tile.hidden != nullptr) {
+          float made[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i) made[i] = swiglu<__nv_bfloat16>(gate[i], up[i]) * weight;
+          store8(tile.hidden + row * tile.hidden_width + first + col, made);
         }
         __nv_bfloat16* const target = tile.dpre + offset_of(row, first);
         store8(target, dgate);
