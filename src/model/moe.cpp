@@ -139,7 +139,7 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
   experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets,
-                               experts_in_.weight().weight_gradient_rounding(), {}, of.pre_columns);
+                              experts_in_.weight().weight_gradient_rounding(), {}, of.pre_columns);
 }
 
 void Moe::for_each_part(const std::function<void(const RaggedRows&, size_t)>& work) {

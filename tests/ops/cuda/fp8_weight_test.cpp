@@ -231,7 +231,8 @@ void CudaFp8Weight::expect_codes_of_experts() {
     const RowCodes d_rows = room_for_codes(R, 2 * F);
     const ColumnCodes d_columns = room_for_columns(R, 2 * F, E);
     const Tensor made = poisoned({R, F}), expected_made = poisoned({R, F});
-    gpu().activation_forward({.pre = pre, .row_weight = row_weight, .h = expected_made});
+    gpu().activation_forward(
+        {.pre = pre, .row_weight = row_weight, .h = expected_made, .num_rows = offsets.rows(E, E + 1)});
     gpu().grouped_activation_backward({.dy = dy,
                                        .w = w_out,
                                        .offsets = offsets,
