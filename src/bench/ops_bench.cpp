@@ -28,10 +28,10 @@ class Timer {
                                         [&](Storage& storage) {
                                           Workbench counting(storage, format_of(run));
                                           for (const OpCase& one : cases) {
-                                            for (const auto& prepare : {one.prepare, one.prepare_excluded}) {
-                                              const ArenaScope scope(counting.arena());
-                                              if (prepare) prepare(counting)();
-                                            }
+                                            const ArenaScope scope(counting.arena());
+                                            const Work whole = one.prepare(counting);
+                                            whole();
+                                            if (one.prepare_excluded) one.prepare_excluded(counting)();
                                           }
                                         })),
         bench_(storage_, format_of(run)),
@@ -40,35 +40,49 @@ class Timer {
   const Device& device() const { return *device_; }
 
   // Calls behind each other in a recording, as a step has them.
-  OpTiming time(const OpCase& one) {
-    OpTiming timing{one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare)};
-    if (one.prepare_excluded) timing.ms -= median_ms(one.prepare_excluded);
-    return timing;
-  }
+  OpTiming time(const OpCase& one) { return time(one, /*recorded=*/true); }
 
   // Without a recording. A CUDA graph's copies are slower than the same copies on a stream.
-  OpTiming time_unrecorded(const OpCase& one) {
-    return {one.name, one.shape, one.flops, one.bytes, median_ms(one.prepare, /*recorded=*/false)};
-  }
+  OpTiming time_unrecorded(const OpCase& one) { return time(one, /*recorded=*/false); }
 
  private:
-  double median_ms(const std::function<Work(Workbench&)>& prepare, bool recorded = true) {
-    constexpr int kRuns = 5;
+  // Several calls of an operation behind each other.
+  struct Calls {
+    Work work;
+    std::unique_ptr<Recording> recording;  // of the work, or null
+    int count = 0;
+  };
+
+  OpTiming time(const OpCase& one, bool recorded) {
+    constexpr int kRuns = 9;
+    const ArenaScope scope(bench_.arena());
+    const Calls whole = calls_of(one.prepare, recorded);
+    const Calls excluded = one.prepare_excluded ? calls_of(one.prepare_excluded, recorded) : Calls{};
+    std::vector<double> ms;
+    for (int run = 0; run < kRuns; ++run) {  // in turns, so that clocks and temperatures are alike
+      ms.push_back(call_ms(whole) - (excluded.work ? call_ms(excluded) : 0.0));
+    }
+    return {one.name, one.shape, one.flops, one.bytes, median(std::move(ms))};
+  }
+
+  Calls calls_of(const std::function<Work(Workbench&)>& prepare, bool recorded) {
     constexpr double kRunMs = 20.0;
     constexpr int kMostCalls = 50;
-    const ArenaScope scope(bench_.arena());
     const Work work = prepare(bench_);
     work();  // libraries load their kernels at first use
     wait();
-    const int num_calls = static_cast<int>(std::clamp(kRunMs / run_ms(work), 1.0, static_cast<double>(kMostCalls)));
-    const Work calls = [&] {
-      for (int call = 0; call < num_calls; ++call) work();
-    };
-    const auto recording = recorded ? device_->record(calls) : nullptr;
-    const Work timed = recorded ? Work([&] { recording->run(); }) : calls;
-    std::vector<double> ms;
-    for (int i = 0; i < kRuns; ++i) ms.push_back(run_ms(timed) / num_calls);
-    return median(std::move(ms));
+    const int count = static_cast<int>(std::clamp(kRunMs / run_ms(work), 1.0, static_cast<double>(kMostCalls)));
+    Calls calls{.work =
+                    [work, count] {
+                      for (int call = 0; call < count; ++call) work();
+                    },
+                .recording = nullptr,
+                .count = count};
+    if (recorded) calls.recording = device_->record(calls.work);
+    return calls;
+  }
+  double call_ms(const Calls& calls) {
+    return run_ms(calls.recording ? Work([&] { calls.recording->run(); }) : calls.work) / calls.count;
   }
   double run_ms(const Work& work) {
     wait();
