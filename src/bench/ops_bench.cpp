@@ -54,7 +54,7 @@ class Timer {
   };
 
   OpTiming time(const OpCase& one, bool recorded) {
-    constexpr int kRuns = 9;
+    constexpr int kRuns = 5;
     const ArenaScope scope(bench_.arena());
     const Calls whole = calls_of(one.prepare, recorded);
     const Calls excluded = one.prepare_excluded ? calls_of(one.prepare_excluded, recorded) : Calls{};
