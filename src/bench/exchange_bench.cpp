@@ -61,8 +61,7 @@ class RankExchange {
         domain_(rank, storage, std::chrono::seconds(config.parallel.timeout_s)),
         window_(domain_.peers(), ops_, config.model,
                 {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
-                Received::kTogether, config.precision.wire, storage[ArenaKind::kPeerWindow],
-                storage[ArenaKind::kStepState]) {
+                {.wire = config.precision.wire}, storage[ArenaKind::kPeerWindow], storage[ArenaKind::kStepState]) {
     const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
                   U = window_.num_slots(), R = W * T * std::min(K, U);
     Arena& arena = storage[ArenaKind::kActivations];

@@ -139,8 +139,6 @@ void check_run(Rules& rules, const RunConfig& run) {
 
 void check_precision(Rules& rules, const Config& config, size_t num_layers) {
   const PrecisionConfig& precision = config.precision;
-  rules.require(config.run.device == "cpu" || precision.wire == WireFormat::kDevice, {"precision.wire", "run.device"},
-                "CUDA sends tokens to experts as they are", "remove precision.wire, or set run.device = \"cpu\"");
   if (!is_low(config.run.precision)) return;
   rules.require(precision.keep_first + precision.keep_last < static_cast<int64_t>(num_layers),
                 {"precision.keep_first", "precision.keep_last"},

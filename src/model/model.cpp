@@ -80,7 +80,10 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, con
   if (moe_layers_.empty()) return;
   const auto num_layers = static_cast<int64_t>(moe_layers_.size());
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
-  window_.emplace(peers, ops_, config_, limits, received, wire_, window, state);
+  const bool gives_codes =
+      std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->codes.defined(); });
+  window_.emplace(peers, ops_, config_, limits,
+                  ExchangeForm{.received = received, .wire = wire_, .gives_codes = gives_codes}, window, state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
   expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / peers.count()});
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});

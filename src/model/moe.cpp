@@ -69,6 +69,10 @@ CodedRows Moe::sent(const Pass& pass, const CodedRows& x) const {
   return {x.rows, codes};
 }
 
+RowCodes Moe::codes_of(const ArrivedRows& arrived, const CodedRows& x) const {
+  return wire_ == WireFormat::kDevice && arrived.rows.index.defined() ? x.codes : arrived.codes;
+}
+
 RouterRule Moe::rule() const {
   const MoeConfig& moe = config_.moe;
   return {.score = moe.score,
@@ -98,7 +102,7 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
                                   .h = of.hidden.defined() ? part.of(of.hidden) : Tensor(),
                                   .h_codes = part.of(of.hidden_codes),
                                   .h_columns = of.hidden_columns},
-                                 of.source_codes);
+                                 part.of(of.rows, of.source_codes));
 }
 
 std::vector<ColumnCodes> Moe::push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const {
@@ -132,7 +136,7 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .dpre_columns = of.pre_columns,
                                     .keeps_dpre = of.keeps_gradient,
                                     .h = of.makes_hidden ? hidden : Tensor()},
-                                   gradients.source_codes);
+                                   part.of(gradients.dy, gradients.source_codes));
   experts_out_.backward_weight(ops, hidden, dy, part.offsets, of_out_weight, of.hidden_columns);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
@@ -209,7 +213,7 @@ void Moe::route(const Pass& pass) {
   pass.capture(Intermediate::kGateWeights, layer_, saved_.weights);
 }
 
-void Moe::forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y) {
+void Moe::forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y) {
   Ops& ops = pass.ops;
   const int64_t R = saved_.routed.capacity;
   const ArenaScope scope(pass.activations);
@@ -220,7 +224,7 @@ void Moe::forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y) 
     const RaggedRows& part = saved_.routed.parts[i];
     ExpertPass rows = saved_rows();
     rows.hidden_codes = hidden_codes;
-    if (saved_.rows.index.defined()) rows.source_codes = coded_x.codes;
+    rows.source_codes = source_codes;
     if (codes_alone) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
     forward_hidden(pass, part, rows);
     if (keeps_columns && !codes_alone) {
@@ -268,7 +272,8 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   }
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
-  saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
+  const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
+  saved_.rows = arrived.rows;
   saved_.pre = pass.push({R, W});
   // Chunks of overflow want the place of hidden units.
   const bool keeps_columns = experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0 &&
@@ -276,7 +281,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   if (keeps_columns) saved_.hidden_columns = push_columns(pass, experts_out_, F);
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
-  forward_experts(pass, coded_x, y);
+  forward_experts(pass, codes_of(arrived, coded_x), y);
   if (keeps_columns) {
     saved_.hidden = {};
     pass.activations.rewind(without_hidden);
@@ -331,10 +336,13 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops(Recompute::kExperts)) {
     exchange_->begin_dispatch(pass, sent(pass, saved_.x), saved_.weights);
-    saved_.rows = exchange_->end_dispatch(pass, saved_.row_weight);
+    const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
+    saved_.rows = arrived.rows;
     saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
-    for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, saved_rows());
+    ExpertPass rows = saved_rows();
+    rows.source_codes = codes_of(arrived, saved_.x);
+    for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, rows);
   }
   const bool makes_hidden = pass.recompute == Recompute::kNorms && saved_.hidden_columns.empty();
   if (makes_hidden) saved_.hidden = pass.push(saved_.hidden.shape());
@@ -345,8 +353,9 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
                                     wants_tokens ? saved_.weights : Tensor());
   if (shared_) shared_->backward(pass, coded_dy, dx);
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
-  gradients.dy = exchange_->end_combine_backward(pass, gradients.drows);
-  if (gradients.dy.index.defined()) gradients.source_codes = coded_dy.codes;
+  const ArrivedRows arrived = exchange_->end_combine_backward(pass, gradients.drows);
+  gradients.dy = arrived.rows;
+  gradients.source_codes = codes_of(arrived, coded_dy);
   const std::vector<ColumnCodes> pre_columns =
       push_columns(pass, experts_in_, pre_activation_width(config_.activation, expert_dim_));
   const bool keeps_gradient = experts_in_.weight().measures_gradient();

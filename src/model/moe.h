@@ -65,6 +65,8 @@ class Moe final : public FeedForward {
   // The form in which x [T, D], or a gradient, is sent. Missing codes are
   // made, in memory of the activations arena.
   CodedRows sent(const Pass& pass, const CodedRows& x) const;
+  // Codes of the source of the rows that came of x: those that travelled or, of rows picked from x, its own.
+  RowCodes codes_of(const ArrivedRows& arrived, const CodedRows& x) const;
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
   // N rows on their way through the experts.
@@ -78,20 +80,20 @@ class Moe final : public FeedForward {
                                                         // use them
     bool makes_hidden = false;                          // backward: whether hidden was not kept
     bool keeps_gradient = false;                        // whether pre's gradient itself is needed too
-    RowCodes source_codes = {};                         // [T, D] of the rows' source, if it has codes
+    RowCodes source_codes = {};                         // of the rows' source, if it has codes
   };
   struct ExpertGradients {
     OperandRows dy;              // [N, D] of the experts' outputs; may lie in drows
     Tensor drows;                // [N, D] of the rows
     Tensor drow_weight;          // [N]
-    RowCodes source_codes = {};  // [T, D] of dy's source, if it has codes
+    RowCodes source_codes = {};  // of dy's source, if it has codes
   };
   ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
   // saved_'s logits, scores, top_idx and weights = of saved_.x.
   void route(const Pass& pass);
   // y += the experts' outputs for saved_.rows. Keeps pre and hidden, or codes of hidden if saved_.hidden_columns has
-  // memory for them. coded_x: the tokens, whose codes are used if the rows are picked from them.
-  void forward_experts(const Pass& pass, const CodedRows& coded_x, Tensor y);
+  // memory for them. source_codes: of the rows' source, if it has codes.
+  void forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y);
   // Memory for the codes of columns of rows [R, width] that the gradient of `of`'s weight uses, one for each part.
   std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
   // pre and hidden = from a part's rows.

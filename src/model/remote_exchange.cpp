@@ -25,15 +25,15 @@ ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const Excha
 }
 
 ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
-                               Received received, WireFormat wire, Arena& window, Arena& state)
+                               const ExchangeForm& form, Arena& window, Arena& state)
     : peers_(peers),
       num_slots_(config.moe.num_experts / peers.count()),
       max_tokens_(limits.max_tokens),
       width_(config.dim),
-      received_(received),
-      expert_rows_(nmoe::expert_rows(config, peers.count(), limits, received)) {
+      received_(form.received),
+      expert_rows_(nmoe::expert_rows(config, peers.count(), limits, form.received)) {
   const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k;
-  const bool apart = received == Received::kApart, coded = wire == WireFormat::kFp8;
+  const bool apart = received_ == Received::kApart, coded = form.wire == WireFormat::kFp8;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = coded ? Tensor() : window.allocate(ops.compute_dtype(), {W, M, D}),
              .slots = window.allocate(DType::kI32, {W, M, K}),
@@ -54,6 +54,7 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
                 .weights = window.allocate(ops.stat_dtype(), {W, M, K})};
   }
   if (expert_rows_.num_chunks > 0) loads_ = window.allocate(DType::kI32, {W});
+  if (coded && form.gives_codes) row_codes_ = push_row_codes(state, expert_rows_.kept, D);
 }
 
 namespace {
@@ -122,7 +123,7 @@ class RemoteExchange final : public TokenExchange {
       meet(pass, ops, Transfer::kDispatch);
     });
   }
-  OperandRows end_dispatch(const Pass& pass, Tensor row_weight) override {
+  ArrivedRows end_dispatch(const Pass& pass, Tensor row_weight) override {
     Ops& ops = pass.ops;
     const Tensor rows = pass.push({window_.expert_rows().kept, window_.width()});
     end_moving(pass, Transfer::kDispatch);
@@ -142,9 +143,9 @@ class RemoteExchange final : public TokenExchange {
       ops.divide_moe_rows({.offsets = offsets_, .capacity = room.kept, .chunk = room.chunk, .parts = part_offsets_});
     }
     for (const Part& part : parts_) gather_weights(ops, part, inbox, row_weight);
-    for (const Part& part : parts_) gather(ops, part, inbox, rows);
+    for (const Part& part : parts_) gather(ops, part, inbox, rows, window_.row_codes());
     arrived_ = &inbox;
-    return rows;
+    return {rows, window_.row_codes()};
   }
 
   void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) override {
@@ -187,10 +188,10 @@ class RemoteExchange final : public TokenExchange {
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
-  OperandRows end_combine_backward(const Pass& pass, Tensor drows) override {
+  ArrivedRows end_combine_backward(const Pass& pass, Tensor drows) override {
     end_moving(pass, Transfer::kCombineBackward);
-    for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows);
-    return drows;
+    for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows, window_.row_codes());
+    return {drows, window_.row_codes()};
   }
   void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
     begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);
@@ -226,12 +227,14 @@ class RemoteExchange final : public TokenExchange {
 
   // What goes as it is.
   static Tensor plain(const CodedRows& x) { return x.codes.defined() ? Tensor() : x.rows; }
-  void gather(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor rows) const {
+  void gather(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor rows,
+              const RowCodes& row_codes = {}) const {
     const bool coded = inbox.codes.defined();
     ops.moe_dispatch({.x = coded ? Tensor() : part.of(inbox.rows),
                       .plan = part.plan,
                       .rows = part.rows.of(rows),
-                      .codes = coded ? part.of(inbox.codes, window_.max_tokens()) : RowCodes()});
+                      .codes = coded ? part.of(inbox.codes, window_.max_tokens()) : RowCodes(),
+                      .row_codes = part.rows.of(row_codes)});
   }
   void gather_weights(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor row_weight) const {
     ops.moe_dispatch_weights(

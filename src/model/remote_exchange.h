@@ -26,6 +26,13 @@ enum class Received {
   kApart,     // rank by rank, and each copy is returned by itself: no sum depends on where experts are
 };
 
+// What travels, and what becomes of it.
+struct ExchangeForm {
+  Received received = Received::kTogether;
+  WireFormat wire = WireFormat::kDevice;  // of tokens, and of gradients of experts' outputs, on their way to experts
+  bool gives_codes = false;  // whether experts get the codes of their rows too, if these travelled as codes
+};
+
 // The capacity of a rank.
 struct ExchangeLimits {
   int64_t max_tokens = 0;        // M
@@ -46,10 +53,9 @@ ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const Excha
 // rank's tokens. All layers use it in turn.
 class ExchangeWindow {
  public:
-  // `window` is memory that other ranks reach, `state` this rank's own. `peers` have to outlive the window. wire: the
-  // format of tokens, and of the gradients of experts' outputs, on their way to experts.
+  // `window` is memory that other ranks reach, `state` this rank's own. `peers` have to outlive the window.
   ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
-                 Received received, WireFormat wire, Arena& window, Arena& state);
+                 const ExchangeForm& form, Arena& window, Arena& state);
 
   const Peers& peers() const { return peers_; }
   int64_t num_slots() const { return num_slots_; }
@@ -70,6 +76,8 @@ class ExchangeWindow {
     Tensor rows, weights, row_of;
   };
   const Copies& copies() const { return copies_; }
+  // [R, D]: codes of the rows that arrived last; undefined if experts do not get them.
+  const RowCodes& row_codes() const { return row_codes_; }
 
  private:
   const Peers& peers_;
@@ -82,6 +90,7 @@ class ExchangeWindow {
   ExchangeReturns returns_;
   Tensor loads_;
   Copies copies_;
+  RowCodes row_codes_;
   size_t turn_ = 0;
 };
 

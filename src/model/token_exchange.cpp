@@ -17,7 +17,7 @@ class LocalExchange final : public TokenExchange {
   }
 
   void begin_dispatch(const Pass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
-  OperandRows end_dispatch(const Pass& pass, Tensor row_weight) override {
+  ArrivedRows end_dispatch(const Pass& pass, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
     return rows_begun(pass);
   }
@@ -28,7 +28,7 @@ class LocalExchange final : public TokenExchange {
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
   void begin_combine_backward(const Pass&, const CodedRows& dy, const CodedRows&, Tensor) override { x_ = dy; }
-  OperandRows end_combine_backward(const Pass& pass, Tensor) override { return rows_begun(pass); }
+  ArrivedRows end_combine_backward(const Pass& pass, Tensor) override { return rows_begun(pass); }
   void begin_dispatch_backward(const Pass&, Tensor drows, Tensor drow_weight) override {
     rows_ = drows, weights_ = drow_weight;
   }
@@ -40,11 +40,13 @@ class LocalExchange final : public TokenExchange {
 
  private:
   // The rows of experts, in the tokens that were begun.
-  OperandRows rows_begun(const Pass& pass) const {
-    if (!x_.codes.defined()) return {x_.rows, plan_.token_of, plan_.row_of};
-    const Tensor tokens = pass.push(x_.rows.shape());
-    pass.ops.widen_rows({.codes = x_.codes, .x = tokens});
-    return {tokens, plan_.token_of, plan_.row_of};
+  ArrivedRows rows_begun(const Pass& pass) const {
+    Tensor tokens = x_.rows;
+    if (x_.codes.defined()) {
+      tokens = pass.push(x_.rows.shape());
+      pass.ops.widen_rows({.codes = x_.codes, .x = tokens});
+    }
+    return {.rows = {tokens, plan_.token_of, plan_.row_of}, .codes = x_.codes};
   }
 
   int64_t num_experts_;

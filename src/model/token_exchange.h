@@ -34,6 +34,8 @@ struct RaggedRows {
     if (!codes.defined()) return {};
     return {.values = of(codes.values), .scales = of(codes.scales)};
   }
+  // codes: of rows.source.
+  RowCodes of(const OperandRows& rows, const RowCodes& codes) const { return rows.index.defined() ? codes : of(codes); }
   // [1] i32: the number of rows.
   Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 };
@@ -61,6 +63,12 @@ struct OverflowWork {
   std::function<void(const RaggedRows& chunk)> work_off;
 };
 
+// The rows of a layer's experts, in memory or picked from tokens.
+struct ArrivedRows {
+  OperandRows rows;     // [R, D]
+  RowCodes codes = {};  // of rows.source, until something is begun again; undefined if it has none, or nobody uses them
+};
+
 // A layer's exchange. From plan() to the end of the layer's backward it keeps the plan of one routing on the activation
 // stack. The order of rows is a function of the routing alone.
 //
@@ -79,16 +87,16 @@ class TokenExchange {
   // rows are the values that they encode, for this rank's own tokens too. Through one window, either everything that is
   // dispatched has codes, or nothing has.
   virtual void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) = 0;
-  virtual OperandRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
+  virtual ArrivedRows end_dispatch(const Pass& pass, Tensor row_weight) = 0;
   // y [T, D] =, with accumulate +=, each token's sum over its rows [R, D], then over those in each chunk of overflow,
   // rounded after each chunk. The overflow's memory may be that of `rows`.
   virtual void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) = 0;
 
-  // Returns the gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or are in drows [R, D]; with
-  // codes as in dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined if
-  // backward has dispatched once more.
+  // The gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or are in drows [R, D]; with codes as in
+  // dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined if backward has
+  // dispatched once more.
   virtual void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) = 0;
-  virtual OperandRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
+  virtual ArrivedRows end_combine_backward(const Pass& pass, Tensor drows) = 0;
   // The gradients of dispatch: dx [T, D] =, with accumulate +=, from drows [R, D]; dweights [T, K] stat = from
   // drow_weight [R] stat. Overflow as in combine(); its memory may be that of drows and drow_weight.
   virtual void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) = 0;

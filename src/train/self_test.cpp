@@ -37,7 +37,7 @@ Config even_config(Precision precision) {
   return config;
 }
 
-// Sizes that few kernels take, the other activation, and documents.
+// Sizes that few kernels take, the other activation, documents, and codes on the way to experts.
 Config odd_config() {
   Config config = even_config(Precision::kDevice);
   config.model.dim = 36;
@@ -51,6 +51,7 @@ Config odd_config() {
   config.data.seq_len = 33;
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;
+  config.precision.wire = WireFormat::kFp8;
   return config;
 }
 
@@ -287,6 +288,7 @@ Counts run_self_test(const DeviceOptions& options, const std::function<void(cons
     say(fmt::format("training steps in {}", name));
     Config config = even_config(precision);
     config.precision.fp8_weight_gradients = precision == Precision::kFp8;
+    config.precision.wire = precision == Precision::kMxFp8 ? WireFormat::kFp8 : WireFormat::kDevice;
     train(config, options, wrap, counts);
   }
   return counts;

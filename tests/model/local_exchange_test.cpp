@@ -50,10 +50,10 @@ TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
   const Tensor row_weight = pool.full({kRows}, NAN), room = pool.full({kRows, kWidth}, NAN);
   const int64_t mark = activations.mark();
   exchange->begin_dispatch(pass, x, weights);
-  const OperandRows read = exchange->end_dispatch(pass, row_weight);
+  const OperandRows read = exchange->end_dispatch(pass, row_weight).rows;
   EXPECT_EQ(activations.mark(), mark) << "memory for copies";
   exchange->begin_combine_backward(pass, dy, x, weights);
-  const OperandRows gradients = exchange->end_combine_backward(pass, room);
+  const OperandRows gradients = exchange->end_combine_backward(pass, room).rows;
 
   // Expert by expert, the tokens that chose it in their order.
   std::vector<double> rows, drows, row_weights;
@@ -102,9 +102,9 @@ TEST(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
     const auto exchange = make_local_exchange(kExperts);
     exchange->plan(pass, top_idx, {});
     exchange->begin_dispatch(pass, sent, weights);
-    std::vector<double> all = rows_read(exchange->end_dispatch(pass, pool.full({kRows}, NAN)));
+    std::vector<double> all = rows_read(exchange->end_dispatch(pass, pool.full({kRows}, NAN)).rows);
     exchange->begin_combine_backward(pass, gradients, Tensor(), {});
-    for (const double value : rows_read(exchange->end_combine_backward(pass, pool.full({kRows, kWidth}, NAN)))) {
+    for (const double value : rows_read(exchange->end_combine_backward(pass, pool.full({kRows, kWidth}, NAN)).rows)) {
       all.push_back(value);
     }
     return all;

@@ -76,8 +76,8 @@ struct RankTest {
         ops(device.ops()),
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
         window(domain.peers(), ops, config(), {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
-               mode.received, mode.wire, memory->storage[ArenaKind::kPeerWindow],
-               memory->storage[ArenaKind::kStepState]),
+               {.received = mode.received, .wire = mode.wire, .gives_codes = true},
+               memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
         places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
         exchange(make_remote_exchange(window, 0, places)),
         rank(communicator.index()),
@@ -162,7 +162,6 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
  protected:
   void SetUp() override {
     if (std::string_view(NMOE_TEST_DEVICE) == "cpu") return;
-    if (mode().wire != WireFormat::kDevice) GTEST_SKIP() << "CUDA sends tokens as they are";
     if (!device_is_there(num_ranks() - 1)) GTEST_SKIP() << "there are no " << num_ranks() << " devices";
   }
   int64_t num_ranks() const { return std::get<int64_t>(GetParam()); }
@@ -230,6 +229,21 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     if (!got_weights.empty()) test.device.upload(row_weight, got_weights.data());
   }
 
+  // Where codes travelled, the rows' own came with them.
+  void expect_codes_of_rows(RankTest& test, const RoutedRows& routed, const ArrivedRows& arrived) {
+    ASSERT_EQ(arrived.codes.defined(), mode().wire == WireFormat::kFp8);
+    if (!arrived.codes.defined()) return;
+    const Tensor widened = test.pass.push(arrived.rows.source.shape());
+    test.ops.widen_rows({.codes = arrived.codes, .x = widened});
+    const auto rows = test.download<float>(arrived.rows.source), values = test.download<float>(widened);
+    for (const RaggedRows& part : routed.parts) {
+      const int64_t end = part.begin + test.download<int32_t>(part.offsets).back();
+      for (int64_t i = part.begin * kWidth; i < end * kWidth; ++i) {
+        ASSERT_EQ(values[static_cast<size_t>(i)], rows[static_cast<size_t>(i)]) << "row " << i / kWidth;
+      }
+    }
+  }
+
   // There and back, forward and backward, with every row compared. `again`: backward begins with dispatch(), as where
   // it computes the experts again.
   void round_trip(RankTest& test, const Routing& routing, bool again = false) {
@@ -239,7 +253,9 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
     const Tensor row_weight = test.pass.push_stat({routed.capacity});
     test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
-    Tensor rows = test.exchange->end_dispatch(test.pass, row_weight).source;
+    const ArrivedRows tokens = test.exchange->end_dispatch(test.pass, row_weight);
+    Tensor rows = tokens.rows.source;
+    expect_codes_of_rows(test, routed, tokens);
 
     ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
     for (int64_t i = 0; const RaggedRows& part : routed.parts) {
@@ -273,12 +289,12 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     if (again) {
       const Tensor once_more = test.pass.push_stat({routed.capacity});
       test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
-      rows = test.exchange->end_dispatch(test.pass, once_more).source;
+      rows = test.exchange->end_dispatch(test.pass, once_more).rows.source;
       test.exchange->begin_combine_backward(test.pass, test.sent, Tensor(), {});
     } else {
       test.exchange->begin_combine_backward(test.pass, test.sent, test.sent, test.gate);
     }
-    test.exchange->end_combine_backward(test.pass, drows);
+    expect_codes_of_rows(test, routed, test.exchange->end_combine_backward(test.pass, drows));
     chunk = 0;
     OverflowWork backward{.rows = rows.rows(0, chunk_rows),
                           .row_weight = more_weights,
@@ -487,7 +503,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const std::vector<Tensor> first = tensors_of(inboxes[0]), second = tensors_of(inboxes[1]);
     mark(first);
     exchange->begin_dispatch(test.pass, test.sent, test.gate);
-    const Tensor rows = exchange->end_dispatch(test.pass, row_weight).source;
+    const Tensor rows = exchange->end_dispatch(test.pass, row_weight).rows.source;
     EXPECT_EQ(written(first, W, from_others), cost.bytes(Transfer::kDispatch, rows_here, copies_here));
 
     const std::vector<Tensor> home = apart() ? std::vector{test.window.copies().rows, test.window.copies().weights}

@@ -114,9 +114,15 @@ TEST(MoeDispatch, OfCodesGathersWhatTheyStandFor) {
                    .scales = codes.scales.reshape({1, 13, 2})});
   const Tensor widened = p.pool.zeros(x.shape());
   p.ops->widen_rows({.codes = codes, .x = widened});
-  p.ops->moe_dispatch({.x = {}, .plan = p.plan, .rows = rows, .codes = codes});
+  const RowCodes row_codes{.values = p.pool.zeros(DType::kU8, {39, 131}), .scales = p.pool.zeros(DType::kU8, {39, 2})};
+  p.ops->moe_dispatch({.x = {}, .plan = p.plan, .rows = rows, .codes = codes, .row_codes = row_codes});
   p.ops->moe_dispatch({widened, p.plan, expected});
   EXPECT_TRUE(same_bits(rows, expected));
+  for (int64_t copy = 0; copy < 39; ++copy) {
+    const auto row = static_cast<int64_t>(get(p.plan.row_of, copy));
+    ASSERT_TRUE(same_bits(row_codes.values[row], codes.values[copy / 3])) << "row " << row;
+    ASSERT_TRUE(same_bits(row_codes.scales[row], codes.scales[copy / 3])) << "row " << row;
+  }
 }
 
 // Together the parts have each row once, in its order; what is beyond the last row stays as it is.

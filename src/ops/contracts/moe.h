@@ -40,8 +40,9 @@ struct DivideMoeRows {
 struct MoeDispatch {
   Tensor x;  // [T, D]; undefined: the values of `codes`
   MoePlan plan;
-  Tensor rows;          // = [R, D]
-  RowCodes codes = {};  // [T, D], instead of x
+  Tensor rows;              // = [R, D]
+  RowCodes codes = {};      // [T, D], instead of x
+  RowCodes row_codes = {};  // = [R, D], with codes: each row's; undefined: not wanted
 };
 struct MoeCombine {
   Tensor rows;  // [R, D]
@@ -71,6 +72,9 @@ inline void check_moe_dispatch(const MoeDispatch& args) {
   NMOE_CHECK(args.plan.row_of.dim(0) == T && args.rows.dim(1) == D, "dispatch of {} tokens of {} by {} to rows {}", T,
              D, args.plan.row_of.shape(), args.rows.shape());
   if (args.codes.defined()) check_row_codes(args.codes, {T, D});
+  if (args.row_codes.defined()) check_row_codes(args.row_codes, args.rows.shape());
+  NMOE_CHECK(args.codes.defined() || !args.row_codes.defined(), "codes of rows {} of tokens that have none",
+             args.rows.shape());
 }
 
 inline void check_divide_moe_rows(const DivideMoeRows& args) {

@@ -108,6 +108,16 @@ struct RowPart {
   bool is_empty;
 };
 
+void copy_codes(const RowCodes& from, int64_t from_row, const RowCodes& to, int64_t to_row) {
+  const auto copy = [&](const Tensor& source, const Tensor& target) {
+    const int64_t width = source.dim(1);
+    std::memcpy(target.data<uint8_t>() + to_row * width, source.data<uint8_t>() + from_row * width,
+                static_cast<size_t>(width));
+  };
+  copy(from.values, to.values);
+  copy(from.scales, to.scales);
+}
+
 }  // namespace
 
 // Goes by token, not by row: a token's values are then read from memory once and not top_k times.
@@ -130,6 +140,7 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
         if (row < 0) continue;
         if (tokens == nullptr) {
           widen_row(args.codes, token, out + row * width);
+          if (args.row_codes.defined()) copy_codes(args.codes, token, args.row_codes, row);
         } else {
           std::memcpy(out + row * width, tokens + token * width, static_cast<size_t>(width) * sizeof(Real));
         }

@@ -72,6 +72,33 @@ TEST_P(CudaMoe, DispatchMatchesTheCpu) {
   }
 }
 
+// To rows beyond which there is more room.
+TEST_P(CudaMoe, DispatchOfCodesMatchesTheCpu) {
+  const int64_t tokens = GetParam().num_tokens, width = GetParam().width, across = (width + 127) / 128;
+  const RowCodes codes{.values = pool_.zeros(DType::kU8, {tokens, width}),
+                       .scales = pool_.zeros(DType::kU8, {tokens, across})};
+  cpu().quantize({.format = OperandFormat::kFp8,
+                  .x = pool_.normal({1, tokens, width}),
+                  .values = codes.values.reshape({1, tokens, width}),
+                  .scales = codes.scales.reshape({1, tokens, across})});
+  const RowCodes device_codes{.values = up(codes.values), .scales = up(codes.scales)};
+  for (const DType act : kActDTypes) {
+    const Tensor expected = pool_.full({num_copies_ + 3, width}, 9.0), rows = up(expected, act);
+    const RowCodes of_rows{.values = pool_.zeros(DType::kU8, {num_copies_ + 3, width}),
+                           .scales = pool_.zeros(DType::kU8, {num_copies_ + 3, across})};
+    const RowCodes device_of_rows{.values = up(of_rows.values), .scales = up(of_rows.scales)};
+    gpu().moe_dispatch({.x = {}, .plan = device_plan_, .rows = rows, .codes = device_codes});
+    cpu().moe_dispatch({.x = {}, .plan = plan_, .rows = expected, .codes = codes, .row_codes = of_rows});
+    EXPECT_TRUE(same_bits(down(rows), expected)) << dtype_name(act);
+    gpu().fill({rows, 9.0});
+    gpu().moe_dispatch(
+        {.x = {}, .plan = device_plan_, .rows = rows, .codes = device_codes, .row_codes = device_of_rows});
+    EXPECT_TRUE(same_bits(down(rows), expected)) << dtype_name(act);
+    EXPECT_TRUE(same_bits(down(device_of_rows.values), of_rows.values)) << dtype_name(act);
+    EXPECT_TRUE(same_bits(down(device_of_rows.scales), of_rows.scales)) << dtype_name(act);
+  }
+}
+
 TEST_P(CudaMoe, CombineMatchesTheCpu) {
   for (const DType act : {DType::kF32, DType::kBF16}) {
     for (const bool accumulate : {false, true}) {

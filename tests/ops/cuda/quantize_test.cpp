@@ -107,6 +107,33 @@ TEST_F(CudaQuantize, AllOfBf16IsTheCpu) {
   }
 }
 
+// All codes of a normal value under every scale whose values BF16 has, and under the one that is none.
+TEST_F(CudaQuantize, WidenedRowsAreThoseOfTheCpu) {
+  for (const int64_t width : {256, 131}) {
+    const RowCodes codes{.values = pool_.zeros(DType::kU8, {256, width}), .scales = pool_.zeros(DType::kU8, {256, 2})};
+    for (int64_t row = 0; row < 256; ++row) {
+      for (int64_t i = 0; i < width; ++i) codes.values.data<uint8_t>()[row * width + i] = static_cast<uint8_t>(i + row);
+      for (int64_t i = 0; i < 2; ++i) codes.scales.data<uint8_t>()[2 * row + i] = static_cast<uint8_t>(row + i);
+    }
+    for (const DType act : kActDTypes) {
+      const Tensor expected = pool_.zeros({256, width}), x = up(pool_.full({256, width}, 9.0), act);
+      gpu().widen_rows({.codes = {.values = up(codes.values), .scales = up(codes.scales)}, .x = x});
+      cpu().widen_rows({.codes = codes, .x = expected});
+      const Tensor got = down(x);
+      for (int64_t row = 0; row < 256; ++row) {
+        for (int64_t i = 0; i < width; ++i) {
+          const double want = get(expected[row], i), value = get(got[row], i);
+          if (std::isnan(want)) {
+            ASSERT_TRUE(std::isnan(value)) << "row " << row << ", " << i;
+          } else if (act == DType::kF32 || std::abs(want) >= 0x1p-120) {
+            ASSERT_EQ(value, want) << "row " << row << ", " << i << ", " << dtype_name(act);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaQuantize, TransposedTilesAreThoseOfTheCpu) {
   for (const Shape& shape : {Shape({3, 144, 208}), Shape({1, 256, 128}), Shape({2, 16, 400}), Shape({8, 144, 208})}) {
     const int64_t G = shape[0], N = shape[1], C = shape[2], down_tiles = (N + 127) / 128, across = (C + 127) / 128;

@@ -36,6 +36,14 @@ class CudaRanks : public TrainerTest {
     if (ranks > 1) overrides.emplace_back("parallel.timeout_s=20");
     return overrides;
   }
+  // Sizes that products of FP8 codes take.
+  static std::vector<std::string> even(int64_t width, std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(),
+                     {fmt::format("model.dim={}", width), "model.dense_dim=272", "model.moe.expert_dim=128",
+                      "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16", "model.mla.qk_rope_head_dim=16",
+                      "model.mla.v_head_dim=16"});
+    return overrides;
+  }
   void expect_near(const std::string& name, const std::string& expected_name) const {
     for (const char* tag : {"train/loss", "valid/loss"}) {
       const auto curve = series(name, tag), expected = series(expected_name, tag);
@@ -182,10 +190,8 @@ TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
 // What is rounded does not depend on where it is.
 TEST_F(CudaRanks, LearnInFp8) {
   const auto fp8 = [](int64_t ranks, std::vector<std::string> more) {
-    more.insert(more.end(), {"run.precision=fp8", "model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128",
-                             "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
-                             "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16"});
-    return on(ranks, more);
+    more.emplace_back("run.precision=fp8");
+    return on(ranks, even(144, more));
   };
   // Codes are coarse, and rates steep here: what sums of two ranks are rounded to differently is 0.9 % of the loss at
   // step 8.
@@ -204,6 +210,36 @@ TEST_F(CudaRanks, LearnInFp8) {
         fp8(ranks, {"train.steps=8", "parallel.logical_shards=8", "train.batch_seqs=16", "optim.router.lr=1e-4"}));
   }
   expect_same_state(checkpoints("shards2"), checkpoints("shards1"));
+}
+
+// A rank's own tokens are rounded as those that travel, whatever experts compute in.
+TEST_F(CudaRanks, LearnFromCodesOnTheWire) {
+  const std::vector<std::string> formats[] = {{"run.precision=bf16"},
+                                              {"run.precision=fp8"},
+                                              {"run.precision=fp8", "precision.fp8_weight_gradients=true"},
+                                              {"run.precision=nvfp4"}};
+  for (int64_t format = 0; format < std::ssize(formats); ++format) {
+    for (const int64_t width : {144, 256}) {  // norms leave codes of whole blocks
+      SCOPED_TRACE(fmt::format("{}, {}", formats[format].back(), width));
+      const auto coded = [&](int64_t ranks, std::vector<std::string> more) {
+        more.insert(more.end(), formats[format].begin(), formats[format].end());
+        more.emplace_back("precision.wire=fp8");
+        return on(ranks, even(width, more));
+      };
+      const auto name = [&](const std::string& what) { return fmt::format("{}_{}_{}", what, format, width); };
+      for (const int64_t ranks : {1, 2}) {
+        run(name(fmt::format("shards{}", ranks)), coded(ranks, {"train.steps=6", "parallel.logical_shards=8",
+                                                                "train.batch_seqs=16", "optim.router.lr=1e-4"}));
+      }
+      expect_same_state(checkpoints(name("shards2")), checkpoints(name("shards1")));
+      if (format % 2 == 1 || width != 256) continue;
+      run(name("turns"), coded(2, {"train.steps=4", "parallel.capacity_factor=1", "model.moe.num_groups=2",
+                                   "model.moe.top_groups=1"}));
+      run(name("room"), coded(2, {"train.steps=4", "parallel.capacity_factor=2", "model.moe.num_groups=2",
+                                  "model.moe.top_groups=1"}));
+      expect_near(name("turns"), name("room"));
+    }
+  }
 }
 
 // Scales and random bits are those of a shard and of an expert, wherever it is.
@@ -231,11 +267,9 @@ TEST_F(CudaRanks, LearnInNvFp4) {
 TEST_F(CudaRanks, DecideAlikeAboutPrecision) {
   const auto checked = [&](const std::string& name, const std::string& precision, int64_t ranks, bool sharded) {
     std::vector<std::string> overrides =
-        on(ranks,
-           {"run.precision=" + precision, "train.steps=10", "run.name=" + name, "model.dim=144", "model.dense_dim=272",
-            "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
-            "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "precision.fallback=act",
-            "precision.check_every=2", "optim.clip_norm=0", "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2"});
+        on(ranks, even(144, {"run.precision=" + precision, "train.steps=10", "run.name=" + name,
+                             "precision.fallback=act", "precision.check_every=2", "optim.clip_norm=0",
+                             "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2"}));
     if (sharded) {
       overrides.insert(overrides.end(), {"parallel.logical_shards=8", "train.batch_seqs=16", "optim.router.lr=1e-4"});
     }

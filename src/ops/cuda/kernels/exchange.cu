@@ -7,7 +7,8 @@
 // is a load, then a store that nobody waits for. So blocks are as large as can be, and a warp takes some neighbouring
 // rows at a time and loads several units of 16 bytes a lane before it stores the first: their rows follow one another
 // where they come from or where they go to, and are written as whole 128-byte packets, which is what the link carries
-// best; so is what belongs to their choices. Collecting is bound by this device's memory.
+// best; so is what belongs to their choices. Rows of codes go in two kernels: values, then scales, few bytes a row, of
+// which a warp takes more rows. Collecting is bound by this device's memory.
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
@@ -507,8 +508,10 @@ void with_widest_unit(int64_t row_bytes, const Tensor& a, const Tensor& b, const
     run(uint4{});
   } else if (row_bytes % 4 == 0) {
     run(uint32_t{});
-  } else {
+  } else if (row_bytes % 2 == 0) {
     run(uint16_t{});
+  } else {
+    run(uint8_t{});
   }
 }
 
@@ -550,7 +553,6 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
 }
 
 void exchange_send(Context& ctx, const ExchangeSend& args) {
-  NMOE_CHECK(!args.codes.defined(), "on CUDA rows of codes are not sent");
   check_exchange_send(args);
   if (ctx.counting()) return;
   const Peers& peers = args.peers;
@@ -568,22 +570,27 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
                .placement = placement_of(args.plan),
                .top_k = static_cast<int>(args.top_idx.dim(1))};
   }
-  const int64_t num_tokens = args.x.dim(0), row_bytes = bytes_of(args.x.dtype(), args.x.dim(1));
-  const auto send_to = [&]<class Unit, class Ranks>(Unit, Ranks to) {
-    send_kernel<<<row_blocks(ctx, num_tokens, args.max_blocks), kRowThreads, 0, ctx.stream>>>(
-        static_cast<const Unit*>(args.x.raw()), args.plan.send_row.data<int32_t>(),
-        peer_pointers<Unit>(peers, inbox.rows), choices, to, num_tokens, static_cast<int>(row_bytes / sizeof(Unit)),
-        peers.index() * inbox.rows.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()),
-        rows_at_a_time(args.top_idx.defined() ? args.top_idx.dim(1) : kWarp / 4));
-    NMOE_CUDA_CHECK(cudaGetLastError());
+  const auto send = [&](const Tensor& rows, const Tensor& received, const Choices& beside, int group) {
+    const int64_t num_tokens = rows.dim(0), row_bytes = bytes_of(rows.dtype(), rows.dim(1));
+    const auto send_to = [&]<class Unit, class Ranks>(Unit, Ranks to) {
+      send_kernel<<<row_blocks(ctx, num_tokens, args.max_blocks), kRowThreads, 0, ctx.stream>>>(
+          static_cast<const Unit*>(rows.raw()), args.plan.send_row.data<int32_t>(),
+          peer_pointers<Unit>(peers, received), beside, to, num_tokens, static_cast<int>(row_bytes / sizeof(Unit)),
+          peers.index() * inbox.slots.dim(1), static_cast<int>(peers.index()), static_cast<int>(peers.count()), group);
+      NMOE_CUDA_CHECK(cudaGetLastError());
+    };
+    with_widest_unit(row_bytes, rows, received, [&](auto unit) {
+      if (args.loads.defined()) {
+        send_to(unit, LoadedRanks{args.loads.data<int32_t>(), args.room});
+      } else {
+        send_to(unit, EveryRank{});
+      }
+    });
   };
-  with_widest_unit(row_bytes, args.x, inbox.rows, [&](auto unit) {
-    if (args.loads.defined()) {
-      send_to(unit, LoadedRanks{args.loads.data<int32_t>(), args.room});
-    } else {
-      send_to(unit, EveryRank{});
-    }
-  });
+  const int group = rows_at_a_time(args.top_idx.defined() ? args.top_idx.dim(1) : kWarp / 4);
+  if (!args.codes.defined()) return send(args.x, inbox.rows, choices, group);
+  send(args.codes.values, inbox.codes.values, choices, group);
+  send(args.codes.scales, inbox.codes.scales, Choices{}, /*group=*/kWarp);
 }
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_part.cuh"
@@ -179,6 +180,38 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
+// The same of what codes stand for, and of the codes (row_values, row_scales; may be null). kVectors: eight values at a
+// time.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kRowThreads)
+    dispatch_codes_kernel(CodedValues x, RowPart part, T* rows, uint8_t* row_values, uint8_t* row_scales,
+                          int64_t num_tokens, int top_k) {
+  if (part.is_empty()) return;
+  constexpr int kAtOnce = kVectors ? 8 : 1;
+  for (int64_t token = blockIdx.x; token < num_tokens; token += gridDim.x) {
+    for (int64_t i = kAtOnce * threadIdx.x; i < x.width; i += kAtOnce * kRowThreads) {
+      float values[kAtOnce];
+      if constexpr (kVectors) {
+        x.load8(token, i, values);
+      } else {
+        values[0] = x.at(token, i);
+      }
+      using Codes = std::conditional_t<kVectors, uint2, uint8_t>;
+      const auto codes_at = [&](auto* all, int64_t row) { return reinterpret_cast<Codes*>(all + row * x.width + i); };
+      const Codes codes = *reinterpret_cast<const Codes*>(x.values + token * x.width + i);
+      const uint8_t scale = x.scales[token * x.across + i / CodedValues::kBlock];
+      for (int k = 0; k < top_k; ++k) {
+        const int64_t row = part.place(token * top_k + k);
+        if (row < 0) continue;
+        store_values(rows + row * x.width + i, values);
+        if (row_values == nullptr) continue;
+        *codes_at(row_values, row) = codes;
+        if (i % CodedValues::kBlock == 0) row_scales[row * x.across + i / CodedValues::kBlock] = scale;
+      }
+    }
+  }
+}
+
 // Blocks (token, part of its values). kVectors: eight values at a time.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowThreads)
@@ -251,6 +284,22 @@ unsigned token_blocks(const Context& ctx, const MoePlan& plan, int64_t num_token
   return grid_size(plan.first_row > 0 ? std::min(num_tokens, kBlocksPerSm * ctx.num_sms) : num_tokens);
 }
 
+void dispatch_codes(Context& ctx, const MoeDispatch& args) {
+  const Tensor rows = args.rows;
+  const int64_t num_tokens = args.codes.values.dim(0);
+  NMOE_CHECK(rows.dim(0) <= INT32_MAX, "dispatch to {} rows", rows.dim(0));
+  if (ctx.counting() || args.codes.values.num_elements() == 0) return;
+  const auto data_of = [](const Tensor& codes) { return codes.defined() ? codes.data<uint8_t>() : nullptr; };
+  const bool eights = in_eights(args.codes, rows) && std::bit_cast<uintptr_t>(args.row_codes.values.raw()) % 8 == 0;
+  dispatch_act(rows.dtype(), [&]<class T>(T) {
+    const auto kernel = eights ? dispatch_codes_kernel<T, true> : dispatch_codes_kernel<T, false>;
+    kernel<<<token_blocks(ctx, args.plan, num_tokens), kRowThreads, 0, ctx.stream>>>(
+        coded_values(args.codes), row_part(args.plan, rows), rows.data<T>(), data_of(args.row_codes.values),
+        data_of(args.row_codes.scales), num_tokens, static_cast<int>(args.plan.row_of.dim(1)));
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
+}
+
 unsigned weight_blocks(Tensor weights) {
   return static_cast<unsigned>(ceil_div<int64_t>(weights.num_elements(), kThreads));
 }
@@ -310,8 +359,8 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   const Tensor x = args.x, rows = args.rows;
   const MoePlan& plan = args.plan;
 
-  NMOE_CHECK(!args.codes.defined(), "on CUDA rows of codes are not dispatched");
   check_moe_dispatch(args);
+  if (args.codes.defined()) return dispatch_codes(ctx, args);
   check_rows(x, plan, rows);
   if (ctx.counting() || x.num_elements() == 0) return;
   const int64_t row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype()));

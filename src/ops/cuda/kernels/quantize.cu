@@ -6,6 +6,7 @@
 // L2.
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -151,6 +152,22 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(const T* x, Matrices m,
   }
 }
 
+// kVectors: a thread has eight values.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kThreads) widen_kernel(CodedValues codes, T* x, int64_t size) {
+  constexpr int kAtOnce = kVectors ? 8 : 1;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kAtOnce;
+  if (at >= size) return;
+  const int64_t row = at / codes.width, i = at % codes.width;
+  float values[kAtOnce];
+  if constexpr (kVectors) {
+    codes.load8(row, i, values);
+  } else {
+    values[0] = codes.at(row, i);
+  }
+  store_values(x + at, values);
+}
+
 template <class T, int kBlock, bool kE2M1>
 void launch(Context& ctx, const Quantize& args, const Matrices& m, const Target& target) {
   const T* const x = args.x.data<T>();
@@ -186,8 +203,17 @@ void abs_max(Context& ctx, const AbsMax& args) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void widen_rows(Context&, const WidenRows& args) {
-  NMOE_CHECK(false, "on CUDA codes {} are not widened by themselves", args.codes.values.shape());
+void widen_rows(Context& ctx, const WidenRows& args) {
+  check_row_codes(args.codes, args.x.shape());
+  const int64_t size = args.x.num_elements();
+  if (ctx.counting() || size == 0) return;
+  dispatch_act(args.x.dtype(), [&]<class T>(T) {
+    const bool eights = in_eights(args.codes, args.x);
+    const auto kernel = eights ? widen_kernel<T, true> : widen_kernel<T, false>;
+    kernel<<<grid_size(ceil_div<int64_t>(eights ? size / 8 : size, kThreads)), kThreads, 0, ctx.stream>>>(
+        coded_values(args.codes), args.x.data<T>(), size);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  });
 }
 
 void quantize(Context& ctx, const Quantize& args) {

@@ -1,4 +1,4 @@
-// FP8 codes of rows that a kernel writes, made of what is written, before it leaves.
+// FP8 codes of rows: made by a kernel of the rows that it writes, before these leave, and read for their values.
 #pragma once
 
 #include "base/error.h"
@@ -40,6 +40,35 @@ struct CodeRows {
     if (i % kBlock == 0) scales[row * (width / kBlock) + i / kBlock] = scale;
   }
 };
+
+// The values that codes of rows of any width stand for.
+struct CodedValues {
+  static constexpr int kBlock = static_cast<int>(block_size(OperandFormat::kFp8));
+  const uint8_t* values;
+  const uint8_t* scales;
+  int64_t width, across;  // across: blocks of a row
+
+  __device__ float at(int64_t row, int64_t i) const {
+    return e4m3_to_float(values[row * width + i]) * e8m0_to_float(scales[row * across + i / kBlock]);
+  }
+  // [i, i + 8) of a row; width and i are multiples of 8, and values begin at one.
+  __device__ void load8(int64_t row, int64_t i, float (&v)[8]) const {
+    const uint2 codes = *reinterpret_cast<const uint2*>(values + row * width + i);
+    const float scale = e8m0_to_float(scales[row * across + i / kBlock]);
+    e4m3_values(codes.x, scale, v[0], v[1], v[2], v[3]);
+    e4m3_values(codes.y, scale, v[4], v[5], v[6], v[7]);
+  }
+};
+inline CodedValues coded_values(const RowCodes& codes) {
+  return {.values = codes.values.data<uint8_t>(),
+          .scales = codes.scales.data<uint8_t>(),
+          .width = codes.values.dim(1),
+          .across = codes.scales.dim(1)};
+}
+// Whether these and rows like them are read and written by eights.
+inline bool in_eights(const RowCodes& codes, const Tensor& rows) {
+  return can_vectorise(codes.values.dim(1), rows) && std::bit_cast<uintptr_t>(codes.values.raw()) % 8 == 0;
+}
 
 // Whether kernels can make the codes of x, whose rows are in `parts` that no block leaves.
 inline bool makes_codes(const Tensor& x, int64_t parts, const RowCodes& codes) {

@@ -1,7 +1,8 @@
 // Blocks of BF16 values to E4M3, by the instruction for it, which rounds as float_to_e4m3 (tensor/low_precision.h)
-// does.
+// does; and back.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
@@ -36,6 +37,17 @@ __device__ inline uint2 e4m3_eight(const uint4& pairs, float factor) {
     return e4m3_four(low(a), high(a), low(b), high(b));
   };
   return make_uint2(four(pairs.x, pairs.y), four(pairs.z, pairs.w));
+}
+
+// What four codes, the first in the low byte, stand for, times `scale`.
+__device__ inline void e4m3_values(uint32_t codes, float scale, float& a, float& b, float& c, float& d) {
+  const auto pair = [scale](uint32_t two, float& first, float& second) {
+    const auto code = static_cast<__nv_fp8x2_storage_t>(two);
+    const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(code, __NV_E4M3)));
+    first = values.x * scale, second = values.y * scale;
+  };
+  pair(codes & 0xFFFFU, a, b);
+  pair(codes >> 16, c, d);
 }
 
 }  // namespace nmoe::cuda
