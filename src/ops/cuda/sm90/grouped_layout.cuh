@@ -127,8 +127,7 @@ struct Layout {
       std::conditional_t<kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, kWriterGroups, 120>,
                          std::conditional_t<kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
                                             std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
-                                                               WarpgroupRegisters<1, kGathers ? 56 : 40, kConsumers,
-                                                                                  kGathers ? 224 : 232>>>>>;
+                                                               WarpgroupRegisters<1, 56, kConsumers, 224>>>>>;
 
   // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
