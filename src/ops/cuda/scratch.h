@@ -305,13 +305,30 @@ inline GroupedActivationForwardScratch claim(ArenaScope& scope, const GroupedAct
   return scratch;
 }
 
-// --- gradients of experts' weights on Hopper. Rows and columns of a tile of dw:
-constexpr int64_t kGradientTileRows = 128, kGradientTileCols = 256;        // from BF16
-constexpr int64_t kFp8GradientTileRows = 256, kFp8GradientTileCols = 128;  // from FP8
+// --- gradients of experts' weights on Hopper: the tiles of an expert's dw [rows, cols].
+struct GradientTile {
+  int64_t rows, cols;
+
+  constexpr int64_t count(int64_t dw_rows, int64_t dw_cols) const {
+    return blocks_for(dw_rows, rows) * blocks_for(dw_cols, cols);
+  }
+  constexpr bool operator==(const GradientTile&) const = default;
+};
+constexpr GradientTile kFp8GradientTile{.rows = 256, .cols = 128};
+constexpr GradientTile kWideGradientTile{.rows = 128, .cols = 256}, kTallGradientTile{.rows = 256, .cols = 128};
+// From BF16: that of the two with which the tiles of a dw load less in all. They multiply the same, with the same bits.
+constexpr GradientTile gradient_tile(int64_t rows, int64_t cols) {
+  constexpr int64_t kPanel = 64;  // rows of dw, or columns, whose operands are loaded or left out together
+  const auto num_panels = [=](const GradientTile& tile) {
+    return blocks_for(rows, kPanel) * blocks_for(cols, tile.cols) +
+           blocks_for(cols, kPanel) * blocks_for(rows, tile.rows);
+  };
+  return num_panels(kTallGradientTile) < num_panels(kWideGradientTile) ? kTallGradientTile : kWideGradientTile;
+}
 inline TileOrder claim_gradient_order(ArenaScope& scope, const GroupedLinearBackwardWeight& args) {
+  const int64_t rows = args.dw.dim(1), cols = args.dw.dim(2);
   const bool fp8 = args.rounding.format == OperandFormat::kFp8;
-  const int64_t tiles = blocks_for(args.dw.dim(1), fp8 ? kFp8GradientTileRows : kGradientTileRows) *
-                        blocks_for(args.dw.dim(2), fp8 ? kFp8GradientTileCols : kGradientTileCols);
+  const int64_t tiles = (fp8 ? kFp8GradientTile : gradient_tile(rows, cols)).count(rows, cols);
   return claim_tile_order(scope, args.dw.dim(0), num_piece_counters(max_later_pieces(args.dy.num_rows()), tiles));
 }
 

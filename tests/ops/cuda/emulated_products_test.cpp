@@ -165,7 +165,7 @@ TEST_F(CudaEmulated, OperandsOfExpertsAreTheCpusToTheBit) {
   }
 }
 
-// More experts than a warp has lanes, some of them without rows; sizes of which wgmma takes one kind alone.
+// More experts than a warp has lanes, some of them without rows; sizes of which wgmma takes all but one.
 TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
   constexpr double kLeastRatio = 50, kLeastRatioOfWeights = 100;
   const int64_t E = 70;
@@ -175,7 +175,7 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
   const auto rows = static_cast<int64_t>(bounds.back()), R = rows + 5;
   const Tensor offsets = pool_.ints({E + 1}, bounds);
   for (const OperandFormat format : kFormats) {
-    for (const auto& [in, out] : {std::pair{32, 24}, {77, 45}}) {
+    for (const auto& [in, out] : {std::pair{32, 24}, {40, 136}, {77, 45}}) {
       SCOPED_TRACE(fmt::format("format {}, {} to {}", static_cast<int>(format), in, out));
       const Tensor x = normal({R, in}, DType::kBF16), dy = normal({R, out}, DType::kBF16, 1e-3),
                    w = normal({E, out, in}, DType::kBF16, 0.05);
@@ -218,7 +218,7 @@ TEST_F(CudaEmulated, ManyExpertsAreThoseOfTheCpu) {
 
 // Of an expert whose rows are summed in pieces (contracts/pieces.h): their sums have a scale of the whole expert's.
 TEST_F(CudaEmulated, PiecesOfWeightsGradientsAreThoseOfTheCpu) {
-  const int64_t in = 48, out = 32, E = 3, R = kUncutRows + 633;
+  const int64_t in = 48, out = 144, E = 3, R = kUncutRows + 633;
   const Tensor offsets = pool_.ints({E + 1}, {0, 300, static_cast<double>(R), static_cast<double>(R)});
   const Tensor x = normal({R, in}, DType::kBF16), dy = normal({R, out}, DType::kBF16, 1e-3);
   const Tensor device_x = up(x, DType::kBF16), device_dy = up(dy, DType::kBF16), device_offsets = up(offsets);

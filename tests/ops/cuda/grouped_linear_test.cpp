@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ops/cuda/cuda_test.h"
+#include "ops/cuda/scratch.h"
 #include "ops/squares.h"
 
 namespace nmoe::test {
@@ -31,6 +32,11 @@ std::vector<GroupCase> cases() {
       {264, 136, {700, 300, 1}},                                                  // more steps than stages
       {584, 200, {33, 0, 130}},                // three tiles of columns, the last one of 72
       {384, 640, {300, 0, 130, 1000, 64, 0}},  // last tiles of half the width, experts of very different sizes
+      // Gradients of weights in tall tiles, the last one's second strip not full, and in wide ones, whose last columns
+      // are few, or many.
+      {376, 456, {90, 0, 129}},
+      {264, 264, {33, 200}},
+      {392, 264, {130, 0, 65}},
   };
 }
 
@@ -113,6 +119,40 @@ TEST_P(CudaGroupedLinear, BackwardWeightLeavesSquares) {
   const Tensor gradients = down(dw);
   EXPECT_EQ(values(gradients), values(down(same)));
   expect_squares(down(squares), gradients, 2e-6);  // 16 are added in F32
+}
+
+// Rows of dw that are a gradient of their own, of few rows, come from wide tiles.
+TEST_P(CudaGroupedLinear, BackwardWeightHasTheSameBitsFromTilesOfEitherShape) {
+  if (act_ != DType::kBF16 || cuda::gradient_tile(case_.out, case_.in) != cuda::kTallGradientTile) return;
+  const int64_t num_experts = w_.dim(0), in = case_.in;
+  const Tensor x = up(x_, act_), offsets = up(offsets_), scale = up(pool_.full({num_experts}, 0.75));
+  for (const bool scaled : {false, true}) {
+    OperandRounding rounding;
+    if (scaled) rounding.product_scale = scale;
+    const auto gradient = [&](Tensor dy, Tensor squares) {
+      const Tensor dw = up(pool_.full({num_experts, dy.dim(1), in}, NAN));
+      run([&](Ops& ops) {
+        ops.grouped_linear_backward_weight(
+            {.x = x, .dy = up(dy, act_), .offsets = offsets, .dw = dw, .rounding = rounding, .squares = squares});
+      });
+      return down(dw);
+    };
+    const Tensor squares = up(poisoned_squares(pool_, w_.shape())), dw = gradient(dy_, squares);
+    constexpr int64_t kRows = 7 * kSquareRows;
+    for (int64_t first = 0; first < case_.out; first += kRows) {
+      const int64_t rows = std::min(kRows, case_.out - first), part = first / kSquareRows;
+      ASSERT_EQ(cuda::gradient_tile(rows, in), cuda::kWideGradientTile);
+      const Tensor dy = pool_.zeros({num_rows_, rows});
+      for (int64_t i = 0; i < num_rows_; ++i) std::copy_n(dy_[i].data<float>() + first, rows, dy[i].data<float>());
+      const Tensor few_squares = up(poisoned_squares(pool_, {num_experts, rows, in})), few = gradient(dy, few_squares);
+      const Tensor all_parts = down(squares), few_parts = down(few_squares);
+      for (int64_t expert = 0; expert < num_experts; ++expert) {
+        SCOPED_TRACE(fmt::format("expert {}, from row {} on, scaled {}", expert, first, scaled));
+        EXPECT_TRUE(same_bits(dw[expert].rows(first, first + rows), few[expert]));
+        EXPECT_TRUE(same_bits(all_parts[expert].rows(part, part + few_parts.dim(1)), few_parts[expert]));
+      }
+    }
+  }
 }
 
 // The first layer with its activation is the two operations, to the bit.
@@ -339,6 +379,20 @@ TEST_P(CudaGroupedLinear, CapacityBeyondTheRowsIsLeftAlone) {
     expect_same_rows(pre, exact_pre, "pre");
     expect_same_rows(h, exact_h, "h");
   }
+}
+
+// Wide and tall tiles of weights' gradients, in panels of 64 rows or columns that all of them load.
+TEST(GradientTiles, AreThoseThatLoadLess) {
+  using cuda::gradient_tile, cuda::kTallGradientTile, cuda::kWideGradientTile;
+  EXPECT_EQ(gradient_tile(768, 384), kTallGradientTile);    // 60 and 54
+  EXPECT_EQ(gradient_tile(2048, 1408), kTallGradientTile);  // 544 and 528
+  EXPECT_EQ(gradient_tile(768, 768), kWideGradientTile);    // 108 each
+  EXPECT_EQ(gradient_tile(264, 392), kWideGradientTile);    // 31 and 34
+  EXPECT_EQ(gradient_tile(128, 1 << 20), kWideGradientTile);
+  EXPECT_EQ(gradient_tile(1 << 20, 128), kTallGradientTile);
+  EXPECT_EQ(kTallGradientTile.count(768, 384), 9);
+  EXPECT_EQ(kWideGradientTile.count(768, 384), 12);
+  EXPECT_EQ(kTallGradientTile.count(257, 129), 4);
 }
 
 }  // namespace

@@ -28,8 +28,9 @@ std::vector<PieceCase> cases() {
   return {
       {"nine tenths to one expert", 48, 32, {300, 0, kUncut + 233, 1, 600, 398}},
       {"around pieces' ends", 16, 16, {kUncut, kUncut + 1, kUncut + kPiece, kPiece + 1, 0, kUncut + kPiece + 130}},
-      {"several tiles", 272, 144, {0, kUncut + 232, 300}},
+      {"several tiles of BF16, tall", 272, 144, {0, kUncut + 232, 300}},
       {"several tiles of rows", 272, 528, {0, kUncut + 232, 300}},
+      {"several tiles of BF16, wide", 272, 272, {0, kUncut + 232, 300}},
       {"all to the only expert", 16, 32, {kUncut + kPiece + 40}},
       {"room for pieces, none there", 32, 16, {kUncut / 2, kUncut / 2 + 700, 300}},
   };

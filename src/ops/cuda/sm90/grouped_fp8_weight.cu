@@ -42,7 +42,7 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
 using Registers = WarpgroupRegisters<1, 56, kConsumers, 224>;
 constexpr int kThreads = Registers::kThreads;
 static_assert(kTileCols == kBoxRows && kConsumerRows == kBoxRows);
-static_assert(kTileRows == kFp8GradientTileRows && kTileCols == kFp8GradientTileCols, "scratch has turns for them");
+static_assert(kFp8GradientTile == GradientTile{kTileRows, kTileCols}, "scratch has turns for every tile");
 static_assert(kPieceRows % kBlock == 0, "a piece begins where a block does");
 
 struct alignas(16) Tile {
@@ -333,8 +333,8 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                  aligned16(args.x.values.raw()) && aligned16(args.dy.scales.raw()) && aligned16(args.x.scales.raw()) &&
                  aligned16(dw.raw()),
              "a gradient of {} blocks of {} and {} columns", blocks, out, in);
-  const int64_t tiles = ceil_div<int64_t>(out, kTileRows) * ceil_div<int64_t>(in, kTileCols),
-                later_pieces = max_later_pieces(args.num_rows), num_counters = args.order.counters.num_elements();
+  const int64_t tiles = kFp8GradientTile.count(out, in), later_pieces = max_later_pieces(args.num_rows),
+                num_counters = args.order.counters.num_elements();
   NMOE_CHECK(
       std::max(E, later_pieces) * tiles <= INT32_MAX / 4 && num_counters >= num_piece_counters(later_pieces, tiles),
       "a gradient of {} and {} times {} tiles, with {} counters", E, later_pieces, tiles, num_counters);

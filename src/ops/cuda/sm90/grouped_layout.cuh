@@ -25,20 +25,17 @@ namespace nmoe::cuda::sm90 {
 enum class Form { kForward, kForwardSwiGlu, kInputGradient, kInputGradientSwiGlu, kWeightGradient, kLaterPieces };
 enum class Gathered { kNone, kA, kB };  // the operand whose rows are picked by an index
 
-constexpr int kTileRows = 128;
 constexpr int kStepK = kPanel;
-constexpr int kPanelsA = kTileRows / kPanel;
-constexpr int kConsumers = 2;  // warpgroups, each with a panel of A
+constexpr int kConsumers = 2;                    // warpgroups
+constexpr int kStripRows = kConsumers * kPanel;  // of a tile: a panel of A for each of them
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / kWarp;
 constexpr int kConsumerBarrier = 1, kProducerBarrier = 2;  // the named barriers of all consumers and all producers
-constexpr int kWideTileCols = 256, kNarrowTileCols = 192;
+constexpr int kWideTileCols = 256, kNarrowTileCols = 192, kTallTileCols = 128;
 using Boxes = SumBoxes<2>;
 
-static_assert(kTileRows == kConsumers * kPanel, "a consumer has one panel of A's rows");
 static_assert(kPanel == 4 * kWarpRows, "a warp of the warpgroup has 16 rows");
 static_assert(kStepK % kProductDepth == 0);
-static_assert(kTileRows == kGradientTileRows, "scratch has turns for every tile");
 static_assert(kPieceRows % kStepK == 0, "a piece begins where a step does");
 
 // One tile of C, and where its operands lie: what the producer tells consumers with the tile's first stage.
@@ -91,12 +88,22 @@ struct Layout {
   static constexpr bool kBKMajor = kForm == Form::kForward || kSwiGlu;
   static constexpr bool kGathers = kGathered != Gathered::kNone;
   // Backwards through SwiGLU there is most to write. Narrower tiles leave registers for two warpgroups that do.
-  static constexpr bool kNarrow = kCols != kWideTileCols;
-  static_assert(!kNarrow || (kSwiGluBackward && kCols == kNarrowTileCols));
+  static constexpr bool kNarrow = kCols == kNarrowTileCols;
+  // Of weights' gradients, where that loads less (gradient_tile() in scratch.h): two strips of rows, half the columns.
+  static constexpr bool kTall = kCols == kTallTileCols;
+  static_assert(kNarrow ? kSwiGluBackward : kTall ? !kRagged : kCols == kWideTileCols);
+  static constexpr int kStrips = kTall ? 2 : 1;
+  static constexpr int kTileRows = kStrips * kStripRows, kPanelsA = kTileRows / kPanel;
   static constexpr int kTileCols = kCols, kPanelsB = kTileCols / kPanel;
-  static constexpr int kFewCols = 128;  // that are multiplied where a tile has no more
-  static_assert(kTileCols >= kLeastActivationTileCols, "scratch has a row of sums for every tile of columns");
-  static_assert(kRagged || kTileCols == kGradientTileCols, "scratch has turns for every tile");
+  static_assert(!kSwiGluBackward || kTileCols >= kLeastActivationTileCols,
+                "scratch has a row of sums for every tile of columns");
+  static_assert(kRagged || GradientTile{kTileRows, kTileCols} == (kTall ? kTallGradientTile : kWideGradientTile),
+                "scratch has turns for every tile");
+  using Sums = float[kStrips][kTileCols / 2];  // a consumer's, of its 64 rows of each strip
+  static constexpr int kFewCols = 128;         // of one strip, that are multiplied where a tile has no more
+  __device__ static bool has_few(const Tile& tile) {
+    return !kSwiGlu && (kTall ? tile.num_rows <= kStripRows : tile.num_cols <= kFewCols);
+  }
   static constexpr int kParts = kSwiGlu ? 2 : 1;
   static constexpr int kPartCols = kTileCols / kParts;
   static_assert(kPartCols % kPanel == 0, "a part is whole panels of B");
@@ -127,8 +134,7 @@ struct Layout {
       std::conditional_t<kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, kWriterGroups, 120>,
                          std::conditional_t<kWeighted, WarpgroupRegisters<1, 136, kConsumers, 184>,
                                             std::conditional_t<kHalves, WarpgroupRegisters<1, 104, kConsumers, 200>,
-                                                               WarpgroupRegisters<1, kGathers ? 56 : 40, kConsumers,
-                                                                                  kGathers ? 224 : 232>>>>>;
+                                                               WarpgroupRegisters<1, 56, kConsumers, 224>>>>>;
 
   // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.

@@ -1,12 +1,12 @@
 // Grouped products on Hopper: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e.
 //
-// A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C, or 128 x 192
-// where more warps write (Layout::kNarrow in grouped_layout.cuh). The producer warpgroup has one warp at work, which
-// asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of stages (tma_pipeline.cuh), k in steps
-// of 64, filled by TMA. Two consumer warpgroups multiply 64 rows each by wgmma. Of weights' gradients they write their
-// sums (sum_boxes.cuh). Rows in BF16 they only leave in shared memory, and other warps, the writers, do the rest beside
-// the next tile's products (tile_writer.cuh). The loads for the next tile are under way while a tile is written, since
-// a tile's description travels with its first stage.
+// A persistent, warp-specialised kernel: one block a multiprocessor works on tiles of 128 x 256 of C, 128 x 192 where
+// more warps write, or 256 x 128 where those load less (kNarrow and kTall in grouped_layout.cuh). The producer
+// warpgroup has one warp at work, which asks the tile scheduler (tile_scheduler.cuh) for tiles and keeps a pipeline of
+// stages (tma_pipeline.cuh), k in steps of 64, filled by TMA. Two consumer warpgroups multiply 64 of every 128 rows
+// each by wgmma. Of weights' gradients they write their sums (sum_boxes.cuh). Rows in BF16 they only leave in shared
+// memory, and other warps, the writers, do the rest beside the next tile's products (tile_writer.cuh). The loads for
+// the next tile are under way while a tile is written, since a tile's description travels with its first stage.
 //
 // One operand's rows may lie anywhere and be picked by an index: the tokens, instead of copies of them in the experts'
 // order. All four warps of the producer warpgroup then copy their part of every stage (row_gather.cuh), and the first
@@ -128,7 +128,7 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
                            const typename L::Pipeline::Position& at, int warp) {
   constexpr int kPartPanels = L::kPanelsB / L::kParts, kWarps = kWarpgroup / kWarp;
   const auto is_own = [&](int panel) { return !L::kGathers || panel % kWarps == warp; };
-  const int panels_a = L::kLoadsA ? min(ceil_div(tile.num_rows, kPanel), kPanelsA) : 0;
+  const int panels_a = L::kLoadsA ? min(ceil_div(tile.num_rows, kPanel), L::kPanelsA) : 0;
   const int panels_b = L::kLoadsB ? min(ceil_div(tile.num_cols, kPanel), kPartPanels) : 0;  // of each part
   std::byte* const stage = pipeline.stage(at);
   if (is_own(0)) pipeline.expect(at, (panels_a + L::kParts * panels_b) * kPanelBytes);
@@ -141,7 +141,7 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
     for (int i = 0; i < panels_b; ++i) {
       if (!is_own(part * kPartPanels + i)) continue;
       const int b_i = tile.b_i + part * p.width + i * kPanel;
-      std::byte* const panel = stage + (kPanelsA + part * kPartPanels + i) * kPanelBytes;
+      std::byte* const panel = stage + (L::kPanelsA + part * kPartPanels + i) * kPanelBytes;
       if constexpr (L::kRagged) {
         load_panel<L::kBKMajor, int>(p.b, b_i, tile.b_k + k, tile.group, panel, pipeline.full(at));
       } else {
@@ -159,9 +159,9 @@ __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGathe
     rows.template copy<1>(p.gathered, k, stage);  // the same rows in all stages of a tile
   } else {
     if constexpr (L::kLoadsB) {
-      rows.template copy<kPanelsA>(p.gathered, tile.a_i, stage);
+      rows.template copy<L::kPanelsA>(p.gathered, tile.a_i, stage);
     } else {
-      rows.template copy<L::kPanelsB>(p.gathered, tile.b_i, stage + kPanelsA * kPanelBytes);
+      rows.template copy<L::kPanelsB>(p.gathered, tile.b_i, stage + L::kPanelsA * kPanelBytes);
     }
     rows.find(p.gathered, tile.a_k + k + kStepK, tile.depth - k - kStepK);
   }
@@ -223,7 +223,7 @@ template <class L>
 __device__ void clear_rows(std::byte* stage, int first) {
   constexpr int kVectorsPerRow = kPanel * 2 / 16;
   const int vectors = (kPanel - first) * kVectorsPerRow;
-  for (int panel = 0; panel < kPanelsA + L::kPanelsB; ++panel) {
+  for (int panel = 0; panel < L::kPanelsA + L::kPanelsB; ++panel) {
     auto* rows = reinterpret_cast<uint4*>(stage + panel * kPanelBytes) + first * kVectorsPerRow;
     for (int i = static_cast<int>(threadIdx.x) - kWarpgroup; i < vectors; i += kConsumerThreads) {
       rows[i] = make_uint4(0, 0, 0, 0);
@@ -240,38 +240,42 @@ __device__ auto part_of(float (&c)[kValues]) -> float (&)[kCount] {
   return *reinterpret_cast<float(*)[kCount]>(&c[kFirst]);
 }
 
-// k's 64 of a stage. kCols: all of the tile's, or kFewCols.
-template <class L, int kCols>
-__device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, float (&c)[L::kTileCols / 2]) {
+// k's 64 of a stage. kStrips, kCols: all of the tile's, or one and kFewCols.
+template <class L, int kStrips, int kCols>
+__device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, typename L::Sums& c) {
   constexpr bool kTransA = !L::kAKMajor, kTransB = !L::kBKMajor;
   constexpr int kFirst = L::kFewCols;
   const uint64_t a = wgmma_descriptor(stage + consumer * kPanelBytes);
-  const uint64_t b = wgmma_descriptor(stage + kPanelsA * kPanelBytes);
+  const uint64_t b = wgmma_descriptor(stage + L::kPanelsA * kPanelBytes);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kStepK / kProductDepth; ++k) {
-    const uint64_t a_k = a + k * wgmma_descriptor_step<L::kAKMajor>();
     const uint64_t b_k = b + k * wgmma_descriptor_step<L::kBKMajor>();
     const uint64_t b_next = b_k + kFirst / kPanel * kPanelBytes / 16;
-    if constexpr (kCols == 256 && !L::kWritersApart) {
-      wgmma_n256<kTransA, kTransB>(c, a_k, b_k, accumulate || k > 0);
-    } else {
-      wgmma_n128<kTransA, kTransB>(c, a_k, b_k, accumulate || k > 0);
-    }
-    if constexpr (kCols == 256 && L::kWritersApart) {
-      wgmma_n128<kTransA, kTransB>(part_of<kFirst / 2, 64>(c), a_k, b_next, accumulate || k > 0);
-    } else if constexpr (kCols == 192) {
-      wgmma_n64<kTransA, kTransB>(part_of<kFirst / 2, 32>(c), a_k, b_next, accumulate || k > 0);
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      const uint64_t a_k = a + strip * (kConsumers * kPanelBytes / 16) + k * wgmma_descriptor_step<L::kAKMajor>();
+      if constexpr (kCols == 256 && !L::kWritersApart) {
+        wgmma_n256<kTransA, kTransB>(c[strip], a_k, b_k, accumulate || k > 0);
+      } else {
+        wgmma_n128<kTransA, kTransB>(c[strip], a_k, b_k, accumulate || k > 0);
+      }
+      if constexpr (kCols == 256 && L::kWritersApart) {
+        wgmma_n128<kTransA, kTransB>(part_of<kFirst / 2, 64>(c[strip]), a_k, b_next, accumulate || k > 0);
+      } else if constexpr (kCols == 192) {
+        wgmma_n64<kTransA, kTransB>(part_of<kFirst / 2, 32>(c[strip]), a_k, b_next, accumulate || k > 0);
+      }
     }
   }
   wgmma_commit_group();
 }
 
-// The products of a tile's rows, which `consumer` has 64 of. A stage is released when its products are done: once the
-// next one's were issued, or before if that one has not come. beside(): called while a stage's products are under way.
-template <class L, int kCols, class Fn>
+// The products of a tile's rows, of which `consumer` has 64 a strip. A stage is released when its products are done:
+// once the next one's were issued, or before if that one has not come. beside(): called while a stage's products are
+// under way.
+template <class L, int kStrips, int kCols, class Fn>
 __device__ void multiply_tile(const Product& p, const Tile& tile, const typename L::Pipeline& pipeline, int consumer,
-                              typename L::Pipeline::Position& at, float (&c)[L::kTileCols / 2], const Fn& beside) {
+                              typename L::Pipeline::Position& at, typename L::Sums& c, const Fn& beside) {
   const bool elected = threadIdx.x % kWarp == 0;
   int in_use = -1;  // the stage that is being read
   const int num_steps = num_steps_of(tile);
@@ -288,7 +292,7 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
     if constexpr (!L::kRagged) {
       if (k + kStepK > tile.depth) clear_rows<L>(stage, tile.depth - k);
     }
-    multiply_stage<L, kCols>(stage, consumer, step > 0, c);
+    multiply_stage<L, kStrips, kCols>(stage, consumer, step > 0, c);
     beside();
     wgmma_wait_group<1>();
     if (in_use >= 0 && elected) pipeline.release(in_use);
@@ -300,11 +304,11 @@ __device__ void multiply_tile(const Product& p, const Tile& tile, const typename
   if constexpr (L::kScaled) {  // here, of those columns that were multiplied: else ptxas waits after every wgmma, too
     const float scale = p.scale[tile.group];
 #pragma unroll
-    for (int i = 0; i < kCols / 2; ++i) c[i] *= scale;
+    for (int i = 0; i < kStrips * kCols / 2; ++i) c[i / (kCols / 2)][i % (kCols / 2)] *= scale;
   }
 }
 
-// The consumers: a warpgroup's 64 rows of every tile, of which each warp writes 16, or leaves them to the writers.
+// The consumers: a warpgroup's 64 rows of every strip, of which each warp writes 16, or leaves them to the writers.
 template <class L>
 __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging,
                                const typename L::Stash& stash) {
@@ -314,7 +318,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
   std::byte* const staged = staging + (consumer * (kWarpgroup / kWarp) + warp) * Boxes::kWarpBytes;  // sums
   typename L::Pipeline::Position at;
   int parity = 0;  // of the stash, where whole tiles go through it
-  float c[L::kTileCols / 2];
+  typename L::Sums c;
   HalfStasher<typename L::Stash> stasher(stash, consumer, warp_row);
   const auto beside = [&] {
     if constexpr (L::kHalves) stasher.try_flush();
@@ -332,44 +336,58 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     if constexpr (L::kLaterPieces) {
       if (lane == 0) turn = pipeline.header(at).turn;
     }
-    if (L::kSwiGlu || tile.num_cols > L::kFewCols) {
-      multiply_tile<L, L::kTileCols>(p, tile, pipeline, consumer, at, c, beside);
+    if (L::has_few(tile)) {
+      multiply_tile<L, 1, L::kFewCols>(p, tile, pipeline, consumer, at, c, beside);
     } else {
-      multiply_tile<L, L::kFewCols>(p, tile, pipeline, consumer, at, c, beside);
+      multiply_tile<L, L::kStrips, L::kTileCols>(p, tile, pipeline, consumer, at, c, beside);
     }
     if constexpr (L::kHalves) {
-      stasher.leave(c, tile);
+      stasher.leave(c[0], tile);
     } else if constexpr (L::kWeighted) {
       stash.acquire(consumer, parity);
       if (threadIdx.x == kWarpgroup) stash.header() = tile;
-      stage_columns<L::kTileCols, 0, L::kTileCols>(c, L::kSwiGlu ? L::kTileCols : tile.num_cols, stash.row(warp_row));
+      stage_columns<L::kTileCols, 0, L::kTileCols>(c[0], L::kSwiGlu ? L::kTileCols : tile.num_cols,
+                                                   stash.row(warp_row));
       if (lane < kWarpRows) stash.row_weight(warp_row + lane) = row_weight;
       stash.commit(consumer);
       parity ^= 1;
     } else {
-      const Boxes boxes{.map = &p.sums,
-                        .col = tile.c_col,
-                        .row = static_cast<int>(first_row - static_cast<int64_t>(tile.group) * p.rows),
-                        .group = tile.group,
-                        .num_rows = num_rows,
-                        .num_cols = tile.num_cols,
-                        .staged = staged};
+      const auto boxes_of = [&](int strip) {
+        const int below = strip * kStripRows;
+        return Boxes{.map = &p.sums,
+                     .col = tile.c_col,
+                     .row = static_cast<int>(first_row - static_cast<int64_t>(tile.group) * p.rows) + below,
+                     .group = tile.group,
+                     .num_rows = num_rows - below,
+                     .num_cols = tile.num_cols,
+                     .staged = staged};
+      };
+      const auto store = [&]<bool kAccumulate>() {
+#pragma unroll
+        for (int strip = 0; strip < L::kStrips; ++strip) {
+          const Boxes boxes = boxes_of(strip);
+          if (!kAccumulate && p.squares != nullptr) {
+            boxes.store_squares<L::kTileCols>(c[strip], p.squares, p.rows, p.width);
+          }
+          boxes.store<L::kTileCols, kAccumulate>(c[strip]);
+        }
+      };
       if constexpr (L::kLaterPieces) {
         const int any_warp = consumer * (kWarpgroup / kWarp) + warp;
         if (lane == 0) turn.wait(p.turns, any_warp);
-        boxes.store<L::kTileCols, true>(c);
+        store.template operator()<true>();
         if (lane == 0) turn.pass(p.turns, any_warp);
         __syncwarp();
         if (p.squares != nullptr && __shfl_sync(kAllLanes, turn.is_last, 0) != 0) {
-          boxes.store_squares_of<L::kTileCols>(static_cast<const float*>(p.c), p.squares, p.rows, p.width);
+          const auto* const dw = static_cast<const float*>(p.c);
+          for (int strip = 0; strip < L::kStrips; ++strip) {
+            boxes_of(strip).template store_squares_of<L::kTileCols>(dw, p.squares, p.rows, p.width);
+          }
         }
+      } else if (p.accumulate) {
+        store.template operator()<true>();
       } else {
-        if (p.squares != nullptr) boxes.store_squares<L::kTileCols>(c, p.squares, p.rows, p.width);
-        if (p.accumulate) {
-          boxes.store<L::kTileCols, true>(c);
-        } else {
-          boxes.store<L::kTileCols, false>(c);
-        }
+        store.template operator()<false>();
       }
     }
   }
@@ -397,7 +415,7 @@ __device__ void write_tiles(const Product& p, const typename L::Stash& stash, st
     const Tile tile = read_by_warp(stash.header());
     if (tile.depth < 0) break;
     const int64_t first = tile.c_row * (L::kWeighted ? 2 : 1) * p.width + tile.c_col;
-    const int num_rows = min(tile.num_rows, kTileRows);
+    const int num_rows = min(tile.num_rows, L::kTileRows);
     if constexpr (L::kSwiGluBackward) {
       write_swiglu_gradients(
           stash, writer, parity, typename L::Ring{rings + writer * L::Ring::kBytes},
@@ -500,7 +518,7 @@ int64_t swiglu_gradient_tile_cols(int64_t width) {
 template <class L>
 void launch_rows_product(Context& ctx, const Product& product) {
   // Every expert has at most one row tile that is not full.
-  const int64_t row_tiles = product.capacity / kTileRows + std::min(product.num_experts, product.capacity);
+  const int64_t row_tiles = product.capacity / L::kTileRows + std::min(product.num_experts, product.capacity);
   launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kPartCols));
 }
 
@@ -555,19 +573,28 @@ void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, 
 }
 
 // dw by the experts' first pieces of rows, then what later ones add to it.
-template <Gathered kGathered, bool kIsScaled = false>
-void launch_weight_gradient(Context& ctx, Product product, const TileOrder& order) {
-  const int64_t tiles =
-      ceil_div<int64_t>(product.rows, kGradientTileRows) * ceil_div<int64_t>(product.width, kGradientTileCols);
+template <Gathered kGathered, bool kIsScaled, int kCols>
+void launch_pieces(Context& ctx, Product product, const TileOrder& order, int64_t tiles) {
   const int64_t num_counters = order.counters.num_elements();
   NMOE_CHECK(num_counters >= num_piece_counters(product.max_later_pieces, tiles),
              "a gradient of {} later pieces of {} tiles, with {} counters", product.max_later_pieces, tiles,
              num_counters);
-  launch<Layout<Form::kWeightGradient, kGathered, kIsScaled>>(ctx, product, product.num_experts * tiles);
+  launch<Layout<Form::kWeightGradient, kGathered, kIsScaled, kCols>>(ctx, product, product.num_experts * tiles);
   if (product.max_later_pieces == 0) return;
   product.tiles_taken = later_pieces_taken(order);
   product.turns = later_pieces_turns(order);
-  launch<Layout<Form::kLaterPieces, kGathered, kIsScaled>>(ctx, product, product.max_later_pieces * tiles);
+  launch<Layout<Form::kLaterPieces, kGathered, kIsScaled, kCols>>(ctx, product, product.max_later_pieces * tiles);
+}
+
+template <Gathered kGathered, bool kIsScaled = false>
+void launch_weight_gradient(Context& ctx, const Product& product, const TileOrder& order) {
+  const GradientTile tile = gradient_tile(product.rows, product.width);
+  const int64_t tiles = tile.count(product.rows, product.width);
+  if (tile == kTallGradientTile) {
+    launch_pieces<kGathered, kIsScaled, kTallTileCols>(ctx, product, order, tiles);
+  } else {
+    launch_pieces<kGathered, kIsScaled, kWideTileCols>(ctx, product, order, tiles);
+  }
 }
 
 // total [capacity] = the sums of the rows of `sums` [tiles, capacity], in order, for the first *num_rows.
