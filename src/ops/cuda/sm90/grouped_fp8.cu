@@ -352,6 +352,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     if (num_rows <= 0) {
       for (int block = 0; block < p.k_blocks; ++block) {
         pipeline.wait(at);
+        __syncwarp();  // all lanes have seen that it is full
         if (threadIdx.x % kWarp == 0) pipeline.release(at.stage);
         at.advance();
       }
