@@ -13,8 +13,7 @@
 // one tells the others which tiles come.
 //
 // Rows of a tile beyond the expert's belong to the next expert, or are what was in shared memory: they are multiplied
-// and not stored. Where rows are what is summed over, products end with the 16 that have the expert's last row; those
-// behind it are made zeros in shared memory.
+// and not stored. Where rows are what is summed over, those behind the expert's are made zeros in shared memory.
 //
 // With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate. Backwards through SwiGLU, what a tile has
 // is not stored: it meets the pre-activations of its rows and columns, and their gradients go where they were. A row

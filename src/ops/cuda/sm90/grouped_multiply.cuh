@@ -1,4 +1,4 @@
-// What a consumer of a grouped product on Hopper (grouped_linear.cu) does with the stages of a tile: its sums, by wgmma.
+// What a consumer of a grouped product on Hopper (grouped_linear.cu) does with the stages of a tile: products by wgmma.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace nmoe::cuda::sm90 {
 
-// Zeros for the rows of k from `first` to `end`, of all panels of a stage, by all consumers together.
+// Zeros for the rows of k from `first` on, of all panels of a stage, by all consumers together.
 template <class L>
-__device__ void clear_rows(std::byte* stage, int first, int end) {
+__device__ void clear_rows(std::byte* stage, int first) {
   constexpr int kVectorsPerRow = kPanel * 2 / 16;
-  const int vectors = (end - first) * kVectorsPerRow;
+  const int vectors = (kPanel - first) * kVectorsPerRow;
   for (int panel = 0; panel < L::kPanelsA + L::kPanelsB; ++panel) {
     auto* rows = reinterpret_cast<uint4*>(stage + panel * kPanelBytes) + first * kVectorsPerRow;
     for (int i = static_cast<int>(threadIdx.x) - kWarpgroup; i < vectors; i += kConsumerThreads) {
@@ -34,9 +34,8 @@ __device__ auto part_of(float (&c)[kValues]) -> float (&)[kCount] {
   return *reinterpret_cast<float(*)[kCount]>(&c[kFirst]);
 }
 
-// Of k's 64 of a stage the first kSlices times 16. kStrips, kCols: all of the tile's, or one and kFewCols.
-constexpr int kStageSlices = kStepK / kProductDepth;
-template <class L, int kStrips, int kCols, int kSlices = kStageSlices>
+// k's 64 of a stage. kStrips, kCols: all of the tile's, or one and kFewCols.
+template <class L, int kStrips, int kCols>
 __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, typename L::Sums& c) {
   constexpr bool kTransA = !L::kAKMajor, kTransB = !L::kBKMajor;
   constexpr int kFirst = L::kFewCols;
@@ -44,7 +43,7 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
   const uint64_t b = wgmma_descriptor(stage + L::kPanelsA * kPanelBytes);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kSlices; ++k) {
+  for (int k = 0; k < kStepK / kProductDepth; ++k) {
     const uint64_t b_k = b + k * wgmma_descriptor_step<L::kBKMajor>();
     const uint64_t b_next = b_k + kFirst / kPanel * kPanelBytes / 16;
 #pragma unroll
@@ -63,19 +62,6 @@ __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumu
     }
   }
   wgmma_commit_group();
-}
-
-// The last stage of a sum over rows, of which num_rows are left, or none at all: no further than these reach.
-template <class L, int kStrips, int kCols, int kSlices = kStageSlices>
-__device__ void multiply_last_stage(std::byte* stage, int consumer, int num_rows, bool accumulate,
-                                    typename L::Sums& c) {
-  if constexpr (kSlices > 1) {
-    if (num_rows <= (kSlices - 1) * kProductDepth) {
-      return multiply_last_stage<L, kStrips, kCols, kSlices - 1>(stage, consumer, num_rows, accumulate, c);
-    }
-  }
-  clear_rows<L>(stage, num_rows, kSlices * kProductDepth);
-  multiply_stage<L, kStrips, kCols, kSlices>(stage, consumer, accumulate, c);
 }
 
 // The products of a tile's rows, of which `consumer` has 64 a strip. A stage is released when its products are done:
@@ -98,11 +84,10 @@ __device__ void multiply_tile(const Tile& tile, const typename L::Pipeline& pipe
     pipeline.wait(at);
     if constexpr (L::kGathers) fence_proxy_async();
     std::byte* const stage = pipeline.stage(at);
-    if (!L::kRagged && k + kStepK > tile.depth) {
-      multiply_last_stage<L, kStrips, kCols>(stage, consumer, tile.depth - k, step > 0, c);
-    } else {
-      multiply_stage<L, kStrips, kCols>(stage, consumer, step > 0, c);
+    if constexpr (!L::kRagged) {
+      if (k + kStepK > tile.depth) clear_rows<L>(stage, tile.depth - k);
     }
+    multiply_stage<L, kStrips, kCols>(stage, consumer, step > 0, c);
     beside();
     wgmma_wait_group<1>();
     if (in_use >= 0 && elected) pipeline.release(in_use);
