@@ -231,16 +231,14 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
 
   // Where codes travelled, the rows' own came with them.
   void expect_codes_of_rows(RankTest& test, const RoutedRows& routed, const ArrivedRows& arrived) {
-    ASSERT_EQ(arrived.codes.defined(), mode().wire == WireFormat::kFp8);
-    if (!arrived.codes.defined()) return;
+    if (mode().wire == WireFormat::kDevice) return;
     const Tensor widened = test.pass.push(arrived.rows.source.shape());
     test.ops.widen_rows({.codes = arrived.codes, .x = widened});
     const auto rows = test.download<float>(arrived.rows.source), values = test.download<float>(widened);
     for (const RaggedRows& part : routed.parts) {
-      const int64_t end = part.begin + test.download<int32_t>(part.offsets).back();
-      for (int64_t i = part.begin * kWidth; i < end * kWidth; ++i) {
-        ASSERT_EQ(values[static_cast<size_t>(i)], rows[static_cast<size_t>(i)]) << "row " << i / kWidth;
-      }
+      const auto begin = static_cast<size_t>(part.begin * kWidth);
+      const size_t size = kWidth * static_cast<size_t>(test.download<int32_t>(part.offsets).back());
+      for (size_t i = begin; i < begin + size; ++i) ASSERT_EQ(values[i], rows[i]) << "row " << i / kWidth;
     }
   }
 
