@@ -66,7 +66,8 @@ struct OverflowWork {
 // The rows of a layer's experts, in memory or picked from tokens.
 struct ArrivedRows {
   OperandRows rows;     // [R, D]
-  RowCodes codes = {};  // of rows.source, until something is begun again; undefined if it has none, or nobody uses them
+  RowCodes codes = {};  // of rows.source, until something is begun again; undefined if it has none, or no layer of the
+                        // model uses them
 };
 
 // A layer's exchange. From plan() to the end of the layer's backward it keeps the plan of one routing on the activation

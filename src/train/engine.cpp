@@ -77,10 +77,10 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
-  allocate_exchange(step_state);
   inputs_ = allocate_step_inputs(config_, shapes_, step_state);
   set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
   allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+  allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
   precision_ = PrecisionChecks::make(config_, model_.weights(), step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
   optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer],

@@ -135,6 +135,25 @@ TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
   EXPECT_NE(sent("fp8"), sent("device"));
 }
 
+// Experts' products that take codes get those of their rows: in room that layers share, where codes travel.
+TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
+  const auto with = [](const std::string& precision, const std::string& wire) {
+    return config_with({"run.device=cuda", "model.dim=256", "model.dense_dim=272", "model.moe.num_experts=8",
+                        "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
+                        "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "parallel.ranks=2",
+                        "run.precision=" + precision, "precision.wire=" + wire});
+  };
+  const cuda::Part hopper{.name = "Hopper", .memory_bytes = int64_t{64} << 30, .kernels = {.major = 9}};
+  const auto more = [&](const std::string& precision) {
+    const auto state = [&](const std::string& wire) {
+      return plan_engine_storage(with(precision, wire), 0, hopper)[ArenaKind::kStepState];
+    };
+    return static_cast<double>(state("fp8") - state("device"));
+  };
+  EXPECT_NEAR(more("fp8"), static_cast<double>(plan_expert_rows(with("fp8", "fp8")).kept * (256 + 2)), 1024.0);
+  EXPECT_NEAR(more("bf16"), 0.0, 1024.0);
+}
+
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
   const Config config = config_with({"train.memory_limit=10 MiB"});
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);
