@@ -189,9 +189,9 @@ class RankExchange {
 };
 
 // Median of the slowest rank's: work enqueued many times over, all ranks beginning at once.
-class Timer {
+class ExchangeTimer {
  public:
-  Timer(Device& device, Communicator& communicator, RankExchange& exchange)
+  ExchangeTimer(Device& device, Communicator& communicator, RankExchange& exchange)
       : device_(device), communicator_(communicator), exchange_(exchange), done_(device.make_event(Lane::kCompute)) {}
 
   double ms(const std::function<void()>& work) {
@@ -285,7 +285,7 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   bench.rank_load_max_over_mean = static_cast<double>(std::ranges::max(loads) * bench.num_ranks) /
                                   static_cast<double>(std::reduce(loads.begin(), loads.end()));
 
-  Timer timer(device, communicator, exchange);
+  ExchangeTimer timer(device, communicator, exchange);
   for (const int64_t max_blocks : options.max_blocks) {
     bench.runs.push_back({.max_blocks = max_blocks,
                           .send_ms = timer.ms([&] { exchange.send(inbox, max_blocks); }),

@@ -19,10 +19,10 @@ OperandFormat format_of(const RunConfig& run) {
   return run.precision == Precision::kFp8 ? OperandFormat::kFp8 : OperandFormat::kAct;
 }
 
-class Timer {
+class OperationTimer {
  public:
   // Measures what `cases` need, then takes that much.
-  Timer(const RunConfig& run, const std::vector<OpCase>& cases)
+  OperationTimer(const RunConfig& run, const std::vector<OpCase>& cases)
       : device_(make_device(device_options(run))),
         storage_(*device_, plan_storage(device_options(run),
                                         [&](Storage& storage) {
@@ -125,7 +125,7 @@ OpsBench bench_ops(const RunConfig& run, const std::string& only) {
   }
   std::vector<OpCase> needed = {cases.copy, cases.gemm};
   needed.insert(needed.end(), chosen.begin(), chosen.end());
-  Timer timer(run, needed);
+  OperationTimer timer(run, needed);
 
   OpsBench bench;
   bench.device = timer.device().description();

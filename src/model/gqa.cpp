@@ -7,8 +7,6 @@
 namespace nmoe {
 namespace {
 
-std::string prefix_of(const Layer& layer) { return layer.name + "attention."; }
-
 // Heads [first, first + count), of `size` values each, of x [T, all heads * size]: [T, count, size].
 Tensor heads_of(Tensor x, int64_t first, int64_t count, int64_t size) {
   return x.columns(first * size, (first + count) * size).reshape({x.dim(0), count, size});
@@ -19,7 +17,7 @@ Tensor heads_of(Tensor x, int64_t first, int64_t count, int64_t size) {
 MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
   const int64_t D = config.dim, H = config.num_heads, G = config.gqa.num_kv_heads, C = config.gqa.head_dim;
-  const std::string name = prefix_of(layer);
+  const std::string name = attention_prefix(layer);
   weights.add_joined({weights.matrix(name + "q", H * C, D), weights.matrix(name + "k", G * C, D),
                       weights.matrix(name + "v", G * C, D)});
   weights.add(weights.output(name + "out", D, H * C));
@@ -35,11 +33,11 @@ GroupedQueryAttention::GroupedQueryAttention(const Layer& layer, WeightSet& weig
     : config_(layer.config),
       layer_(layer.idx),
       window_(layer.spec.window),
-      qkv_(weights, prefix_of(layer), {"q", "k", "v"}),
-      out_(weights, prefix_of(layer) + "out") {
+      qkv_(weights, attention_prefix(layer), {"q", "k", "v"}),
+      out_(weights, attention_prefix(layer) + "out") {
   if (config_.gqa.qk_norm) {
-    q_norm_.emplace(weights, prefix_of(layer) + "q_norm", config_.norm_eps);
-    k_norm_.emplace(weights, prefix_of(layer) + "k_norm", config_.norm_eps);
+    q_norm_.emplace(weights, attention_prefix(layer) + "q_norm", config_.norm_eps);
+    k_norm_.emplace(weights, attention_prefix(layer) + "k_norm", config_.norm_eps);
   }
 }
 

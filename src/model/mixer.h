@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "model/kv_cache.h"
 #include "model/pass.h"
@@ -16,6 +17,9 @@
 #include "model/weight.h"
 
 namespace nmoe {
+
+// What names of a mixer's weights begin with.
+inline std::string attention_prefix(const Layer& layer) { return layer.name + "attention."; }
 
 class Mixer {
  public:

@@ -5,11 +5,6 @@
 #include "model/rope_table.h"
 
 namespace nmoe {
-namespace {
-
-std::string prefix_of(const Layer& layer) { return layer.name + "attention."; }
-
-}  // namespace
 
 MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
@@ -17,7 +12,7 @@ MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
   const int64_t D = config.dim, H = config.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
   const bool low_rank = mla.q_lora_rank > 0;
-  const std::string name = prefix_of(layer);
+  const std::string name = attention_prefix(layer);
   weights.add_joined(
       {low_rank ? weights.matrix(name + "q_down", mla.q_lora_rank, D) : weights.matrix(name + "q", H * (N + P), D),
        weights.matrix(name + "kv_down", mla.kv_lora_rank, D), weights.matrix(name + "k_rope", P, D)});
@@ -37,13 +32,13 @@ LatentAttention::LatentAttention(const Layer& layer, WeightSet& weights)
     : config_(layer.config),
       layer_(layer.idx),
       window_(layer.spec.window),
-      projections_(weights, prefix_of(layer), {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
-      kv_norm_(weights, prefix_of(layer) + "kv_norm", config_.mla.norm_eps),
-      kv_up_(weights, prefix_of(layer) + "kv_up"),
-      out_(weights, prefix_of(layer) + "out") {
+      projections_(weights, attention_prefix(layer), {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
+      kv_norm_(weights, attention_prefix(layer) + "kv_norm", config_.mla.norm_eps),
+      kv_up_(weights, attention_prefix(layer) + "kv_up"),
+      out_(weights, attention_prefix(layer) + "out") {
   if (config_.mla.q_lora_rank > 0) {
     q_low_rank_.emplace(
-        LowRankQuery{{weights, prefix_of(layer) + "q_norm", config_.mla.norm_eps}, {weights, prefix_of(layer) + "q"}});
+        LowRankQuery{{weights, attention_prefix(layer) + "q_norm", config_.mla.norm_eps}, {weights, attention_prefix(layer) + "q"}});
   }
 }
 

@@ -12,7 +12,7 @@ WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
 
 constexpr const char* kSharedPrefix = "moe.shared.";
 
-std::string prefix_of(const Layer& layer) { return layer.name + "moe."; }
+std::string moe_prefix(const Layer& layer) { return layer.name + "moe."; }
 
 }  // namespace
 
@@ -20,7 +20,7 @@ void Moe::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
   const int64_t D = config.dim, E = config.moe.num_experts, F = layer.spec.hidden,
                 W = pre_activation_width(config.activation, F);
-  const std::string name = prefix_of(layer);
+  const std::string name = moe_prefix(layer);
   weights.add({.name = name + "router",
                .shape = {E, D},
                .group = WeightGroup::kRouter,
@@ -44,10 +44,10 @@ Moe::Moe(const Layer& layer, WeightSet& weights)
     : config_(layer.config),
       layer_(layer.idx),
       expert_dim_(layer.spec.hidden),
-      router_(weights, prefix_of(layer) + "router"),
-      router_bias_(weights.at(prefix_of(layer) + "router_bias")),
-      experts_in_(weights, prefix_of(layer) + "experts_in"),
-      experts_out_(weights, prefix_of(layer) + "experts_out"),
+      router_(weights, moe_prefix(layer) + "router"),
+      router_bias_(weights.at(moe_prefix(layer) + "router_bias")),
+      experts_in_(weights, moe_prefix(layer) + "experts_in"),
+      experts_out_(weights, moe_prefix(layer) + "experts_out"),
       exchange_(make_local_exchange(config_.moe.num_experts)) {
   const int64_t shared = config_.moe.num_shared_experts;
   if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);

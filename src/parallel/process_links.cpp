@@ -19,8 +19,6 @@ constexpr uint32_t kMaxData = 256 << 20;
 // A process waits for process 0 so much longer than process 0 itself, which knows better whom all wait for.
 constexpr milliseconds kPatience = std::chrono::seconds(5);
 
-double seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
-
 constexpr const char* kLostRemedy =
     "see what that process and its host say (killed, out of memory, a cut network); then go on with --resume";
 

@@ -27,7 +27,7 @@ constexpr uint32_t kMaxGreeting = 256 << 10;
 constexpr milliseconds kGreetingTime = std::chrono::seconds(10);  // a connection has to say who it is
 constexpr milliseconds kRetryAfter{50};
 // The others wait so much longer than process 0, which knows who is missing.
-constexpr milliseconds kPatience = std::chrono::seconds(2);
+constexpr milliseconds kGreetingPatience = std::chrono::seconds(2);
 constexpr size_t kMaxGuests = 256;  // connections that have not said who they are
 
 enum class Channel : int64_t { kControl = 0, kData = 1 };
@@ -493,7 +493,7 @@ class Visit {
 
   void read_roster(const Socket& control, Meeting& meeting) const {
     try {
-      const Frame frame = receive_frame(control, kMaxGreeting, left() + kPatience);
+      const Frame frame = receive_frame(control, kMaxGreeting, left() + kGreetingPatience);
       if (frame.kind == FrameKind::kRefusal) throw_refusal(frame);
       if (frame.kind != FrameKind::kStart) throw WireFault("another message than the start");
       WireReader reader(frame.body);

@@ -24,8 +24,6 @@ using std::chrono::milliseconds;
 
 std::string error_text() { return std::strerror(errno); }
 
-double seconds(milliseconds time) { return std::chrono::duration<double>(time).count(); }
-
 void set_option(const Socket& socket, int level, int option, int value) {
   NMOE_CHECK(setsockopt(socket.fd(), level, option, &value, sizeof(value)) == 0, "setsockopt {}: {}", option,
              error_text());

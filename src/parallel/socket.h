@@ -17,6 +17,8 @@ namespace nmoe {
 
 using Clock = std::chrono::steady_clock;
 
+inline double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
 // A connection that ended, broke, or on which nothing moved for too long; or none could be had.
 class ConnectionLost : public std::runtime_error {
  public:

@@ -9,7 +9,7 @@
 namespace nmoe {
 namespace {
 
-constexpr const char* kFields[] = {"id",      "name",    "experiment", "status",     "reason", "host",
+constexpr const char* kJsonFields[] = {"id",      "name",    "experiment", "status",     "reason", "host",
                                    "started", "updated", "ended",      "step",       "tokens", "loss",
                                    "valid",   "bpb",     "rate",       "checkpoint", "note"};
 
@@ -18,7 +18,7 @@ constexpr const char* kFields[] = {"id",      "name",    "experiment", "status",
 nlohmann::ordered_json run_json(const RunRow& run) {
   using Json = nlohmann::ordered_json;
   Json json;
-  for (const char* name : kFields) {
+  for (const char* name : kJsonFields) {
     const RunField field = run_field(run, name);
     if (const auto* number = std::get_if<double>(&field)) {
       json[name] = std::floor(*number) == *number && std::abs(*number) < 1e15 ? Json(static_cast<int64_t>(*number))

@@ -41,7 +41,7 @@ class RunFailure : public Error {
 // All ranks have saved and ended, and this one, whose data could not be read, says why.
 class DataFailure : public std::exception {};
 
-std::string text_of(const std::exception_ptr& failure) {
+std::string message_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
@@ -528,7 +528,7 @@ void Trainer::save_after_failure() {
 
 // What is left to do after the last step.
 void Trainer::complete() {
-  const std::string failure = first_told(data_failure_ ? text_of(data_failure_) : "");
+  const std::string failure = first_told(data_failure_ ? message_of(data_failure_) : "");
   const std::string signal = first_told(stop_ ? stop_->name() : "");
   summary_.interrupted = !signal.empty();
   save_at_end();  // first: text for validation that cannot be read must not cost what was learned

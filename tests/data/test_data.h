@@ -1,4 +1,4 @@
-// What the data tests share: a folder of their own, files in it, small datasets, expected errors.
+// What the data tests share: a folder of their own, files in it, small datasets, a text's ids, expected errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,11 +9,13 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "data/shards/shard.h"
+#include "data/tokenizer/tokenizer.h"
 #include "support/temp_dir.h"
 
 namespace nmoe {
@@ -36,6 +38,12 @@ class FolderTest : public test::TempDirTest {
     return files;
   }
 };
+
+inline std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
+  std::vector<int32_t> ids;
+  tokenizer.encode(text, ids);
+  return ids;
+}
 
 // Overwrites bytes of a file.
 inline void patch(const fs::path& path, size_t offset, const std::string& bytes) {

@@ -28,12 +28,6 @@ constexpr const char* kSample =
     "families, that he is considered the rightful property of some one or other of their "
     "daughters.\n";
 
-std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<int32_t> ids;
-  tokenizer.encode(text, ids);
-  return ids;
-}
-
 std::map<std::string, int64_t> count_words(std::string_view text) {
   const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
   WordCursor cursor(splitter, text);

@@ -72,12 +72,6 @@ class Digest {
   Sha256 hash_;
 };
 
-std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<int32_t> ids;
-  tokenizer.encode(text, ids);
-  return ids;
-}
-
 void expect_texts(const Tokenizer& tokenizer, const json& expected) {
   constexpr size_t kDigits = 8;
   const auto digests = expected["digests"].get<std::string>();

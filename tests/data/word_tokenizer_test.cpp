@@ -1,15 +1,9 @@
 #include "data/tokenizer/word_tokenizer.h"
 
-#include "test_data.h"
+#include "data/test_data.h"
 
 namespace nmoe {
 namespace {
-
-std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
-  std::vector<int32_t> ids;
-  tokenizer.encode(text, ids);
-  return ids;
-}
 
 TEST(WordTokenizer, WordsAndBack) {
   const auto tokenizer = make_word_tokenizer({"0", "1", "hop1", "+"});

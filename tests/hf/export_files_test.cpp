@@ -12,7 +12,7 @@
 namespace nmoe {
 namespace {
 
-using Json = nlohmann::json;
+using AnyOrderJson = nlohmann::json;
 using test::contains;
 
 // 257 ids, the last of which ends documents.
@@ -22,13 +22,13 @@ std::shared_ptr<const Tokenizer> tokenizer_with(const char* post_processor) {
   return make_bpe_tokenizer(std::move(model));
 }
 
-Json post_processor(const char* given, std::string_view begins_with) {
-  return Json::parse(exported_tokenizer_json(*tokenizer_with(given), begins_with))["post_processor"];
+AnyOrderJson post_processor(const char* given, std::string_view begins_with) {
+  return AnyOrderJson::parse(exported_tokenizer_json(*tokenizer_with(given), begins_with))["post_processor"];
 }
 
 // The tokens that a TemplateProcessing adds to a text and to a pair, and where. The format is that of Hugging Face's
 // tokenizers, as the files of Llama 3 and of DeepSeek's coder have it.
-const Json kPrepend = Json::parse(R"({
+const AnyOrderJson kPrepend = AnyOrderJson::parse(R"({
   "type": "TemplateProcessing",
   "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
   "pair": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
@@ -37,17 +37,17 @@ const Json kPrepend = Json::parse(R"({
 
 TEST(ExportFiles, ThePostProcessorPutsTheTokenInFront) {
   EXPECT_EQ(post_processor("", kEosText), kPrepend);
-  EXPECT_EQ(post_processor("", ""), Json());
+  EXPECT_EQ(post_processor("", ""), AnyOrderJson());
 }
 
 TEST(ExportFiles, APostProcessorOfTheFilesOwnAddsNothingElse) {
   const char* offsets = R"({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true})";
-  EXPECT_EQ(post_processor(offsets, ""), Json::parse(offsets));
-  const Json both = {{"type", "Sequence"}, {"processors", {Json::parse(offsets), kPrepend}}};
+  EXPECT_EQ(post_processor(offsets, ""), AnyOrderJson::parse(offsets));
+  const AnyOrderJson both = {{"type", "Sequence"}, {"processors", {AnyOrderJson::parse(offsets), kPrepend}}};
   EXPECT_EQ(post_processor(offsets, kEosText), both);
   EXPECT_EQ(post_processor(both.dump().c_str(), kEosText), both);
-  EXPECT_EQ(post_processor(both.dump().c_str(), ""), Json::parse(offsets));
-  EXPECT_EQ(post_processor(R"({"type": "TemplateProcessing", "single": []})", ""), Json());
+  EXPECT_EQ(post_processor(both.dump().c_str(), ""), AnyOrderJson::parse(offsets));
+  EXPECT_EQ(post_processor(R"({"type": "TemplateProcessing", "single": []})", ""), AnyOrderJson());
   EXPECT_EQ(post_processor(R"({"type": "BertProcessing", "sep": ["x", 1]})", kEosText), kPrepend);
 }
 
@@ -60,22 +60,22 @@ TEST(ExportFiles, TheTokenizerReadsBackAsItWas) {
 
 TEST(ExportFiles, TheTokenizersConfiguration) {
   const auto tokenizer = tokenizer_with("");
-  const Json json = Json::parse(tokenizer_config_json(*tokenizer, kEosText, 64));
+  const AnyOrderJson json = AnyOrderJson::parse(tokenizer_config_json(*tokenizer, kEosText, 64));
   EXPECT_EQ(json["model_max_length"], 64);
   for (const char* role : {"eos_token", "bos_token", "pad_token"}) EXPECT_EQ(json[role], kEosText) << role;
   EXPECT_EQ(json["add_bos_token"], true);
-  EXPECT_EQ(Json::parse(tokenizer_config_json(*tokenizer, "", 64))["add_bos_token"], false);
+  EXPECT_EQ(AnyOrderJson::parse(tokenizer_config_json(*tokenizer, "", 64))["add_bos_token"], false);
 }
 
 TEST(ExportFiles, GenerationKnowsWhereATextEnds) {
   HfModel model;
-  EXPECT_EQ(Json::parse(generation_config_json(model)), Json::object());
+  EXPECT_EQ(AnyOrderJson::parse(generation_config_json(model)), AnyOrderJson::object());
   model.bos_id = 7;
   model.eos_ids = {8};
-  EXPECT_EQ(Json::parse(generation_config_json(model)),
-            Json::parse(R"({"bos_token_id": 7, "eos_token_id": 8, "pad_token_id": 8})"));
+  EXPECT_EQ(AnyOrderJson::parse(generation_config_json(model)),
+            AnyOrderJson::parse(R"({"bos_token_id": 7, "eos_token_id": 8, "pad_token_id": 8})"));
   model.eos_ids = {8, 9};
-  EXPECT_EQ(Json::parse(generation_config_json(model))["eos_token_id"], Json({8, 9}));
+  EXPECT_EQ(AnyOrderJson::parse(generation_config_json(model))["eos_token_id"], AnyOrderJson({8, 9}));
 }
 
 TEST(ExportFiles, TheModelCardSaysWhatIsKnown) {

@@ -7,12 +7,12 @@
 namespace nmoe::test {
 namespace {
 
-struct Case {
+struct AttentionCase {
   std::string name;
   int64_t B, S, H, G, Dk, Dv, window;
   std::vector<double> cu_seqlens = {};  // empty: none
 };
-const Case kSmallCases[] = {
+const AttentionCase kSmallCases[] = {
     {"one position", 2, 1, 2, 1, 3, 2, 0},
     {"one value a head", 1, 5, 1, 1, 1, 1, 0},
     {"grouped heads", 2, 6, 4, 2, 3, 5, 0},
@@ -27,7 +27,7 @@ const Case kSmallCases[] = {
     {"a document ends with a query block", 1, 70, 1, 1, 2, 1, 0, {0, 64, 70}},
     {"a document across query blocks", 1, 131, 1, 1, 2, 2, 0, {0, 60, 129, 131}},
 };
-const Case kLargeCases[] = {
+const AttentionCase kLargeCases[] = {
     {"many key blocks", 2, 600, 4, 2, 24, 16, 0},
     {"window wider than a key block", 1, 700, 2, 2, 16, 16, 300},
     {"narrow window", 2, 333, 3, 1, 8, 40, 3},
@@ -41,7 +41,7 @@ struct Problem {
   AttentionForward forward;
   AttentionBackward backward;
 };
-Problem make_problem(TensorPool& pool, const Case& c) {
+Problem make_problem(TensorPool& pool, const AttentionCase& c) {
   const int64_t tokens = c.B * c.S;
   AttentionShape shape{c.B, c.S, 1.0 / std::sqrt(static_cast<double>(c.Dk)), c.window};
   if (!c.cu_seqlens.empty()) shape.cu_seqlens = pool.ints({static_cast<int64_t>(c.cu_seqlens.size())}, c.cu_seqlens);
@@ -55,7 +55,7 @@ Problem make_problem(TensorPool& pool, const Case& c) {
 }
 
 // First position, in sequence b, of the document that its position i is in.
-int64_t document_begin(const Case& c, int64_t b, int64_t i) {
+int64_t document_begin(const AttentionCase& c, int64_t b, int64_t i) {
   double first = 0;
   for (const double bound : c.cu_seqlens) {
     if (bound <= static_cast<double>(b * c.S + i)) first = bound;
@@ -64,7 +64,7 @@ int64_t document_begin(const Case& c, int64_t b, int64_t i) {
 }
 
 // The definition, one query at a time.
-void reference(const Case& c, const AttentionForward& a, std::vector<double>& out, std::vector<double>& lse) {
+void reference(const AttentionCase& c, const AttentionForward& a, std::vector<double>& out, std::vector<double>& lse) {
   out.assign(static_cast<size_t>(a.out.num_elements()), 0.0);
   lse.clear();
   for (int64_t b = 0; b < c.B; ++b) {
@@ -95,8 +95,8 @@ void reference(const Case& c, const AttentionForward& a, std::vector<double>& ou
 }
 
 TEST(Attention, ForwardIsTheDefinition) {
-  for (const auto& cases : {std::span<const Case>(kSmallCases), std::span<const Case>(kLargeCases)}) {
-    for (const Case& c : cases) {
+  for (const auto& cases : {std::span<const AttentionCase>(kSmallCases), std::span<const AttentionCase>(kLargeCases)}) {
+    for (const AttentionCase& c : cases) {
       SCOPED_TRACE(c.name);
       TensorPool pool;
       const Problem problem = make_problem(pool, c);
@@ -113,7 +113,7 @@ TEST(Attention, ForwardIsTheDefinition) {
 // q and k out of rotations, of the values behind the first, whose gradients are asked for before these.
 TEST(Attention, BackwardRotatesGradientsBack) {
   for (const RopeLayout layout : {RopeLayout::kInterleaved, RopeLayout::kHalfSplit}) {
-    for (const Case& c : {Case{"", 2, 6, 4, 2, 5, 3, 0}, Case{"", 1, 70, 1, 1, 5, 2, 3}}) {
+    for (const AttentionCase& c : {AttentionCase{"", 2, 6, 4, 2, 5, 3, 0}, AttentionCase{"", 1, 70, 1, 1, 5, 2, 3}}) {
       TensorPool pool;
       const Problem problem = make_problem(pool, c);
       AttentionBackward backward = problem.backward;
@@ -153,7 +153,7 @@ TEST(Attention, BackwardRotatesGradientsBack) {
 }
 
 TEST(Attention, BackwardMatchesFiniteDifferences) {
-  for (const Case& c : kSmallCases) {
+  for (const AttentionCase& c : kSmallCases) {
     SCOPED_TRACE(c.name);
     TensorPool pool;
     const Problem problem = make_problem(pool, c);
@@ -177,7 +177,7 @@ TEST(Attention, BackwardMatchesFiniteDifferences) {
 
 // Element by element would take too long here: the slope along a random direction.
 TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
-  for (const Case& c : kLargeCases) {
+  for (const AttentionCase& c : kLargeCases) {
     SCOPED_TRACE(c.name);
     TensorPool pool;
     const Problem problem = make_problem(pool, c);
@@ -213,7 +213,7 @@ TEST(Attention, BackwardOfLongSequencesMatchesDirectionalDifferences) {
 // Float: exp is good to 2 ulp and sums run over some hundreds of terms of either sign; small elements are measured
 // against a thousandth of the largest.
 TEST(Attention, FloatAgreesWithDouble) {
-  for (const Case& c : kLargeCases) {
+  for (const AttentionCase& c : kLargeCases) {
     SCOPED_TRACE(c.name);
     TensorPool single_pool(DType::kF32), double_pool(DType::kF64);
     const Problem single_problem = make_problem(single_pool, c), double_problem = make_problem(double_pool, c);
@@ -234,7 +234,7 @@ TEST(Attention, FloatAgreesWithDouble) {
 }
 
 TEST(Attention, SameBitsForAnyNumberOfThreads) {
-  for (const Case& c : kLargeCases) {
+  for (const AttentionCase& c : kLargeCases) {
     SCOPED_TRACE(c.name);
     TensorPool first_pool(DType::kF32);
     const Problem first = make_problem(first_pool, c);
@@ -254,7 +254,7 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
 }
 
 TEST(Attention, OneDocumentASequenceHasTheBitsOfNoDocuments) {
-  for (Case c : kLargeCases) {
+  for (AttentionCase c : kLargeCases) {
     SCOPED_TRACE(c.name);
     c.cu_seqlens.clear();
     TensorPool plain_pool(DType::kF32), masked_pool(DType::kF32);

@@ -7,13 +7,13 @@
 namespace nmoe::test {
 namespace {
 
-struct Case {
+struct CachedCase {
   std::string name;
   int64_t H, G, Dk, Dv, window, capacity;
   std::vector<double> slots, positions;
   bool values_in_keys = false;
 };
-const Case kCases[] = {
+const CachedCase kCases[] = {
     {"one row, one position", 2, 1, 3, 2, 0, 4, {0}, {0}},
     {"a full slot", 2, 2, 5, 4, 0, 40, {1}, {39}},
     {"rows of many slots", 4, 2, 9, 17, 0, 70, {2, 0, 1, 2, 1}, {69, 3, 0, 12, 33}},
@@ -25,7 +25,7 @@ const Case kCases[] = {
     {"no rows", 2, 1, 3, 2, 0, 4, {}, {}},
 };
 
-CachedAttention problem(TensorPool& pool, const Case& c) {
+CachedAttention problem(TensorPool& pool, const CachedCase& c) {
   const auto T = static_cast<int64_t>(c.slots.size());
   return {.scale = 0.4,
           .window = c.window,
@@ -39,7 +39,7 @@ CachedAttention problem(TensorPool& pool, const Case& c) {
 }
 
 // The definition.
-std::vector<double> reference(const Case& c, const CachedAttention& a) {
+std::vector<double> reference(const CachedCase& c, const CachedAttention& a) {
   std::vector<double> out;
   for (size_t t = 0; t < c.slots.size(); ++t) {
     const auto slot = static_cast<int64_t>(c.slots[t]), last = static_cast<int64_t>(c.positions[t]);
@@ -66,7 +66,7 @@ std::vector<double> reference(const Case& c, const CachedAttention& a) {
   return out;
 }
 
-class CachedAttentionTest : public ::testing::TestWithParam<Case> {};
+class CachedAttentionTest : public ::testing::TestWithParam<CachedCase> {};
 
 TEST_P(CachedAttentionTest, IsTheSoftmaxOverWhatARowSees) {
   for (const auto& [real, tolerance] : {std::pair(DType::kF64, 1e-10), std::pair(DType::kF32, 1e-3)}) {

@@ -2,22 +2,13 @@
 // near one.
 #include <gtest/gtest.h>
 
+#include "ops/matrix.h"
 #include "support/gradient_check.h"
 
 namespace nmoe::test {
 namespace {
 
-using Matrix = std::vector<std::vector<double>>;
-
 Matrix zeros(size_t rows, size_t cols) { return Matrix(rows, std::vector<double>(cols, 0.0)); }
-
-Matrix transposed(const Matrix& a) {
-  Matrix result = zeros(a[0].size(), a.size());
-  for (size_t i = 0; i < a.size(); ++i) {
-    for (size_t j = 0; j < a[0].size(); ++j) result[j][i] = a[i][j];
-  }
-  return result;
-}
 
 Matrix times(const Matrix& a, const Matrix& b) {
   Matrix result = zeros(a.size(), b[0].size());

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/matrix.h"
 #include "ops/row_of.h"
 #include "ops/signal_to_noise.h"
 #include "support/tensors.h"
@@ -13,16 +14,6 @@ namespace nmoe::test {
 namespace {
 
 constexpr OperandFormat kFormats[] = {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4};
-
-using Matrix = std::vector<std::vector<double>>;
-
-Matrix transposed(const Matrix& x) {
-  Matrix y(x.empty() ? 0 : x[0].size(), std::vector<double>(x.size()));
-  for (size_t i = 0; i < x.size(); ++i) {
-    for (size_t j = 0; j < x[i].size(); ++j) y[j][i] = x[i][j];
-  }
-  return y;
-}
 
 // [rows, cols] of a b^T.
 Matrix product(const Matrix& a, const Matrix& b) {

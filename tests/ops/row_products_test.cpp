@@ -11,8 +11,8 @@ namespace nmoe::test {
 namespace {
 
 // As in linear_test.cpp.
-constexpr double kFloatTolerance = 2e-3;
-constexpr double kDoubleTolerance = 1e-10;
+constexpr double kFloatRowTolerance = 2e-3;
+constexpr double kDoubleRowTolerance = 1e-10;
 
 struct Extent {
   int64_t m, n, depth;
@@ -72,14 +72,14 @@ void check(const cpu::RowProducts<Real>& products, double tolerance) {
 }
 
 TEST(RowProducts, AreTheProductsAndEachRowIsItsOwn) {
-  check<float>(cpu::avx2_row_products<float>(), kFloatTolerance);
-  check<double>(cpu::avx2_row_products<double>(), kDoubleTolerance);
+  check<float>(cpu::avx2_row_products<float>(), kFloatRowTolerance);
+  check<double>(cpu::avx2_row_products<double>(), kDoubleRowTolerance);
 }
 
 TEST(RowProducts, OfAvx512Too) {
   if (!cpu::has_avx512()) GTEST_SKIP() << "this processor has none";
-  check<float>(cpu::avx512_row_products<float>(), kFloatTolerance);
-  check<double>(cpu::avx512_row_products<double>(), kDoubleTolerance);
+  check<float>(cpu::avx512_row_products<float>(), kFloatRowTolerance);
+  check<double>(cpu::avx512_row_products<double>(), kDoubleRowTolerance);
 }
 
 ReadyDevice invariant_device(DType real, int num_threads) {
@@ -97,7 +97,7 @@ TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {
     const auto one_thread = invariant_device(DType::kF32, 1);
     for (int64_t t = 0; t < tokens; ++t)
       one_thread->linear_forward({x.rows(t, t + 1), w, rows.rows(t, t + 1), rows.rows(t, t + 1)});
-    EXPECT_TRUE(near(rows, expected, kFloatTolerance));
+    EXPECT_TRUE(near(rows, expected, kFloatRowTolerance));
     for (const int threads : {1, 2, 3}) {
       const Tensor y = pool.clone(before);
       invariant_device(DType::kF32, threads)->linear_forward({x, w, y, y});

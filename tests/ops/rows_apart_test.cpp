@@ -10,7 +10,7 @@ namespace nmoe::test {
 namespace {
 
 // NaN is among the values.
-std::vector<uint64_t> bits_of(Tensor x) {
+std::vector<uint64_t> value_bits(Tensor x) {
   std::vector<uint64_t> bits;
   for (const double value : values(x)) bits.push_back(std::bit_cast<uint64_t>(value));
   return bits;
@@ -31,7 +31,7 @@ TEST(RowsApart, GiveTheBitsOfDenseOnes) {
       ((*ops).*c.operation)(c.args);
       ((*ops).*c.operation)(args);
       for (const auto& members : {c.apart, c.acts, c.rest}) {
-        for (const auto member : members) EXPECT_EQ(bits_of(args.*member), bits_of(c.args.*member));
+        for (const auto member : members) EXPECT_EQ(value_bits(args.*member), value_bits(c.args.*member));
       }
       for (const auto member : c.apart) {
         const Tensor matrix = matrix_around(args.*member);

@@ -30,13 +30,13 @@ using namespace std::chrono_literals;
 
 constexpr auto kTimeout = 60s;  // far more than any of these takes
 
-struct Layout {
+struct RankLayout {
   int64_t processes;
   int64_t ranks;
 };
-void PrintTo(const Layout& layout, std::ostream* out) { *out << layout.ranks << " on " << layout.processes; }
+void PrintTo(const RankLayout& layout, std::ostream* out) { *out << layout.ranks << " on " << layout.processes; }
 
-class ProcessGroupTest : public ::testing::TestWithParam<Layout> {
+class ProcessGroupTest : public ::testing::TestWithParam<RankLayout> {
  protected:
   static int64_t count() { return GetParam().ranks; }
   static void run(const std::function<void(Communicator&)>& drive) {
@@ -47,7 +47,7 @@ class ProcessGroupTest : public ::testing::TestWithParam<Layout> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Layouts, ProcessGroupTest,
-                         ::testing::Values(Layout{1, 2}, Layout{2, 2}, Layout{2, 4}, Layout{3, 3}, Layout{4, 4}));
+                         ::testing::Values(RankLayout{1, 2}, RankLayout{2, 2}, RankLayout{2, 4}, RankLayout{3, 3}, RankLayout{4, 4}));
 
 template <class T>
 void expect_sum_in_rank_order(Communicator& ranks, int64_t size) {

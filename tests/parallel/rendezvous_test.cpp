@@ -21,11 +21,11 @@ using test::free_port;
 using test::launch_of;
 using namespace std::chrono_literals;
 
-constexpr auto kTimeout = 60s;  // far more than any of these takes
+constexpr auto kMeetingTimeout = 60s;  // far more than any of these takes
 constexpr const char* kSecret = "known to all processes of the run";
 
 RendezvousOptions options_of(int64_t process, int64_t num_processes, int port,
-                             std::chrono::milliseconds timeout = kTimeout) {
+                             std::chrono::milliseconds timeout = kMeetingTimeout) {
   return {.launch = launch_of(process, num_processes, port),
           .ranks = 2 * num_processes,
           .identity = "model.dim=16\ntrain.steps=3\n",
@@ -48,7 +48,7 @@ void expect_undisturbed(const std::function<void(int port)>& other, const std::s
 Socket connect_soon(int port) {
   for (int attempt = 0;; ++attempt) {
     try {
-      return connect_to(resolve("127.0.0.1", port).front(), Clock::now() + kTimeout);
+      return connect_to(resolve("127.0.0.1", port).front(), Clock::now() + kMeetingTimeout);
     } catch (const ConnectionLost&) {
       if (attempt > 10'000) throw;
       std::this_thread::sleep_for(2ms);

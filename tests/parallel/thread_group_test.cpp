@@ -24,12 +24,12 @@ using test::values_of;
 using test::view;
 using namespace std::chrono_literals;
 
-constexpr auto kTimeout = 60s;  // far more than any of these takes
+constexpr auto kThreadTimeout = 60s;  // far more than any of these takes
 
 class ThreadGroupTest : public ::testing::TestWithParam<int64_t> {
  protected:
   static int64_t count() { return GetParam(); }
-  static void run(const std::function<void(Communicator&)>& drive) { run_ranks(count(), kTimeout, drive); }
+  static void run(const std::function<void(Communicator&)>& drive) { run_ranks(count(), kThreadTimeout, drive); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadGroupTest, ::testing::Values(1, 2, 3, 4));
@@ -39,7 +39,7 @@ void expect_sums_in_rank_order(int64_t count) {
   for (const int64_t size : {0, 1, 15, 16, 17, 63, 1000, 4099}) {
     const std::vector<T> expected = sum_in_rank_order<T>(count, size);
     for (int round = 0; round < 3; ++round) {
-      run_ranks(count, kTimeout, [&](Communicator& ranks) {
+      run_ranks(count, kThreadTimeout, [&](Communicator& ranks) {
         std::vector<T> values = values_of<T>(ranks.index(), size);
         sum(ranks, view(values));
         EXPECT_EQ(values, expected) << size << " elements on rank " << ranks.index();
@@ -57,7 +57,7 @@ TEST_P(ThreadGroupTest, SumsAreInRankOrder) {
 // Values that were chosen for it: another order gives 0 or 2.
 TEST(ThreadGroup, TheOrderOfASumShows) {
   const float values[] = {1.0f, 1e8f, -1e8f, 1.0f};
-  run_ranks(4, kTimeout, [&](Communicator& ranks) {
+  run_ranks(4, kThreadTimeout, [&](Communicator& ranks) {
     std::vector<float> value = {values[ranks.index()]};
     sum(ranks, view(value));
     EXPECT_EQ(value[0], 1.0f);
@@ -118,7 +118,7 @@ TEST(ThreadGroup, AFailingRankEndsAllWithItsOwnError) {
     for (int64_t failing = 0; failing < count; ++failing) {
       std::atomic<int> told{0};
       const Error error = error_of([&] {
-        run_ranks(count, kTimeout, [&](Communicator& ranks) {
+        run_ranks(count, kThreadTimeout, [&](Communicator& ranks) {
           std::vector<float> values(1000);
           sum(ranks, view(values));
           if (ranks.index() == failing) throw usage_error("the disk is on fire", "put it out");
@@ -144,7 +144,7 @@ TEST(ThreadGroup, AFailingRankEndsAllWithItsOwnError) {
 // Tensors are freed as a rank unwinds: nobody may be summing them then.
 TEST(ThreadGroup, FailuresBetweenSums) {
   for (int round = 0; round < 100; ++round) {
-    EXPECT_THROW(run_ranks(3, kTimeout,
+    EXPECT_THROW(run_ranks(3, kThreadTimeout,
                            [&](Communicator& ranks) {
                              for (int i = 0;; ++i) {
                                std::vector<double> values(5000);
@@ -181,18 +181,18 @@ TEST(ThreadGroup, ATimeoutNamesWhoWaitedForWhom) {
 
 // One may ask for more time, and is waited for from then on.
 TEST(ThreadGroup, OthersHaveThePatienceThatARankAskedFor) {
-  run_ranks(2, kTimeout, [](Communicator& ranks) {
+  run_ranks(2, kThreadTimeout, [](Communicator& ranks) {
     ranks.barrier();
     if (ranks.index() == 1) {
       ranks.set_patience(250ms);
-      ranks.set_patience(kTimeout);
+      ranks.set_patience(kThreadTimeout);
       std::this_thread::sleep_for(400ms);
       ranks.set_patience(500ms);  // counted from here
     }
     ranks.barrier();
   });
   const Error error = error_of([&] {
-    run_ranks(2, kTimeout, [&](Communicator& ranks) {
+    run_ranks(2, kThreadTimeout, [&](Communicator& ranks) {
       ranks.set_patience(100ms);
       while (ranks.index() == 1) {
         ranks.check();
@@ -207,7 +207,7 @@ TEST(ThreadGroup, OthersHaveThePatienceThatARankAskedFor) {
 // When nobody waits for it either, as when the devices of all hang.
 TEST(ThreadGroup, ARankThatMakesNoCallFails) {
   const Error error = error_of([&] {
-    run_ranks(2, kTimeout, [&](Communicator& ranks) {
+    run_ranks(2, kThreadTimeout, [&](Communicator& ranks) {
       ranks.barrier();
       ranks.set_patience(ranks.index() == 1 ? 100ms : 30s);
       for (;;) {
@@ -222,7 +222,7 @@ TEST(ThreadGroup, ARankThatMakesNoCallFails) {
 
 TEST(ThreadGroup, AFailureIsToldOnceToWhoWantsToKnow) {
   std::array<std::atomic<int>, 3> told{};
-  EXPECT_THROW(run_ranks(3, kTimeout,
+  EXPECT_THROW(run_ranks(3, kThreadTimeout,
                          [&](Communicator& ranks) {
                            const auto index = static_cast<size_t>(ranks.index());
                            auto handle = ranks.on_failure([&told, index] { ++told[index]; });
@@ -242,7 +242,7 @@ TEST(ThreadGroup, AFailureIsToldOnceToWhoWantsToKnow) {
 
 TEST(ThreadGroup, ARankThatEndsEarlyIsFound) {
   try {
-    run_ranks(3, kTimeout, [](Communicator& ranks) {
+    run_ranks(3, kThreadTimeout, [](Communicator& ranks) {
       if (ranks.index() != 2) ranks.barrier();
     });
     FAIL() << "no failure";
@@ -255,7 +255,7 @@ TEST(ThreadGroup, ARankThatEndsEarlyIsFound) {
 TEST(ThreadGroup, RanksThatDifferAreFound) {
   const auto failure_of = [](const std::function<void(Communicator&)>& drive) -> std::string {
     try {
-      run_ranks(2, kTimeout, drive);
+      run_ranks(2, kThreadTimeout, drive);
     } catch (const CheckFailure& failure) {
       return failure.what();
     }
@@ -280,12 +280,12 @@ TEST(ThreadGroup, RanksThatDifferAreFound) {
 
 TEST(ThreadGroup, TheDomainOfThreadsIsAllOfThem) {
   EXPECT_EQ(&single_rank().domain(), &single_rank());
-  run_ranks(2, kTimeout, [&](Communicator& ranks) { EXPECT_EQ(&ranks.domain(), &ranks); });
+  run_ranks(2, kThreadTimeout, [&](Communicator& ranks) { EXPECT_EQ(&ranks.domain(), &ranks); });
 }
 
 // A process's share of a run's ranks speaks of them by their numbers there.
 TEST(ThreadGroup, MessagesCountFromTheFirstRank) {
-  ThreadGroup group(2, kTimeout, /*first_rank=*/6);
+  ThreadGroup group(2, kThreadTimeout, /*first_rank=*/6);
   EXPECT_EQ(group.communicator(1).index(), 1);
   group.run(
       [&](int64_t rank) {
@@ -296,7 +296,7 @@ TEST(ThreadGroup, MessagesCountFromTheFirstRank) {
 }
 
 TEST(ThreadGroup, APeerFailureIsPassedOnAsItIs) {
-  ThreadGroup group(1, kTimeout);
+  ThreadGroup group(1, kThreadTimeout);
   group.fail(0, std::make_exception_ptr(PeerFailure("the other host burns", "put it out")));
   const Error error = error_of([&] { group.communicator(0).barrier(); });
   EXPECT_EQ(std::string(error.what()), "the other host burns");
@@ -304,7 +304,7 @@ TEST(ThreadGroup, APeerFailureIsPassedOnAsItIs) {
 }
 
 TEST(ThreadGroup, RankZeroCompletesACallForAll) {
-  ThreadGroup group(3, kTimeout);
+  ThreadGroup group(3, kThreadTimeout);
   std::vector<int> values = {1, 2, 3};
   group.run(
       [&](int64_t rank) {
@@ -324,7 +324,7 @@ TEST(ThreadGroup, RankZeroCompletesACallForAll) {
 TEST(ThreadGroup, RankZeroIsTheCallingThread) {
   const auto caller = std::this_thread::get_id();
   for (const int64_t count : {1, 3}) {
-    run_ranks(count, kTimeout,
+    run_ranks(count, kThreadTimeout,
               [&](Communicator& ranks) { EXPECT_EQ(std::this_thread::get_id() == caller, ranks.index() == 0); });
   }
 }

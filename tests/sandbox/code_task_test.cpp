@@ -4,15 +4,11 @@
 
 #include <string>
 
+#include "sandbox/test_sandbox.h"
 #include "support/errors.h"
 
 namespace nmoe::test {
 namespace {
-
-const Sandbox& sandbox() {
-  static const Sandbox instance({.seconds = 30});
-  return instance;
-}
 
 CodeTask task() {
   return {.id = "Test/0",

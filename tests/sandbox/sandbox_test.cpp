@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/files.h"
+#include "sandbox/test_sandbox.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 
@@ -38,12 +39,6 @@ class Isolation : public testing::Environment {
   }
 };
 [[maybe_unused]] const auto* const kIsolation = testing::AddGlobalTestEnvironment(new Isolation);
-
-// One for all tests; slower machines than a user's run them.
-const Sandbox& sandbox() {
-  static const Sandbox instance({.seconds = 30});
-  return instance;
-}
 
 // The last line that Python says of an uncaught exception.
 std::string last_words(const SandboxResult& result) {

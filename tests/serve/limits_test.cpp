@@ -12,7 +12,7 @@
 namespace nmoe {
 namespace {
 
-constexpr const char* kPath = "/v1/completions";
+constexpr const char* kCompletionsPath = "/v1/completions";
 
 // A text that takes a while.
 ordered_json long_request(bool stream) {
@@ -37,7 +37,7 @@ TEST(ServeLimitsTest, Paths) {
   EXPECT_EQ(unknown->get_header_value("Content-Type"), "application/json");
   EXPECT_EQ(ordered_json::parse(unknown->body)["error"]["type"], "invalid_request_error");
   EXPECT_EQ(ordered_json::parse(unknown->body)["error"]["code"], "unknown_url");
-  ServedModel::expect_error(client.Get(kPath), 405, "", "takes POST");
+  ServedModel::expect_error(client.Get(kCompletionsPath), 405, "", "takes POST");
   ServedModel::expect_error(client.Delete("/v1/models"), 405, "", "takes GET");
   // After all that the connection still works.
   EXPECT_EQ(client.Get("/health")->status, 200);
@@ -46,20 +46,20 @@ TEST(ServeLimitsTest, Paths) {
 TEST(ServeLimitsTest, Requests) {
   const ServedModel server;
   const auto fails = [&](const ordered_json& request, int status, const std::string& param, const std::string& what) {
-    ServedModel::expect_error(server.post(kPath, request.dump()), status, param, what);
+    ServedModel::expect_error(server.post(kCompletionsPath, request.dump()), status, param, what);
   };
   const ordered_json overlong = {{"prompt", std::string(64, 'x')}};
   fails(overlong, 400, "prompt", "maximum context length is 64 tokens. However, your prompt has 65 tokens");
-  const ordered_json error = ordered_json::parse(server.post(kPath, overlong.dump())->body)["error"];
+  const ordered_json error = ordered_json::parse(server.post(kCompletionsPath, overlong.dump())->body)["error"];
   EXPECT_EQ(error["type"], "invalid_request_error");
   EXPECT_EQ(error["code"], "context_length_exceeded");
   fails({{"prompt", ordered_json::array({257})}}, 400, "prompt", "below 257");
   fails({{"model", "other"}}, 404, "model", "'other' does not exist");
   fails({{"n", 100}}, 400, "prompt", "this server takes 72");
-  ServedModel::expect_error(server.post(kPath, std::string((8 << 20) + 1, ' ')), 413, "", "larger than");
-  ServedModel::expect_error(server.post(kPath, "{"), 400, "", "not valid JSON");
+  ServedModel::expect_error(server.post(kCompletionsPath, std::string((8 << 20) + 1, ' ')), 413, "", "larger than");
+  ServedModel::expect_error(server.post(kCompletionsPath, "{"), 400, "", "not valid JSON");
   httplib::Client client = server.client();
-  ServedModel::expect_error(client.Post(kPath, "{}", "text/plain"), 415, "", "application/json");
+  ServedModel::expect_error(client.Post(kCompletionsPath, "{}", "text/plain"), 415, "", "application/json");
   // What was too long is not kept: the server goes on.
   const ordered_json request = {{"prompt", std::string(63, 'x')}, {"max_tokens", 5}, {"ignore_eos", true}};
   EXPECT_EQ(server.complete(request)["choices"][0]["finish_reason"], "length");
@@ -70,10 +70,10 @@ TEST(ServeLimitsTest, AFullQueue) {
   ServedModel server(kOneSlot);
   std::vector<std::thread> clients;
   for (int i = 0; i < 2; ++i) {
-    clients.emplace_back([&] { server.post(kPath, long_request(false).dump()); });
+    clients.emplace_back([&] { server.post(kCompletionsPath, long_request(false).dump()); });
     EXPECT_TRUE(server.becomes(i == 0 ? "running" : "waiting", 1));
   }
-  const httplib::Result refused = server.post(kPath, R"({"prompt": "a"})");
+  const httplib::Result refused = server.post(kCompletionsPath, R"({"prompt": "a"})");
   ServedModel::expect_error(refused, 429, "", "no room for 1 more");
   EXPECT_EQ(refused->get_header_value("Retry-After"), "1");
   server.program().send(SIGKILL);
@@ -86,7 +86,7 @@ TEST(ServeLimitsTest, AClientThatLeaves) {
   size_t received = 0;
   httplib::Request request;
   request.method = "POST";
-  request.path = kPath;
+  request.path = kCompletionsPath;
   request.body = long_request(true).dump();
   request.set_header("Content-Type", "application/json");
   request.content_receiver = [&](const char*, size_t size, uint64_t, uint64_t) {
@@ -98,7 +98,7 @@ TEST(ServeLimitsTest, AClientThatLeaves) {
 
   httplib::Client waiting = server.client();
   waiting.set_read_timeout(0, 300000);
-  EXPECT_FALSE(waiting.Post(kPath, long_request(false).dump(), "application/json"));
+  EXPECT_FALSE(waiting.Post(kCompletionsPath, long_request(false).dump(), "application/json"));
   EXPECT_TRUE(server.becomes("running", 0));
   EXPECT_TRUE(server.program().wait_for("the client left"));
   EXPECT_EQ(server.complete({{"prompt", "a"}, {"max_tokens", 3}, {"temperature", 0}})["usage"]["completion_tokens"], 3);
@@ -108,9 +108,9 @@ TEST(ServeLimitsTest, AnApiKey) {
   write_file_atomically(trained_model() / "key", "secret\nnot a part of it\n");
   const ServedModel server({"--api-key-file", "key"});
   ServedModel::expect_error(server.client().Get("/v1/models"), 401, "", "API key");
-  ServedModel::expect_error(server.post(kPath, "{}"), 401, "", "API key");
-  ServedModel::expect_error(server.post(kPath, "{}", {{"Authorization", "Bearer secre"}}), 401, "", "API key");
-  EXPECT_EQ(server.post(kPath, "{}", {{"Authorization", "Bearer secret"}})->status, 200);
+  ServedModel::expect_error(server.post(kCompletionsPath, "{}"), 401, "", "API key");
+  ServedModel::expect_error(server.post(kCompletionsPath, "{}", {{"Authorization", "Bearer secre"}}), 401, "", "API key");
+  EXPECT_EQ(server.post(kCompletionsPath, "{}", {{"Authorization", "Bearer secret"}})->status, 200);
   EXPECT_EQ(server.client().Get("/health")->status, 200);
   // The page to talk with it asks for the key itself; it has no secret, and may load nothing from elsewhere.
   const httplib::Result page = server.client().Get("/");
@@ -161,7 +161,7 @@ TEST(ServeLimitsTest, ForeignHosts) {
 TEST(ServeLimitsTest, TypesOfABody) {
   const ServedModel server;
   const auto status = [&](const std::string& type, const httplib::Headers& headers = {}) {
-    return server.client().Post(kPath, headers, R"({"max_tokens": 1})", type)->status;
+    return server.client().Post(kCompletionsPath, headers, R"({"max_tokens": 1})", type)->status;
   };
   EXPECT_EQ(status("APPLICATION/JSON"), 200);
   EXPECT_EQ(status("Application/Json; charset=UTF-8"), 200);
@@ -201,14 +201,14 @@ TEST(ServeLimitsTest, StopsAfterWhatRuns) {
   ServedModel server({"--max-sequences", "2", "--max-context", "201000"});
   std::optional<httplib::Result> finished, aborted;
   // One ends within the time that is given, one does not.
-  std::thread slow([&] { aborted = server.post(kPath, long_request(true).dump()); });
+  std::thread slow([&] { aborted = server.post(kCompletionsPath, long_request(true).dump()); });
   EXPECT_TRUE(server.becomes("running", 1));
   std::thread quick(
-      [&] { finished = server.post(kPath, R"({"prompt": "the", "max_tokens": 1500, "ignore_eos": true})"); });
+      [&] { finished = server.post(kCompletionsPath, R"({"prompt": "the", "max_tokens": 1500, "ignore_eos": true})"); });
   EXPECT_TRUE(server.becomes("running", 2));
   server.program().send(SIGTERM);
-  httplib::Result refused = server.post(kPath, "{}");
-  for (int i = 0; i < 100 && refused && refused->status == 200; ++i) refused = server.post(kPath, "{}");
+  httplib::Result refused = server.post(kCompletionsPath, "{}");
+  for (int i = 0; i < 100 && refused && refused->status == 200; ++i) refused = server.post(kCompletionsPath, "{}");
   ServedModel::expect_error(refused, 503, "", "stopping");
   quick.join();
   slow.join();

@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr double kNever = 3600.0;  // a fold interval: only flush() moves to the database
+constexpr double kNeverFolded = 3600.0;  // a fold interval: only flush() moves to the database
 
 void add(MetricsWriter& writer, int64_t step, const std::string& tag, double value) {
   writer.append({.step = step, .ts_ms = now_ms(), .scalars = {{tag, value}}});
@@ -51,7 +51,7 @@ TEST_F(MetricsTest, AValueComesBackWithItsTime) {
     return std::chrono::duration_cast<milliseconds>(time).count();
   };
   const int64_t before = now();
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   EXPECT_TRUE(test::read_series(path_, "train/loss").empty()) << "the table is there from the start";
   add(writer, 7, "train/loss", 2.5);
   writer.flush();
@@ -66,7 +66,7 @@ TEST_F(MetricsTest, AValueComesBackWithItsTime) {
 
 TEST_F(MetricsTest, ThousandsOfValuesInSeveralFlushes) {
   {
-    MetricsWriter writer(path_, kNever);
+    MetricsWriter writer(path_, kNeverFolded);
     for (int64_t step = 1; step <= 300; ++step) {
       for (int layer = 0; layer < 20; ++layer) {
         add(writer, step, fmt::format("router/layer_{:02}/cv", layer), 0.5 * double(step) + layer);
@@ -92,7 +92,7 @@ TEST_F(MetricsTest, ThousandsOfValuesInSeveralFlushes) {
 
 // As an evaluation adds to a run that goes on: what is in the live file is neither lost nor moved.
 TEST_F(MetricsTest, AddedBesideAWriter) {
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   add(writer, 1, "train/loss", 3.0);
   add_metrics(path_, {.step = 1, .scalars = {{"eval/CORE", 0.25}}});
   add(writer, 2, "train/loss", 2.0);
@@ -107,7 +107,7 @@ TEST_F(MetricsTest, AddedBesideAWriter) {
 
 TEST_F(MetricsTest, ValuesThatAreNoNumbers) {
   const double infinity = std::numeric_limits<double>::infinity();
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   add(writer, 1, "loss", std::nan(""));
   add(writer, 2, "loss", -infinity);
   writer.flush();
@@ -119,14 +119,14 @@ TEST_F(MetricsTest, ValuesThatAreNoNumbers) {
 
 TEST_F(MetricsTest, TagsAreTextNotSql) {
   const std::string tag = "it's; DROP TABLE metrics -- é";
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   add(writer, 1, tag, 1.0);
   writer.flush();
   EXPECT_EQ(series(tag), (Points{{1, 1.0}}));
 }
 
 TEST_F(MetricsTest, TheLastWriteOfAKeyWins) {
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   add(writer, 1, "a", 1.0);
   add(writer, 1, "a", 2.0);  // in the queue
   add(writer, 2, "a", 3.0);
@@ -142,10 +142,10 @@ TEST_F(MetricsTest, TheLastWriteOfAKeyWins) {
 
 TEST_F(MetricsTest, RewindForgetsWhatCameAfterAStep) {
   {
-    MetricsWriter writer(path_, kNever);
+    MetricsWriter writer(path_, kNeverFolded);
     for (int64_t step = 1; step <= 10; ++step) add(writer, step, "a", double(step));
   }
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   add(writer, 4, "b", 40.0);
   add(writer, 6, "b", 60.0);
   writer.rewind(5);
@@ -163,7 +163,7 @@ TEST_F(MetricsTest, TheBackgroundThreadWritesUnasked) {
 }
 
 TEST_F(MetricsTest, AReaderThatHoldsTheFileDelaysButLosesNothing) {
-  { MetricsWriter creates_the_file(path_, kNever); }
+  { MetricsWriter creates_the_file(path_, kNeverFolded); }
   HoldingProcess reader(path_, HoldingProcess::For::kReading);
   MetricsWriter writer(path_, 0.01, 0.2);
   // For many intervals of the background thread no move gets through, and none is an error.
@@ -188,7 +188,7 @@ TEST_F(MetricsTest, AReaderThatHoldsTheFileDelaysButLosesNothing) {
 // A run whose metrics cannot be moved ends all the same: it has waited for the reader once, and does so no second time.
 // They are there when it goes on.
 TEST_F(MetricsTest, AReaderThatHoldsTheFileToTheEndIsWaitedForOnce) {
-  std::optional<MetricsWriter> writer(std::in_place, path_, kNever, /*lock_patience_s=*/2.0);
+  std::optional<MetricsWriter> writer(std::in_place, path_, kNeverFolded, /*lock_patience_s=*/2.0);
   {
     const HoldingProcess reader(path_, HoldingProcess::For::kReading);
     add(*writer, 1, "a", 1.0);
@@ -199,14 +199,14 @@ TEST_F(MetricsTest, AReaderThatHoldsTheFileToTheEndIsWaitedForOnce) {
   }
   EXPECT_TRUE(series("a").empty());
   EXPECT_TRUE(fs::exists(live_));
-  { MetricsWriter goes_on(path_, kNever); }
+  { MetricsWriter goes_on(path_, kNeverFolded); }
   EXPECT_EQ(series("a"), (Points{{1, 1.0}}));
   EXPECT_FALSE(fs::exists(live_));
 }
 
 TEST_F(MetricsTest, ReadersInAnotherProcessPollWhileValuesArrive) {
   constexpr int64_t kSteps = 60;
-  { MetricsWriter creates_the_file(path_, kNever); }
+  { MetricsWriter creates_the_file(path_, kNeverFolded); }
   const pid_t child = ::fork();
   if (child == 0) {
     // 0 once everything was seen, growing and in order; 1 otherwise.
@@ -293,7 +293,7 @@ TEST_F(MetricsTest, AKilledWriterLosesNothing) {
     }
     ASSERT_EQ(kills.values().back(), double(kill));
   }
-  { MetricsWriter writer(path_, kNever); }
+  { MetricsWriter writer(path_, kNeverFolded); }
   const Points points = series("a");
   ASSERT_GE(points.size(), size_t(done));
   for (size_t i = 0; i < points.size(); ++i) ASSERT_EQ(points[i].first, int64_t(i + 1)) << "once each";
@@ -336,7 +336,7 @@ TEST_F(MetricsTest, AFailureInTheBackgroundSurfacesAndNothingIsLost) {
 
 // As on a full disk: records wait in memory, and the live file has no half ones.
 TEST_F(MetricsTest, ALiveFileThatCannotGrow) {
-  MetricsWriter writer(path_, kNever);
+  MetricsWriter writer(path_, kNeverFolded);
   add(writer, 1, "a", 1.0);
   struct rlimit old {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -362,7 +362,7 @@ TEST_F(MetricsTest, ADamagedLiveFileIsMovedAside) {
   make_directories(path_.parent_path());
   write_file_atomically(live_, std::string(100, '\0'));
   {
-    MetricsWriter writer(path_, kNever);
+    MetricsWriter writer(path_, kNeverFolded);
     add(writer, 1, "a", 1.0);
   }
   EXPECT_EQ(series("a"), (Points{{1, 1.0}}));
@@ -371,7 +371,7 @@ TEST_F(MetricsTest, ADamagedLiveFileIsMovedAside) {
 
 // The database has what the live file lost.
 TEST_F(MetricsTest, ALiveFileThatIsShorterThanItWas) {
-  std::optional<MetricsWriter> writer(std::in_place, path_, kNever);
+  std::optional<MetricsWriter> writer(std::in_place, path_, kNeverFolded);
   add(*writer, 1, "a", 1.0);
   const std::string early = read_file(live_);
   add(*writer, 2, "a", 2.0);
@@ -379,7 +379,7 @@ TEST_F(MetricsTest, ALiveFileThatIsShorterThanItWas) {
   writer.reset();
   write_file_atomically(live_, early);
   {
-    MetricsWriter goes_on(path_, kNever);
+    MetricsWriter goes_on(path_, kNeverFolded);
     add(goes_on, 3, "a", 3.0);
     MetricsReader reader(path_);
     reader.load(std::vector<std::string>{"a"});

@@ -17,7 +17,7 @@ using test::error_of;
 
 constexpr int64_t kMiB = 1 << 20;
 
-Config config_with(std::vector<std::string> overrides = {}) {
+Config planned_config(std::vector<std::string> overrides = {}) {
   overrides.emplace_back("model.vocab_size=50");
   return test::tiny_config("/nowhere", overrides);
 }
@@ -32,7 +32,7 @@ MemoryPlan plan_of(int64_t weights, int64_t activations, int64_t process) {
 }
 
 TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
-  const Config config = config_with();
+  const Config config = planned_config();
   const MemoryPlan plan = plan_memory(config, /*data_bytes=*/12345, /*ranks=*/1);
   const StoragePlan engine = plan_engine_storage(config);
   EXPECT_EQ(plan.storage.total(), engine.total());
@@ -61,7 +61,7 @@ TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
 TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
   // AdamW keeps two moments a weight. Router biases and rounding up to whole lines of memory are
   // less than a hundredth.
-  const Config config = config_with({"optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw"});
+  const Config config = planned_config({"optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw"});
   const StoragePlan memory = plan_engine_storage(config);
   EXPECT_NEAR(static_cast<double>(memory[ArenaKind::kOptimizer]),
               2.0 * static_cast<double>(memory[ArenaKind::kGradients]),
@@ -75,7 +75,7 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   // Deep enough that what layers keep is more than what the last one needs beside it.
   const auto activations = [](const std::string& recompute) {
     return plan_engine_storage(
-        config_with({"model.num_layers=8", "train.recompute=" + recompute}))[ArenaKind::kActivations];
+        planned_config({"model.num_layers=8", "train.recompute=" + recompute}))[ArenaKind::kActivations];
   };
   EXPECT_LT(activations("norms"), activations("none"));
   EXPECT_LT(activations("experts"), activations("norms"));
@@ -85,7 +85,7 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
 TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   const auto with = [](const std::string& state) {
     return plan_engine_storage(
-        config_with({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
+        planned_config({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
                      "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
   };
   EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
@@ -94,7 +94,7 @@ TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
 
 TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
   const auto with = [](const std::string& factor, const std::string& recompute = "none") {
-    return config_with({"model.num_layers=8", "model.moe.num_experts=16", "train.batch_seqs=16",
+    return planned_config({"model.num_layers=8", "model.moe.num_experts=16", "train.batch_seqs=16",
                         "train.recompute=" + recompute, "parallel.ranks=4", "parallel.capacity_factor=" + factor});
   };
   for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
@@ -120,7 +120,7 @@ TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
 // What a rank receives has room as codes, and plans say what is sent.
 TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
   const auto with = [](const std::string& wire) {
-    return config_with({"model.dim=256", "model.moe.num_experts=8", "parallel.ranks=2", "precision.wire=" + wire});
+    return planned_config({"model.dim=256", "model.moe.num_experts=8", "parallel.ranks=2", "precision.wire=" + wire});
   };
   const auto window = [&](const std::string& wire) { return plan_engine_storage(with(wire))[ArenaKind::kPeerWindow]; };
   const int64_t tokens = batch_shape(with("fp8"), with("fp8").data.seq_len).microbatch_tokens();
@@ -138,7 +138,7 @@ TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
 // Experts' products that take codes get those of their rows: in room that layers share, where codes travel.
 TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
   const auto with = [](const std::string& precision, const std::string& wire) {
-    return config_with({"run.device=cuda", "model.dim=256", "model.dense_dim=272", "model.moe.num_experts=8",
+    return planned_config({"run.device=cuda", "model.dim=256", "model.dense_dim=272", "model.moe.num_experts=8",
                         "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
                         "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "parallel.ranks=2",
                         "run.precision=" + precision, "precision.wire=" + wire});
@@ -155,16 +155,16 @@ TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
 }
 
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
-  const Config config = config_with({"train.memory_limit=10 MiB"});
+  const Config config = planned_config({"train.memory_limit=10 MiB"});
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);
   const Error error = error_of([&] { check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB + 1), config); });
   EXPECT_EQ(error.exit_code(), 2);
   EXPECT_TRUE(contains(error.what(), "the run needs 10.00 MiB, train.memory_limit is 10.00 MiB"));
-  check_memory(plan_of(4 * kMiB, 4 * kMiB, 3 * kMiB), config_with());
+  check_memory(plan_of(4 * kMiB, 4 * kMiB, 3 * kMiB), planned_config());
 }
 
 TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
-  const Config config = config_with({"train.memory_limit=1 MiB"});
+  const Config config = planned_config({"train.memory_limit=1 MiB"});
   const auto remedy_of = [](const MemoryPlan& plan, const Config& limited) {
     return error_of([&] { check_memory(plan, limited); }).remedy();
   };
@@ -174,10 +174,10 @@ TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
                        "make the model smaller (model.dim, model.num_layers, "
                        "model.moe.num_experts): weights and their optimizer take 8.00 MiB"));
   // There is no microbatch to halve.
-  const Config single = config_with({"train.memory_limit=1 MiB", "train.microbatch_seqs=1"});
+  const Config single = planned_config({"train.memory_limit=1 MiB", "train.microbatch_seqs=1"});
   EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 8 * kMiB, 0), single), "make the model smaller"));
   // Weights take most, but with fewer sequences at a time the run would fit.
-  const Config roomy = config_with({"train.memory_limit=12 MiB"});
+  const Config roomy = planned_config({"train.memory_limit=12 MiB"});
   EXPECT_TRUE(contains(remedy_of(plan_of(8 * kMiB, 5 * kMiB, 0), roomy), "lower train.microbatch_seqs (now 4)"));
   // It may be the limit that is wrong.
   EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 0, 50 * kMiB), config), "raise train.memory_limit"));
@@ -185,7 +185,7 @@ TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
 
 TEST(CheckMemoryTest, WithoutALimitTheMachineIsTheLimit) {
   constexpr int64_t kTooMuch = int64_t{1} << 60;
-  for (const Config& config : {config_with(), config_with({"train.memory_limit=2000000 TiB"})}) {
+  for (const Config& config : {planned_config(), planned_config({"train.memory_limit=2000000 TiB"})}) {
     const Error error = error_of([&] { check_memory(plan_of(kTooMuch, 0, 0), config); });
     EXPECT_TRUE(contains(error.what(), "this machine's free memory is"));
     EXPECT_FALSE(error.remedy().empty());

@@ -228,7 +228,7 @@ TEST_F(FallbackTest, WithLogicalShardsSoDoAnyNumberOfRanks) {
   }
 }
 
-Config config_of(const std::string& toml) { return parse_config(toml, "precision.toml"); }
+Config parsed_config(const std::string& toml) { return parse_config(toml, "precision.toml"); }
 
 // Formats by weight: its own and that of its gradient.
 std::map<std::string, std::pair<OperandFormat, OperandFormat>> formats_of(Config config) {
@@ -244,9 +244,9 @@ TEST(OperandFormats, FollowPartsAndLayers) {
   constexpr auto kAct = OperandFormat::kAct, kFp8 = OperandFormat::kFp8, kMxFp8 = OperandFormat::kMxFp8,
                  kNvFp4 = OperandFormat::kNvFp4;
   const std::string model = "model.num_layers = 4\nmodel.num_dense_layers = 2\nmodel.moe.num_experts = 4\n";
-  for (const auto& [name, formats] : formats_of(config_of(model))) EXPECT_EQ(formats, (std::pair{kAct, kAct})) << name;
+  for (const auto& [name, formats] : formats_of(parsed_config(model))) EXPECT_EQ(formats, (std::pair{kAct, kAct})) << name;
 
-  auto formats = formats_of(config_of(model + "run.precision = \"nvfp4\"\nprecision.keep_first = 1\n"
+  auto formats = formats_of(parsed_config(model + "run.precision = \"nvfp4\"\nprecision.keep_first = 1\n"
                                               "precision.mixer = \"mxfp8\"\nprecision.shared = \"device\""));
   for (const char* name : {"embedding", "head", "final_norm", "layers.0.attention.q", "layers.0.mlp.in",
                            "layers.1.attention_norm", "layers.2.moe.router", "layers.2.moe.router_bias",
@@ -262,10 +262,10 @@ TEST(OperandFormats, FollowPartsAndLayers) {
     EXPECT_EQ(formats[name], (std::pair{kNvFp4, kNvFp4})) << name;
   }
 
-  formats = formats_of(config_of(model + "run.precision = \"fp8\"\nprecision.keep_last = 2"));
+  formats = formats_of(parsed_config(model + "run.precision = \"fp8\"\nprecision.keep_last = 2"));
   EXPECT_EQ(formats["layers.1.mlp.in"], (std::pair{kFp8, kAct}));
   EXPECT_EQ(formats["layers.2.moe.experts_in"], (std::pair{kAct, kAct}));
-  formats = formats_of(config_of(model + "run.precision = \"fp8\"\nprecision.fp8_weight_gradients = true"));
+  formats = formats_of(parsed_config(model + "run.precision = \"fp8\"\nprecision.fp8_weight_gradients = true"));
   EXPECT_EQ(formats["layers.2.moe.experts_in"], (std::pair{kFp8, kFp8}));
   EXPECT_EQ(formats["layers.2.moe.shared.in"], (std::pair{kFp8, kAct}));
 }
@@ -274,7 +274,7 @@ TEST(OperandFormats, FollowPartsAndLayers) {
 TEST(OperandFormats, NvFp4GoesWithoutItsParts) {
   const Tensor key(nullptr, DType::kI64, {1});
   const auto gradient = [&](const std::string& keys) {
-    Config config = config_of("model.num_layers = 2\nrun.precision = \"nvfp4\"\n" + keys);
+    Config config = parsed_config("model.num_layers = 2\nrun.precision = \"nvfp4\"\n" + keys);
     config.model.vocab_size = 32;
     WeightSet weights(describe_model(config.model).weights);
     set_operand_formats(weights, config, key);
@@ -322,7 +322,7 @@ TEST(OperandFormats, WhatADeviceDoesNotMultiplyIsRefused) {
 
 // Random bits do not depend on what is kept for backward, nor on threads.
 TEST(OperandFormats, RandomRoundingRepeatsWithoutWhatWasKept) {
-  Config config = config_of(
+  Config config = parsed_config(
       "run.precision = \"nvfp4\"\nmodel.dim = 32\nmodel.num_layers = 2\nmodel.num_heads = 2\nmodel.moe.num_experts = "
       "4\nmodel.moe.expert_dim = 32\nmodel.dense_dim = 32\ndata.seq_len = 16\ntrain.batch_seqs = 4\n"
       "train.microbatch_seqs = 2");

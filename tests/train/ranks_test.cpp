@@ -41,7 +41,7 @@ void run_engines(const Config& config, const std::function<void(ReadyEngine&)>& 
   });
 }
 
-Weight& weight(Engine& engine, const std::string& name) { return engine.model().weights().at(name); }
+Weight& weight_of(Engine& engine, const std::string& name) { return engine.model().weights().at(name); }
 
 // The bytes of a rank's weights; on the CPU these are their masters.
 Bytes weight_bytes(Engine& engine) {
@@ -240,7 +240,7 @@ TEST(RankEngines, ExpertsMoveUntilRanksAreEven) {
     std::array<ExpertPlacement, 4> places;
     run_engines(config, [&](ReadyEngine& ready) {
       Engine& engine = ready.engine;
-      const Tensor bias = weight(engine, "layers.1.moe.router_bias").value;
+      const Tensor bias = weight_of(engine, "layers.1.moe.router_bias").value;
       ready.ops().fill({bias.rows(0, 6), 0.02});
       for (int64_t step = 1; step <= 3; ++step) random_step(engine, config, step);
       EXPECT_GT(last_rank_load(engine), 1.25);
@@ -416,7 +416,7 @@ TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
   run_engines(config, [&](ReadyEngine& ready) {
     ASSERT_TRUE(random_step(ready.engine, config, 1).finite);
     const bool is_bad = ready.engine.rank().index() == 1;
-    if (is_bad) ready.ops().fill({weight(ready.engine, "layers.1.moe.experts_in").value, 3e38});
+    if (is_bad) ready.ops().fill({weight_of(ready.engine, "layers.1.moe.experts_in").value, 3e38});
     const Bytes before = snapshot(ready.engine);
     EXPECT_FALSE(random_step(ready.engine, config, 2).finite);
     EXPECT_EQ(test::differences(before, snapshot(ready.engine)), std::vector<std::string>());
@@ -435,7 +435,7 @@ TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
 TEST(RankEngines, ComputeTheSameUnderAnyRouting) {
   for (const int64_t chosen : {0, 3}) {
     const auto skew = [&](ReadyEngine& ready) {
-      const Tensor bias = weight(ready.engine, "layers.1.moe.router_bias").value;
+      const Tensor bias = weight_of(ready.engine, "layers.1.moe.router_bias").value;
       ready.ops().fill({bias, -1e3});
       ready.ops().fill({bias.rows(chosen, chosen + 2), 1e3});
     };
@@ -472,7 +472,7 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
         return test::tiny_config("/nowhere", more);
       };
       const auto skew = [&](ReadyEngine& ready) {
-        const Tensor bias = weight(ready.engine, "layers.1.moe.router_bias").value;
+        const Tensor bias = weight_of(ready.engine, "layers.1.moe.router_bias").value;
         ready.ops().fill({bias, -1e3});
         ready.ops().fill({bias.rows(chosen, chosen + top_k), 1e3});
       };

@@ -27,7 +27,7 @@ namespace {
 using nlohmann::json;
 using test::contains;
 
-constexpr const char* kToken = "0123456789abcdef";
+constexpr const char* kViewerToken = "0123456789abcdef";
 
 // Two runs, recorded once for all tests.
 struct Recorded {
@@ -49,14 +49,14 @@ class VizServerTest : public testing::Test {
  protected:
   VizServerTest() { serve(run_dir_); }
   void serve(const fs::path& run_dir) {
-    server_.emplace(VizOptions{.run_dir = run_dir, .token = kToken});
+    server_.emplace(VizOptions{.run_dir = run_dir, .token = kViewerToken});
     server_->start();
   }
 
   httplib::Client client() const { return httplib::Client("127.0.0.1", server_->port()); }
   static httplib::Headers with(const std::string& token) { return {{"Authorization", "Bearer " + token}}; }
   std::string get(const std::string& path, int status = 200) const {
-    const httplib::Result result = client().Get(path.c_str(), with(kToken));
+    const httplib::Result result = client().Get(path.c_str(), with(kViewerToken));
     if (!result) {
       ADD_FAILURE() << httplib::to_string(result.error());
       return "";
@@ -112,13 +112,13 @@ TEST_F(VizServerTest, WhoMayAsk) {
     EXPECT_EQ(status_of(path, {}), 401) << path;
     EXPECT_EQ(status_of(path, with("0123456789abcdee")), 401) << path;
     EXPECT_EQ(status_of(path, with("")), 401) << path;
-    EXPECT_EQ(status_of(path, {{"Cookie", std::string("token=") + kToken}}), 401) << path;
+    EXPECT_EQ(status_of(path, {{"Cookie", std::string("token=") + kViewerToken}}), 401) << path;
   }
-  EXPECT_EQ(status_of("/api/runs", with(kToken)), 200);
+  EXPECT_EQ(status_of("/api/runs", with(kViewerToken)), 200);
   // A name that somebody has made to point here.
   const auto named = [&](const std::string& host) {
     const RawClient raw(server_->port());
-    raw.send("GET /api/runs HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nAuthorization: Bearer " + kToken +
+    raw.send("GET /api/runs HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nAuthorization: Bearer " + kViewerToken +
              "\r\n\r\n");
     return raw.read().substr(9, 3);
   };
@@ -129,8 +129,8 @@ TEST_F(VizServerTest, WhoMayAsk) {
   EXPECT_EQ(named("127.0.0.1:1"), "200");
   EXPECT_EQ(named("localhost\r\nHost: evil.example"), "400");
   // It reads, and that is all.
-  EXPECT_EQ(client().Post("/api/runs", with(kToken), "", "text/plain")->status, 405);
-  EXPECT_EQ(client().Delete("/api/run?run=x", with(kToken))->status, 405);
+  EXPECT_EQ(client().Post("/api/runs", with(kViewerToken), "", "text/plain")->status, 405);
+  EXPECT_EQ(client().Delete("/api/run?run=x", with(kViewerToken))->status, 405);
 }
 
 TEST_F(VizServerTest, Page) {
@@ -174,7 +174,7 @@ TEST_F(VizServerTest, PathsThatLeadElsewhere) {
                            "/viz.html%00", "/page/viz.html", "/api/../viz.html"}) {
     const RawClient raw(server_->port());
     raw.send(fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\r\n",
-                         path, kToken));
+                         path, kViewerToken));
     EXPECT_EQ(raw.read().substr(9, 3), "404") << path;
   }
   for (const std::string& run :
@@ -368,7 +368,7 @@ TEST_F(VizServerTest, FollowsARun) {
   std::string told;
   std::thread stream([&] {
     httplib::Client events = client();
-    events.Get("/api/events", with(kToken), [&](const char* data, size_t size) {
+    events.Get("/api/events", with(kViewerToken), [&](const char* data, size_t size) {
       const std::lock_guard lock(mutex);
       told.append(data, size);
       return !contains(told, "stop it");
@@ -462,7 +462,7 @@ TEST(RunCache, NoRunWaitsForAnother) {
 
 TEST(VizServer, WithoutRuns) {
   const test::TempDir dir;
-  const Error error = test::error_of([&] { VizServer server({.run_dir = dir.path(), .token = kToken}); });
+  const Error error = test::error_of([&] { VizServer server({.run_dir = dir.path(), .token = kViewerToken}); });
   EXPECT_EQ(error.kind(), ErrorKind::kUsage);
   EXPECT_TRUE(contains(error.what(), "experiments.db does not exist"));
 }

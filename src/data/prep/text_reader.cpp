@@ -10,7 +10,7 @@
 namespace nmoe {
 namespace {
 
-constexpr std::string_view kWhiteSpace = " \t\r";
+constexpr std::string_view kBlanks = " \t\r";
 
 // A file that is one document, whole or in parts, or whose tail is another.
 class WholeReader final : public RecordReader {
@@ -121,7 +121,7 @@ class SeparatedReader final : public RecordReader {
 
  private:
   bool is_separator(std::string_view line) const {
-    if (separator_.empty()) return line.find_first_not_of(kWhiteSpace) == std::string_view::npos;
+    if (separator_.empty()) return line.find_first_not_of(kBlanks) == std::string_view::npos;
     if (line.ends_with('\r')) line.remove_suffix(1);
     return line == separator_;
   }

@@ -75,9 +75,9 @@ std::optional<std::string> from_base64(std::string_view text) {
   return bytes;
 }
 
-class Reader {
+class TiktokenReader {
  public:
-  Reader(std::string_view path, const Encoding& encoding) : path_(path), encoding_(encoding) {}
+  TiktokenReader(std::string_view path, const Encoding& encoding) : path_(path), encoding_(encoding) {}
 
   BpeModel read(std::string_view file) {
     for (size_t line = 1; !file.empty(); ++line) {
@@ -185,7 +185,7 @@ std::optional<std::string> tiktoken_encoding_of(std::string_view file) {
 BpeModel bpe_from_tiktoken(std::string_view file, std::string_view path, std::string_view encoding) {
   const auto* found = std::ranges::find(kEncodings, encoding, &Encoding::name);
   NMOE_CHECK(found != std::end(kEncodings), "no encoding {}", encoding);
-  return Reader(path, *found).read(file);
+  return TiktokenReader(path, *found).read(file);
 }
 
 }  // namespace nmoe

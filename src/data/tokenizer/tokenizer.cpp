@@ -8,10 +8,10 @@
 namespace nmoe {
 namespace {
 
-constexpr int32_t kNumBytes = 256;
+constexpr int32_t kByteTokens = 256;
 
-constexpr std::array<char, kNumBytes> kBytes = [] {
-  std::array<char, kNumBytes> bytes{};
+constexpr std::array<char, kByteTokens> kBytes = [] {
+  std::array<char, kByteTokens> bytes{};
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i);
   return bytes;
 }();
@@ -30,18 +30,18 @@ class ByteTokenizer final : public Tokenizer {
   }
 
   std::span<const NamedToken> special_tokens() const override {
-    static const NamedToken eos{std::string(kEosText), kNumBytes};
+    static const NamedToken eos{std::string(kEosText), kByteTokens};
     return {&eos, 1};
   }
 
   std::string_view token_bytes(int32_t id) const override {
     NMOE_CHECK(id >= 0 && id < vocab_size(), "id {} of {}", id, vocab_size());
-    if (id == kNumBytes) return {};
+    if (id == kByteTokens) return {};
     return {&kBytes[static_cast<size_t>(id)], 1};
   }
 
-  int64_t vocab_size() const override { return kNumBytes + 1; }
-  int32_t eos_id() const override { return kNumBytes; }
+  int64_t vocab_size() const override { return kByteTokens + 1; }
+  int32_t eos_id() const override { return kByteTokens; }
   std::string hash() const override { return sha256_hex("nmoe bytes 1"); }
   std::string json() const override { return "{\"type\": \"bytes\"}\n"; }
 };

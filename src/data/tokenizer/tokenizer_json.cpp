@@ -89,9 +89,9 @@ std::vector<int32_t> usual_eos_ids(const std::vector<AddedToken>& added) {
 
 constexpr size_t kMaxAdded = 200'000;
 
-class Reader {
+class TokenizerJsonReader {
  public:
-  Reader(std::string_view path, std::string_view eos) : path_(path), eos_(eos) {}
+  TokenizerJsonReader(std::string_view path, std::string_view eos) : path_(path), eos_(eos) {}
 
   BpeModel read(std::string_view text) {
     const json file = try_parse_json<json>(text);
@@ -445,7 +445,7 @@ std::string bpe_to_json(const BpeModel& model) {
 }
 
 BpeModel bpe_from_json(std::string_view json, std::string_view path, std::string_view eos) {
-  return Reader(path, eos).read(json);
+  return TokenizerJsonReader(path, eos).read(json);
 }
 
 }  // namespace nmoe

@@ -15,8 +15,8 @@ namespace {
 using cuda::BlockOperand, cuda::kBlockTile;
 
 // Sums in fp32 there and in fp64 here.
-constexpr double kLeastRatio = 100;
-constexpr OperandFormat kFormats[] = {OperandFormat::kMxFp8, OperandFormat::kNvFp4};
+constexpr double kLeastOperandRatio = 100;
+constexpr OperandFormat kBlockFormats[] = {OperandFormat::kMxFp8, OperandFormat::kNvFp4};
 
 int64_t whole_tiles(int64_t size) { return cuda::block_tiles(size) * kBlockTile; }
 
@@ -120,7 +120,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusProductsOfExperts) {
     const auto* const bounds = offsets.data<int32_t>();
     EXPECT_EQ(tiles.data<int32_t>()[e + 1] - tiles.data<int32_t>()[e], cuda::block_tiles(bounds[e + 1] - bounds[e]));
   }
-  for (const OperandFormat format : kFormats) {
+  for (const OperandFormat format : kBlockFormats) {
     {
       const Tensor expected = pool_.zeros({R, out}), h = pool_.zeros({R, out / 2});
       cpu().grouped_activation_forward({.x = x,
@@ -135,7 +135,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusProductsOfExperts) {
       cuda::sm100::encode_rows(context(), device_x, device_offsets, {}, room.a);
       cuda::sm100::encode_weights(context(), device_w, room.b);
       const Tensor y = rows_product(room.a, room.b, /*b_is_columns=*/false, in, offsets, tiles, R, out);
-      EXPECT_GT(signal_to_noise(y.rows(0, of.count), expected.rows(0, of.count)), kLeastRatio);
+      EXPECT_GT(signal_to_noise(y.rows(0, of.count), expected.rows(0, of.count)), kLeastOperandRatio);
     }
     OperandRounding random = rounding(format, /*random=*/true);
     random.random.experts = numbers;
@@ -147,7 +147,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusProductsOfExperts) {
       cuda::sm100::encode_rows(context(), device_dy, device_offsets, on_device(random.random), room.a);
       cuda::sm100::encode_weight_columns(context(), device_w, room.b);
       const Tensor dx = rows_product(room.a, room.b, /*b_is_columns=*/true, out, offsets, tiles, R, in);
-      EXPECT_GT(signal_to_noise(dx.rows(0, of.count), expected.rows(0, of.count)), kLeastRatio);
+      EXPECT_GT(signal_to_noise(dx.rows(0, of.count), expected.rows(0, of.count)), kLeastOperandRatio);
     }
     for (const bool transform : {true, false}) {
       const Tensor expected = pool_.zeros({E, out, in});
@@ -157,7 +157,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusProductsOfExperts) {
       const auto room = cuda::claim_block_weights(scope, format, device_x, device_dy, device_offsets);
       cuda::sm100::encode_columns(context(), device_x, device_offsets, transform, {}, room.b);
       cuda::sm100::encode_columns(context(), device_dy, device_offsets, transform, on_device(random.random), room.a);
-      EXPECT_GT(signal_to_noise(weight_product(room.a, room.b, tiles, E, out, in), expected), kLeastRatio);
+      EXPECT_GT(signal_to_noise(weight_product(room.a, room.b, tiles, E, out, in), expected), kLeastOperandRatio);
     }
   }
 }
@@ -168,7 +168,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusDenseProducts) {
   const Tensor x = normal({T, in}, DType::kBF16), w = normal({out, in}, DType::kBF16, 0.05),
                dy = normal({T, out}, DType::kBF16, 1e-3);
   const Tensor device_x = up(x, DType::kBF16), device_w = up(w, DType::kBF16), device_dy = up(dy, DType::kBF16);
-  for (const OperandFormat format : kFormats) {
+  for (const OperandFormat format : kBlockFormats) {
     const OperandRounding random = rounding(format, /*random=*/true);
     ArenaScope scope(tensors_);
     const Tensor y = pool_.zeros({T, out}), dx = pool_.zeros({T, in}), dw = pool_.zeros({out, in});
@@ -176,13 +176,13 @@ TEST_F(CudaBlockOperands, GiveTheCpusDenseProducts) {
     auto room = cuda::claim_block_rows(scope, format, device_x, device_w, /*over_out=*/false, {});
     cuda::sm100::encode_rows(context(), device_x, {}, {}, room.a);
     cuda::sm100::encode_weights(context(), device_w, room.b);
-    EXPECT_GT(signal_to_noise(rows_product(room.a, room.b, false, in, {}, {}, T, out), y), kLeastRatio);
+    EXPECT_GT(signal_to_noise(rows_product(room.a, room.b, false, in, {}, {}, T, out), y), kLeastOperandRatio);
 
     cpu().linear_backward_input({.dy = dy, .w = w, .dx = dx, .rounding = random});
     room = cuda::claim_block_rows(scope, format, device_dy, device_w, /*over_out=*/true, {});
     cuda::sm100::encode_rows(context(), device_dy, {}, on_device(random.random), room.a);
     cuda::sm100::encode_weight_columns(context(), device_w, room.b);
-    EXPECT_GT(signal_to_noise(rows_product(room.a, room.b, true, out, {}, {}, T, in), dx), kLeastRatio);
+    EXPECT_GT(signal_to_noise(rows_product(room.a, room.b, true, out, {}, {}, T, in), dx), kLeastOperandRatio);
 
     cpu().linear_backward_weight({.x = x, .dy = dy, .dw = dw, .rounding = random});
     room = cuda::claim_block_weights(scope, format, device_x, device_dy, {});
@@ -190,7 +190,7 @@ TEST_F(CudaBlockOperands, GiveTheCpusDenseProducts) {
     cuda::sm100::encode_columns(context(), device_dy, {}, /*transform=*/true, on_device(random.random), room.a);
     const Tensor tiles = pool_.ints({2}, {0, static_cast<double>(cuda::block_tiles(T))});
     const Tensor actual = weight_product(room.a, room.b, tiles, 1, out, in);
-    EXPECT_GT(signal_to_noise(actual.reshape({out, in}), dw), kLeastRatio);
+    EXPECT_GT(signal_to_noise(actual.reshape({out, in}), dw), kLeastOperandRatio);
   }
 }
 

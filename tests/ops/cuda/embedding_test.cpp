@@ -3,16 +3,16 @@
 namespace nmoe::test {
 namespace {
 
-struct Case {
+struct EmbeddingCase {
   int64_t tokens, vocab, width;
 };
-constexpr Case kCases[] = {{0, 5, 8}, {1, 1, 1}, {7, 3, 5}, {1000, 50, 64}, {3000, 9'000, 1032}, {400, 7, 2056}};
+constexpr EmbeddingCase kEmbeddingCases[] = {{0, 5, 8}, {1, 1, 1}, {7, 3, 5}, {1000, 50, 64}, {3000, 9'000, 1032}, {400, 7, 2056}};
 
 using CudaEmbedding = CudaTest;
 
 TEST_F(CudaEmbedding, ForwardCopiesRows) {
   for (const DType dtype : kActDTypes) {
-    for (const auto& [tokens, vocab, width] : kCases) {
+    for (const auto& [tokens, vocab, width] : kEmbeddingCases) {
       const Tensor ids = pool_.random_ints({tokens}, vocab), table = normal({vocab, width}, dtype);
       const Tensor expected = pool_.zeros({tokens, width}), y = tensors_.allocate(dtype, {tokens, width});
       cpu().embedding_forward({ids, table, expected});
@@ -56,7 +56,7 @@ std::vector<double> added_in_pieces(Tensor ids, Tensor dy, Tensor dtable) {
 
 TEST_F(CudaEmbedding, BackwardAddsInAFixedOrder) {
   for (const DType dtype : kActDTypes) {
-    for (const auto& [tokens, vocab, width] : kCases) {
+    for (const auto& [tokens, vocab, width] : kEmbeddingCases) {
       const Tensor ids = pool_.random_ints({tokens}, vocab), dy = normal({tokens, width}, dtype);
       const Tensor dtable = normal({vocab, width}), device = up(dtable);
       const std::vector<double> expected = added_in_pieces(ids, dy, dtable);

@@ -9,7 +9,7 @@ namespace {
 struct LinearShape {
   int64_t tokens, in, out;
 };
-constexpr LinearShape kShapes[] = {
+constexpr LinearShape kLinearShapes[] = {
     {1, 1, 1}, {3, 5, 7}, {0, 4, 3}, {1, 70, 300}, {67, 1, 130}, {300, 70, 515}, {2100, 17, 9}, {384, 512, 256},
 };
 
@@ -33,7 +33,7 @@ class CudaLinear : public CudaTest {
 };
 
 TEST_F(CudaLinear, ForwardMatchesTheCpu) {
-  for (const auto& [tokens, in, out] : kShapes) {
+  for (const auto& [tokens, in, out] : kLinearShapes) {
     // act into act, and BF16 into stat
     for (const auto& [act, result] : {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
                                       std::pair{DType::kBF16, DType::kF32}}) {
@@ -60,7 +60,7 @@ TEST_F(CudaLinear, ForwardMatchesTheCpu) {
 }
 
 TEST_F(CudaLinear, BackwardMatchesTheCpu) {
-  for (const auto& [tokens, in, out] : kShapes) {
+  for (const auto& [tokens, in, out] : kLinearShapes) {
     for (const DType act : {DType::kF32, DType::kBF16}) {
       for (const bool accumulate : {false, true}) {
         SCOPED_TRACE(fmt::format("{} x {} x {}, {}, accumulate {}", tokens, in, out, dtype_name(act), accumulate));

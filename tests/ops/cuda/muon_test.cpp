@@ -6,7 +6,7 @@ namespace {
 using CudaMuon = CudaOptimizerTest;
 
 // Wide, tall and square; stacks, of which some have no aligned stride; more than a slice.
-const Shape kShapes[] = {{0, 4, 4},    {1, 1},       {3, 5},     {5, 3},     {3, 7, 7},
+const Shape kMatrixShapes[] = {{0, 4, 4},    {1, 1},       {3, 5},     {5, 3},     {3, 7, 7},
                          {2, 64, 160}, {4, 160, 64}, {128, 128}, {300, 200}, {5, 3, 40}};
 
 // The largest difference, relative to the largest value. An iteration multiplies small singular values by up to 3.4 and
@@ -24,7 +24,7 @@ double distance(Tensor actual, const std::vector<double>& expected) {
 TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
   TensorPool doubles(DType::kF64);
   const auto widened = [&](Tensor x) { return doubles.of(x.shape(), values(x)); };
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kMatrixShapes) {
     const Tensor w = normal(shape), momentum = normal(shape);
     const Tensor exact_w = widened(w), exact_momentum = widened(momentum);
     const Weight whole = weight(w, DType::kF32), halves = weight(w, DType::kBF16);
