@@ -32,13 +32,14 @@ LatentAttention::LatentAttention(const Layer& layer, WeightSet& weights)
     : config_(layer.config),
       layer_(layer.idx),
       window_(layer.spec.window),
-      projections_(weights, attention_prefix(layer), {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
+      projections_(weights, attention_prefix(layer),
+                   {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
       kv_norm_(weights, attention_prefix(layer) + "kv_norm", config_.mla.norm_eps),
       kv_up_(weights, attention_prefix(layer) + "kv_up"),
       out_(weights, attention_prefix(layer) + "out") {
   if (config_.mla.q_lora_rank > 0) {
-    q_low_rank_.emplace(
-        LowRankQuery{{weights, attention_prefix(layer) + "q_norm", config_.mla.norm_eps}, {weights, attention_prefix(layer) + "q"}});
+    q_low_rank_.emplace(LowRankQuery{{weights, attention_prefix(layer) + "q_norm", config_.mla.norm_eps},
+                                     {weights, attention_prefix(layer) + "q"}});
   }
 }
 

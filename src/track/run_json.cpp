@@ -10,8 +10,8 @@ namespace nmoe {
 namespace {
 
 constexpr const char* kJsonFields[] = {"id",      "name",    "experiment", "status",     "reason", "host",
-                                   "started", "updated", "ended",      "step",       "tokens", "loss",
-                                   "valid",   "bpb",     "rate",       "checkpoint", "note"};
+                                       "started", "updated", "ended",      "step",       "tokens", "loss",
+                                       "valid",   "bpb",     "rate",       "checkpoint", "note"};
 
 }  // namespace
 

@@ -73,27 +73,30 @@ TEST(Mixture, ReadsAllOfIt) {
 
 TEST(Mixture, ErrorsNamePlaceAndRemedy) {
   expect_mixture_error(changed("temperature", "temprature"), "bad.toml:2: unknown key mixture.temprature",
-               "did you mean temperature?");
+                       "did you mean temperature?");
   expect_mixture_error(changed("temperature = 2", "temperature = 0"), "bad.toml:2: mixture.temperature = 0", "correct");
-  expect_mixture_error(changed("max_epochs = 0", "max_epochs = -1"), "bad.toml:8: sources.code.max_epochs = -1", "correct");
+  expect_mixture_error(changed("max_epochs = 0", "max_epochs = -1"), "bad.toml:8: sources.code.max_epochs = -1",
+                       "correct");
   expect_mixture_error(changed("tokens = \"1.5M\"", "tokens = 1\nseq_len = \"4k\""),
-               "bad.toml:12: stages.pretrain.seq_len = \"4k\"", "correct");
-  expect_mixture_error(changed("tokens = \"1.5M\"", "tokens = 1\nseq_len = 0"), "must be a whole number from 1", "correct");
+                       "bad.toml:12: stages.pretrain.seq_len = \"4k\"", "correct");
+  expect_mixture_error(changed("tokens = \"1.5M\"", "tokens = 1\nseq_len = 0"), "must be a whole number from 1",
+                       "correct");
   expect_mixture_error(changed("\"1.5M\"", "\"1.5X\""), "bad.toml:11: stages.pretrain.tokens = \"1.5X\"", "correct");
-  expect_mixture_error(changed("web = 3.0", "wep = 3.0"), "names the source wep, which there is not", "did you mean web?");
+  expect_mixture_error(changed("web = 3.0", "wep = 3.0"), "names the source wep, which there is not",
+                       "did you mean web?");
   expect_mixture_error(changed("{ code = 1, web = 3.0 }", "{ code = 0, web = 0.0 }"), "no source with a weight above 0",
-               "weights = {");
+                       "weights = {");
   expect_mixture_error(changed("tokens = \"1.5M\"\n", ""), "[stages.pretrain] has no tokens", "add its budget");
   expect_mixture_error(changed("[stages.mid.source_tokens]", "[stages.mid]\ntokens = 5\n[stages.mid.source_tokens]"),
-               "has both tokens and source_tokens", "remove tokens");
-  expect_mixture_error(changed("full.scale = 1", "full.scale = 1\nfull.tokens = 7"), "[profiles.full] has several of its keys",
-               "give one of");
+                       "has both tokens and source_tokens", "remove tokens");
+  expect_mixture_error(changed("full.scale = 1", "full.scale = 1\nfull.tokens = 7"),
+                       "[profiles.full] has several of its keys", "give one of");
   expect_mixture_error(changed("path = \"code\"\n", ""), "[sources.code] has no path", "n prep");
   expect_mixture_error(changed("[profiles]", "[profile]"), "unknown key profile.dev.tokens", "sections: ");
   expect_mixture_error("[sources.web]\npath = \"web\"\n", "there are no stages", "add [stages.NAME]");
   expect_mixture_error("", "there are no sources", "add [sources.NAME]");
   expect_mixture_error(changed("[sources.code]", "[sources.\"c d\"]"), "sources.\"c d\".path: \"c d\" cannot be a name",
-               "letters");
+                       "letters");
   expect_mixture_error("sources = 5\n", "sources = 5, but it must be a section", "");
   expect_mixture_error(
       changed("web = \"30k\"\ncode = 20_000", "web = 9_000_000_000_000_000_000\ncode = 9_000_000_000_000_000_000"),

@@ -47,7 +47,8 @@ class ProcessGroupTest : public ::testing::TestWithParam<RankLayout> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Layouts, ProcessGroupTest,
-                         ::testing::Values(RankLayout{1, 2}, RankLayout{2, 2}, RankLayout{2, 4}, RankLayout{3, 3}, RankLayout{4, 4}));
+                         ::testing::Values(RankLayout{1, 2}, RankLayout{2, 2}, RankLayout{2, 4}, RankLayout{3, 3},
+                                           RankLayout{4, 4}));
 
 template <class T>
 void expect_sum_in_rank_order(Communicator& ranks, int64_t size) {

@@ -109,7 +109,8 @@ TEST(ServeLimitsTest, AnApiKey) {
   const ServedModel server({"--api-key-file", "key"});
   ServedModel::expect_error(server.client().Get("/v1/models"), 401, "", "API key");
   ServedModel::expect_error(server.post(kCompletionsPath, "{}"), 401, "", "API key");
-  ServedModel::expect_error(server.post(kCompletionsPath, "{}", {{"Authorization", "Bearer secre"}}), 401, "", "API key");
+  ServedModel::expect_error(server.post(kCompletionsPath, "{}", {{"Authorization", "Bearer secre"}}), 401, "",
+                            "API key");
   EXPECT_EQ(server.post(kCompletionsPath, "{}", {{"Authorization", "Bearer secret"}})->status, 200);
   EXPECT_EQ(server.client().Get("/health")->status, 200);
   // The page to talk with it asks for the key itself; it has no secret, and may load nothing from elsewhere.
@@ -203,8 +204,9 @@ TEST(ServeLimitsTest, StopsAfterWhatRuns) {
   // One ends within the time that is given, one does not.
   std::thread slow([&] { aborted = server.post(kCompletionsPath, long_request(true).dump()); });
   EXPECT_TRUE(server.becomes("running", 1));
-  std::thread quick(
-      [&] { finished = server.post(kCompletionsPath, R"({"prompt": "the", "max_tokens": 1500, "ignore_eos": true})"); });
+  std::thread quick([&] {
+    finished = server.post(kCompletionsPath, R"({"prompt": "the", "max_tokens": 1500, "ignore_eos": true})");
+  });
   EXPECT_TRUE(server.becomes("running", 2));
   server.program().send(SIGTERM);
   httplib::Result refused = server.post(kCompletionsPath, "{}");

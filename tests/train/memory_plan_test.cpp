@@ -86,7 +86,7 @@ TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   const auto with = [](const std::string& state) {
     return plan_engine_storage(
         planned_config({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
-                     "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
+                        "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
   };
   EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
               0.01 * static_cast<double>(with("fp32")));
@@ -95,7 +95,7 @@ TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
 TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
   const auto with = [](const std::string& factor, const std::string& recompute = "none") {
     return planned_config({"model.num_layers=8", "model.moe.num_experts=16", "train.batch_seqs=16",
-                        "train.recompute=" + recompute, "parallel.ranks=4", "parallel.capacity_factor=" + factor});
+                           "train.recompute=" + recompute, "parallel.ranks=4", "parallel.capacity_factor=" + factor});
   };
   for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
     const auto activations = [&](const char* factor) {
@@ -139,9 +139,9 @@ TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
 TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
   const auto with = [](const std::string& precision, const std::string& wire) {
     return planned_config({"run.device=cuda", "model.dim=256", "model.dense_dim=272", "model.moe.num_experts=8",
-                        "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
-                        "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "parallel.ranks=2",
-                        "run.precision=" + precision, "precision.wire=" + wire});
+                           "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32", "model.mla.qk_nope_head_dim=16",
+                           "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "parallel.ranks=2",
+                           "run.precision=" + precision, "precision.wire=" + wire});
   };
   const cuda::Part hopper{.name = "Hopper", .memory_bytes = int64_t{64} << 30, .kernels = {.major = 9}};
   const auto more = [&](const std::string& precision) {

@@ -244,10 +244,11 @@ TEST(OperandFormats, FollowPartsAndLayers) {
   constexpr auto kAct = OperandFormat::kAct, kFp8 = OperandFormat::kFp8, kMxFp8 = OperandFormat::kMxFp8,
                  kNvFp4 = OperandFormat::kNvFp4;
   const std::string model = "model.num_layers = 4\nmodel.num_dense_layers = 2\nmodel.moe.num_experts = 4\n";
-  for (const auto& [name, formats] : formats_of(parsed_config(model))) EXPECT_EQ(formats, (std::pair{kAct, kAct})) << name;
+  for (const auto& [name, formats] : formats_of(parsed_config(model)))
+    EXPECT_EQ(formats, (std::pair{kAct, kAct})) << name;
 
   auto formats = formats_of(parsed_config(model + "run.precision = \"nvfp4\"\nprecision.keep_first = 1\n"
-                                              "precision.mixer = \"mxfp8\"\nprecision.shared = \"device\""));
+                                                  "precision.mixer = \"mxfp8\"\nprecision.shared = \"device\""));
   for (const char* name : {"embedding", "head", "final_norm", "layers.0.attention.q", "layers.0.mlp.in",
                            "layers.1.attention_norm", "layers.2.moe.router", "layers.2.moe.router_bias",
                            "layers.2.moe.shared.in", "layers.3.moe.shared.out", "layers.3.attention.kv_norm"}) {

@@ -118,8 +118,8 @@ TEST_F(VizServerTest, WhoMayAsk) {
   // A name that somebody has made to point here.
   const auto named = [&](const std::string& host) {
     const RawClient raw(server_->port());
-    raw.send("GET /api/runs HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nAuthorization: Bearer " + kViewerToken +
-             "\r\n\r\n");
+    raw.send("GET /api/runs HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\nAuthorization: Bearer " +
+             kViewerToken + "\r\n\r\n");
     return raw.read().substr(9, 3);
   };
   EXPECT_EQ(named("evil.example"), "403");

@@ -6,7 +6,8 @@ namespace {
 struct EmbeddingCase {
   int64_t tokens, vocab, width;
 };
-constexpr EmbeddingCase kEmbeddingCases[] = {{0, 5, 8}, {1, 1, 1}, {7, 3, 5}, {1000, 50, 64}, {3000, 9'000, 1032}, {400, 7, 2056}};
+constexpr EmbeddingCase kEmbeddingCases[] = {{0, 5, 8},      {1, 1, 1},           {7, 3, 5},
+                                             {1000, 50, 64}, {3000, 9'000, 1032}, {400, 7, 2056}};
 
 using CudaEmbedding = CudaTest;
 

@@ -7,7 +7,7 @@ using CudaMuon = CudaOptimizerTest;
 
 // Wide, tall and square; stacks, of which some have no aligned stride; more than a slice.
 const Shape kMatrixShapes[] = {{0, 4, 4},    {1, 1},       {3, 5},     {5, 3},     {3, 7, 7},
-                         {2, 64, 160}, {4, 160, 64}, {128, 128}, {300, 200}, {5, 3, 40}};
+                               {2, 64, 160}, {4, 160, 64}, {128, 128}, {300, 200}, {5, 3, 40}};
 
 // The largest difference, relative to the largest value. An iteration multiplies small singular values by up to 3.4 and
 // with them what fp32 rounds: element by element nothing holds.
