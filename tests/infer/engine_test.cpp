@@ -9,7 +9,7 @@
 
 #include "config/load.h"
 #include "infer/cached_model.h"
-#include "infer/recording.h"
+#include "infer/transcript.h"
 #include "infer/whole_logits.h"
 #include "support/errors.h"
 #include "support/tiny_run.h"
@@ -20,7 +20,7 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::generate;
-using test::Recording;
+using test::Transcript;
 using test::run_all;
 
 // A vocabulary of bytes; weights large enough for texts that are anything but flat.
@@ -66,7 +66,7 @@ std::vector<GenerationRequest> mixed_requests() {
   return requests;
 }
 
-void expect_same(const Recording& actual, const Recording& expected) {
+void expect_same(const Transcript& actual, const Transcript& expected) {
   EXPECT_EQ(actual.ids, expected.ids);
   EXPECT_EQ(actual.text, expected.text);
   ASSERT_EQ(actual.tokens.size(), expected.tokens.size());
@@ -118,14 +118,14 @@ class EveryAttention : public testing::TestWithParam<Attention> {
 // Each alone in an engine of one slot; all together in as many slots, in three, and joining while others write.
 TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
   const std::vector<GenerationRequest> requests = mixed_requests();
-  std::vector<Recording> alone;
+  std::vector<Transcript> alone;
   for (const GenerationRequest& request : requests) {
     alone.push_back(generate(*make_engine(config(), 1, 512, 1), request));
     EXPECT_EQ(alone.back().ids.size(), static_cast<size_t>(request.max_tokens));
   }
   for (const int64_t slots : {10, 3}) {
     const auto engine = make_engine(config(), slots, 512);
-    std::vector<Recording> together(requests.size());
+    std::vector<Transcript> together(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) engine->submit(requests[i], together[i].listener());
     run_all(*engine);
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -134,7 +134,7 @@ TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
     }
   }
   const auto engine = make_engine(config(), 4, 512);
-  std::vector<Recording> joining(requests.size());
+  std::vector<Transcript> joining(requests.size());
   for (size_t i = requests.size(); i-- > 0;) {
     engine->submit(requests[i], joining[i].listener());
     engine->step();
@@ -165,25 +165,25 @@ TEST_P(EveryAttention, LogprobsAreThoseOfTheWholeText) {
       request_of("the cat sat near a river, and then it rained on the old house", 12, {.temperature = 0.8});
   request.prompt_logprobs = true;
   request.top_logprobs = 3;
-  const Recording recording = generate(*engine, request);
-  EXPECT_EQ(recording.prompts, 1);
-  ASSERT_EQ(recording.prompt.size(), request.prompt.size());
-  EXPECT_FALSE(recording.prompt[0].logprob.has_value());
-  EXPECT_TRUE(recording.prompt[0].top.empty());
+  const Transcript transcript = generate(*engine, request);
+  EXPECT_EQ(transcript.prompts, 1);
+  ASSERT_EQ(transcript.prompt.size(), request.prompt.size());
+  EXPECT_FALSE(transcript.prompt[0].logprob.has_value());
+  EXPECT_TRUE(transcript.prompt[0].top.empty());
 
   std::vector<int32_t> ids = request.prompt;
-  ids.insert(ids.end(), recording.ids.begin(), recording.ids.end());
+  ids.insert(ids.end(), transcript.ids.begin(), transcript.ids.end());
   GenerationRequest scored = request;  // the whole text as a prompt: cut in other places, the same bits
   scored.prompt = ids;
   scored.max_tokens = 0;
-  const Recording scores = generate(*engine, scored);
+  const Transcript scores = generate(*engine, scored);
   EXPECT_EQ(scores.result->output_tokens, 0);
   ASSERT_EQ(scores.prompt.size(), ids.size());
   const std::vector<float> whole = whole_logprobs(config(), ids);
   for (size_t i = 1; i < ids.size(); ++i) {
     const bool output = i >= request.prompt.size();
     const std::optional<float> logprob =
-        output ? recording.tokens[i - request.prompt.size()].logprob : recording.prompt[i].logprob;
+        output ? transcript.tokens[i - request.prompt.size()].logprob : transcript.prompt[i].logprob;
     EXPECT_EQ(scores.prompt[i].logprob, logprob) << i;
     if (config().run.precision != Precision::kBf16) {
       EXPECT_NEAR(*logprob, whole[i - 1], 1e-3) << i;
@@ -201,7 +201,7 @@ INSTANTIATE_TEST_SUITE_P(Engine, EveryAttention, testing::ValuesIn(attentions())
 TEST(EngineTest, ANewPromptGoesOnFromWhatASlotHolds) {
   const auto engine = make_engine(random_config(), 2, 200), fresh = make_engine(random_config(), 2, 200);
   const std::string turn = test::tiny_text(80, 1);
-  const Recording first = generate(*engine, request_of(turn, 20, {.temperature = 0.8}));
+  const Transcript first = generate(*engine, request_of(turn, 20, {.temperature = 0.8}));
   EXPECT_EQ(first.result->cached_tokens, 0);
   // The next turn: the first, its answer, and more. The answer's last token was never run.
   std::vector<int32_t> prompt(turn.begin(), turn.end());
@@ -210,7 +210,7 @@ TEST(EngineTest, ANewPromptGoesOnFromWhatASlotHolds) {
   for (const char byte : std::string(" and then?")) prompt.push_back(byte);
   GenerationRequest request = request_of("", 15, {.temperature = 0.8, .seed = 4});
   request.prompt = prompt;
-  const Recording second = generate(*engine, request);
+  const Transcript second = generate(*engine, request);
   EXPECT_EQ(second.result->cached_tokens, in_cache);
   expect_same(second, generate(*fresh, request));
 
@@ -226,29 +226,29 @@ TEST(EngineTest, ANewPromptGoesOnFromWhatASlotHolds) {
 
 TEST(EngineTest, RequestsWaitForSlots) {
   const auto engine = make_engine(random_config(), 2);
-  Recording recordings[3];
-  for (int i = 0; i < 3; ++i) engine->submit(request_of("abc", i == 1 ? 2 : 6, {}), recordings[i].listener());
+  Transcript transcripts[3];
+  for (int i = 0; i < 3; ++i) engine->submit(request_of("abc", i == 1 ? 2 : 6, {}), transcripts[i].listener());
   EXPECT_EQ(engine->load().waiting, 3);
   engine->step();
   EXPECT_EQ(engine->load().running, 2);
   EXPECT_EQ(engine->load().waiting, 1);
   EXPECT_EQ(engine->load().max_sequences, 2);
-  EXPECT_EQ(recordings[0].ids.size(), 1u);
-  EXPECT_EQ(recordings[2].ids.size(), 0u);
+  EXPECT_EQ(transcripts[0].ids.size(), 1u);
+  EXPECT_EQ(transcripts[2].ids.size(), 0u);
   engine->step();
-  EXPECT_TRUE(recordings[1].result.has_value());
+  EXPECT_TRUE(transcripts[1].result.has_value());
   engine->step();
-  EXPECT_EQ(recordings[2].ids.size(), 1u);
+  EXPECT_EQ(transcripts[2].ids.size(), 1u);
   run_all(*engine);
-  for (const Recording& recording : recordings) EXPECT_EQ(recording.result->reason, FinishReason::kLength);
-  EXPECT_EQ(recordings[2].ids, recordings[0].ids);
+  for (const Transcript& transcript : transcripts) EXPECT_EQ(transcript.result->reason, FinishReason::kLength);
+  EXPECT_EQ(transcripts[2].ids, transcripts[0].ids);
   EXPECT_EQ(engine->load().running + engine->load().waiting, 0);
   EXPECT_FALSE(engine->step());
 }
 
 TEST(EngineTest, CancelledRequestsEnd) {
   const auto engine = make_engine(random_config(), 1);
-  Recording running, waiting, after;
+  Transcript running, waiting, after;
   const RequestId first = engine->submit(request_of("abc", 50, {}), running.listener());
   const RequestId second = engine->submit(request_of("abc", 50, {}), waiting.listener());
   engine->submit(request_of("abc", 3, {}), after.listener());
@@ -272,7 +272,7 @@ TEST(EngineTest, CancellingGoesOnAfterAListenerThrew) {
   const auto engine = make_engine(random_config(), 2);
   GenerationListener bad;
   bad.on_finish = [](const GenerationResult&) { throw std::runtime_error("no"); };
-  Recording other;
+  Transcript other;
   const RequestId first = engine->submit(request_of("abc", 50, {}), bad);
   const RequestId second = engine->submit(request_of("abc", 50, {}), other.listener());
   engine->step();
@@ -285,12 +285,12 @@ TEST(EngineTest, CancellingGoesOnAfterAListenerThrew) {
 
 TEST(EngineTest, StopIdsEndATextWithoutBeingPartOfIt) {
   const auto engine = make_engine(random_config(), 1);
-  const Recording whole = generate(*engine, request_of("abc", 12, {.temperature = 1.0}));
+  const Transcript whole = generate(*engine, request_of("abc", 12, {.temperature = 1.0}));
   const int32_t stop = whole.ids[5];
   const auto before = static_cast<int64_t>(std::find(whole.ids.begin(), whole.ids.end(), stop) - whole.ids.begin());
   GenerationRequest request = request_of("abc", 12, {.temperature = 1.0});
   request.stop_ids = {stop};
-  const Recording ended = generate(*engine, request);
+  const Transcript ended = generate(*engine, request);
   EXPECT_EQ(ended.result->reason, FinishReason::kStop);
   EXPECT_EQ(ended.result->stop, "");
   EXPECT_EQ(ended.result->output_tokens, before);
@@ -304,8 +304,8 @@ TEST(EngineTest, StopIdsEndATextWithoutBeingPartOfIt) {
 
 TEST(EngineTest, ThePenaltyCountsPromptAndOutput) {
   const auto engine = make_engine(random_config(), 1, 300);
-  const Recording plain = generate(*engine, request_of("abcabc", 40, {.temperature = 0}));
-  const Recording penalised =
+  const Transcript plain = generate(*engine, request_of("abcabc", 40, {.temperature = 0}));
+  const Transcript penalised =
       generate(*engine, request_of("abcabc", 40, {.repetition_penalty = 1e6, .temperature = 0}));
   const std::set<int32_t> ids(penalised.ids.begin(), penalised.ids.end());
   EXPECT_EQ(ids.size(), 40u) << "none twice";
@@ -315,7 +315,7 @@ TEST(EngineTest, ThePenaltyCountsPromptAndOutput) {
 
 TEST(EngineTest, WhatAListenerThrowsEndsItsRequestAlone) {
   const auto engine = make_engine(random_config(), 3);
-  Recording first, last;
+  Transcript first, last;
   engine->submit(request_of("abc", 8, {.seed = 1}), first.listener());
   GenerationListener bad;
   int tokens = 0;
@@ -329,7 +329,7 @@ TEST(EngineTest, WhatAListenerThrowsEndsItsRequestAlone) {
   run_all(*engine);
   EXPECT_EQ(tokens, 2);
   // In the first step of all: the others are still waited for.
-  Recording beside;
+  Transcript beside;
   tokens = 1;
   engine->submit(request_of("abc", 2, {}), bad);
   engine->submit(request_of("abc", 2, {}), beside.listener());
@@ -344,24 +344,24 @@ TEST(EngineTest, WhatAListenerThrowsEndsItsRequestAlone) {
 
 TEST(EngineTest, OtherThreadsMaySubmit) {
   const auto engine = make_engine(random_config(), 4);
-  const Recording expected = generate(*make_engine(random_config(), 1), request_of("abc", 10, {}));
+  const Transcript expected = generate(*make_engine(random_config(), 1), request_of("abc", 10, {}));
   constexpr size_t kThreads = 3, kEach = 5;
-  std::vector<Recording> recordings(kThreads * kEach);
+  std::vector<Transcript> transcripts(kThreads * kEach);
   std::vector<std::thread> threads;
   for (size_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       for (size_t i = 0; i < kEach; ++i) {
-        engine->submit(request_of("abc", 10, {}), recordings[thread * kEach + i].listener());
+        engine->submit(request_of("abc", 10, {}), transcripts[thread * kEach + i].listener());
         engine->cancel(1'000'000);
       }
     });
   }
-  const auto unfinished = [](const Recording& recording) { return !recording.result.has_value(); };
-  while (std::any_of(recordings.begin(), recordings.end(), unfinished)) {
+  const auto unfinished = [](const Transcript& transcript) { return !transcript.result.has_value(); };
+  while (std::any_of(transcripts.begin(), transcripts.end(), unfinished)) {
     if (engine->wait(std::chrono::seconds(10))) engine->step();
   }
   for (std::thread& thread : threads) thread.join();
-  for (const Recording& recording : recordings) expect_same(recording, expected);
+  for (const Transcript& transcript : transcripts) expect_same(transcript, expected);
   run_all(*engine);
   EXPECT_FALSE(engine->wait(std::chrono::milliseconds(1)));
 }

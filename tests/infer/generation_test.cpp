@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "infer/recording.h"
+#include "infer/transcript.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
@@ -14,7 +14,7 @@ namespace {
 
 using test::contains;
 using test::error_of;
-using test::Recording;
+using test::Transcript;
 
 // A model of text in which "ab" is followed by "cd", and so on round.
 class GenerationTest : public testing::Test {
@@ -31,7 +31,7 @@ class GenerationTest : public testing::Test {
   }
   static void TearDownTestSuite() { dir_.reset(); }
 
-  static Recording record(InferenceEngine& engine, const std::string& prompt, int64_t max_tokens,
+  static Transcript record(InferenceEngine& engine, const std::string& prompt, int64_t max_tokens,
                           const SamplingOptions& sampling, std::vector<std::string> stop = {}) {
     GenerationRequest request;
     request.prompt = engine.encode_prompt(prompt);
@@ -44,11 +44,11 @@ class GenerationTest : public testing::Test {
   static std::string generate(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling,
                               int num_threads = 1) {
     InferenceEngine engine(checkpoint_, {.num_threads = num_threads, .max_sequences = 1, .max_context = 64});
-    const Recording recording = record(engine, prompt, max_tokens, sampling);
-    EXPECT_LE(recording.result->output_tokens, max_tokens);
-    EXPECT_EQ(recording.text.size(), static_cast<size_t>(recording.result->output_tokens));  // a byte each
-    EXPECT_EQ(recording.result->reason == FinishReason::kStop, recording.result->output_tokens < max_tokens);
-    return recording.text;
+    const Transcript transcript = record(engine, prompt, max_tokens, sampling);
+    EXPECT_LE(transcript.result->output_tokens, max_tokens);
+    EXPECT_EQ(transcript.text.size(), static_cast<size_t>(transcript.result->output_tokens));  // a byte each
+    EXPECT_EQ(transcript.result->reason == FinishReason::kStop, transcript.result->output_tokens < max_tokens);
+    return transcript.text;
   }
 
   inline static std::unique_ptr<test::TempDir> dir_;
@@ -62,11 +62,11 @@ TEST_F(GenerationTest, GoesOnAsTheTextDid) { EXPECT_EQ(generate("abcd ab", 8, {.
 TEST_F(GenerationTest, ATextEndsWhereTheContextIsFull) {
   InferenceEngine engine(checkpoint_, {.num_threads = 1});
   EXPECT_EQ(engine.max_context(), 16);
-  const Recording recording = record(engine, "abcd ", 50, {.temperature = 0});
-  EXPECT_EQ(recording.text, "abcd abcd a");
-  EXPECT_EQ(recording.result->reason, FinishReason::kLength);
-  EXPECT_EQ(recording.result->prompt_tokens, 6);
-  EXPECT_EQ(recording.result->output_tokens, 11);
+  const Transcript transcript = record(engine, "abcd ", 50, {.temperature = 0});
+  EXPECT_EQ(transcript.text, "abcd abcd a");
+  EXPECT_EQ(transcript.result->reason, FinishReason::kLength);
+  EXPECT_EQ(transcript.result->prompt_tokens, 6);
+  EXPECT_EQ(transcript.result->output_tokens, 11);
 
   EXPECT_EQ(record(engine, "abcd abcd abcd ", 5, {.temperature = 0}).text, "a");  // a prompt that fills it
   const Error error = error_of([&] { record(engine, "abcd abcd abcd a", 5, {}); });
@@ -91,10 +91,10 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
   InferenceEngine engine(train(config, {.resume = false, .version = "0", .commit = "0"}).checkpoint,
                          {.num_threads = 1, .max_sequences = 2});
   for (const std::string prompt : {"", "p", "pqr"}) {
-    const Recording recording = record(engine, prompt, 15, {.temperature = 0});
-    EXPECT_EQ(prompt + recording.text, "pqrs\n");
-    EXPECT_EQ(recording.result->reason, FinishReason::kStop);
-    EXPECT_EQ(recording.result->output_tokens, static_cast<int64_t>(recording.text.size()));
+    const Transcript transcript = record(engine, prompt, 15, {.temperature = 0});
+    EXPECT_EQ(prompt + transcript.text, "pqrs\n");
+    EXPECT_EQ(transcript.result->reason, FinishReason::kStop);
+    EXPECT_EQ(transcript.result->output_tokens, static_cast<int64_t>(transcript.text.size()));
   }
 
   // Of a prompt, what comes after the end of a document counts alone; after an end at its end, a document starts.
@@ -103,9 +103,9 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
   request.prompt = {'z', 'z', eos, 'p', 'q'};
   request.sampling = {.temperature = 1.5, .seed = 5};
   request.logprobs = true;
-  const Recording behind = test::generate(engine, request);
+  const Transcript behind = test::generate(engine, request);
   request.prompt = {'p', 'q'};
-  const Recording alone = test::generate(engine, request);
+  const Transcript alone = test::generate(engine, request);
   ASSERT_FALSE(alone.tokens.empty());
   EXPECT_EQ(behind.ids, alone.ids);
   EXPECT_EQ(behind.tokens[0].logprob, alone.tokens[0].logprob);
@@ -113,18 +113,18 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
   request.prompt = {'p', 'q', eos};
   request.sampling = {.temperature = 0};
   request.max_tokens = 3;
-  const Recording next = test::generate(engine, request);
+  const Transcript next = test::generate(engine, request);
   EXPECT_EQ(next.text, "pqr");
   request.prompt = {'p'};
   request.max_tokens = 2;
-  const Recording fresh = test::generate(engine, request);
+  const Transcript fresh = test::generate(engine, request);
   ASSERT_EQ(fresh.tokens.size(), 2u);
   EXPECT_EQ(next.tokens[1].logprob, fresh.tokens[0].logprob) << "the new document does not see the old one";
 
   // The probabilities of a document that begins in a prompt are those of writing it: the first token's too.
   request.prompt = {eos};
   request.max_tokens = 4;
-  const Recording written = test::generate(engine, request);
+  const Transcript written = test::generate(engine, request);
   ASSERT_EQ(written.text, "pqrs");
   for (const std::vector<int32_t>& before : {std::vector<int32_t>{eos}, std::vector<int32_t>{'z', eos}}) {
     request.prompt = before;
@@ -132,7 +132,7 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
     request.max_tokens = 0;
     request.prompt_logprobs = true;
     request.top_logprobs = 1;
-    const Recording read = test::generate(engine, request);
+    const Transcript read = test::generate(engine, request);
     ASSERT_EQ(read.prompt.size(), before.size() + 4);
     EXPECT_FALSE(read.prompt[before.size() - 1].logprob.has_value());
     for (size_t i = 0; i < 4; ++i) {
@@ -163,25 +163,25 @@ TEST_F(GenerationTest, IdsBeyondTheTokenizersAreNeverSampled) {
 
 TEST_F(GenerationTest, PiecesAreWhatTheTokensStandFor) {
   InferenceEngine engine(checkpoint_, {.num_threads = 1});
-  const Recording recording = record(engine, "abcd ", 3, {.temperature = 0});
-  EXPECT_EQ(recording.pieces, (std::vector<std::string>{"a", "b", "c"}));
-  EXPECT_EQ(recording.ids, (std::vector<int32_t>{'a', 'b', 'c'}));
-  EXPECT_EQ(recording.tokens[1].bytes, "b");
-  EXPECT_EQ(recording.result->reason, FinishReason::kLength);
-  const Recording nothing = record(engine, "", 0, {});
+  const Transcript transcript = record(engine, "abcd ", 3, {.temperature = 0});
+  EXPECT_EQ(transcript.pieces, (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_EQ(transcript.ids, (std::vector<int32_t>{'a', 'b', 'c'}));
+  EXPECT_EQ(transcript.tokens[1].bytes, "b");
+  EXPECT_EQ(transcript.result->reason, FinishReason::kLength);
+  const Transcript nothing = record(engine, "", 0, {});
   EXPECT_EQ(nothing.text, "");
   EXPECT_EQ(nothing.result->output_tokens, 0);
 }
 
 TEST_F(GenerationTest, StopStringsAcrossTokensAreNeverShown) {
   InferenceEngine engine(checkpoint_, {.num_threads = 1});
-  const Recording stopped = record(engine, "abcd ab", 20, {.temperature = 0}, {"zz", "d a", "d ab"});
+  const Transcript stopped = record(engine, "abcd ab", 20, {.temperature = 0}, {"zz", "d a", "d ab"});
   EXPECT_EQ(stopped.text, "c");
   EXPECT_EQ(stopped.result->reason, FinishReason::kStop);
   EXPECT_EQ(stopped.result->stop, "d a");
   EXPECT_EQ(stopped.result->output_tokens, 4);  // one byte each: c, d, a space, a
   // What may become one is shown when it has not.
-  const Recording whole = record(engine, "abcd ab", 4, {.temperature = 0}, {"d abcx"});
+  const Transcript whole = record(engine, "abcd ab", 4, {.temperature = 0}, {"d abcx"});
   EXPECT_EQ(whole.text, "cd a");
   EXPECT_EQ(whole.pieces, (std::vector<std::string>{"c", "d a"}));
 }

@@ -8,7 +8,7 @@
 
 namespace nmoe::test {
 
-struct Recording {
+struct Transcript {
   std::string text;
   std::vector<std::string> pieces;
   std::vector<int32_t> ids;
@@ -42,11 +42,11 @@ inline void run_all(InferenceEngine& engine) {
   }
 }
 
-inline Recording generate(InferenceEngine& engine, const GenerationRequest& request) {
-  Recording recording;
-  engine.submit(request, recording.listener());
+inline Transcript generate(InferenceEngine& engine, const GenerationRequest& request) {
+  Transcript transcript;
+  engine.submit(request, transcript.listener());
   run_all(engine);
-  return recording;
+  return transcript;
 }
 
 }  // namespace nmoe::test
