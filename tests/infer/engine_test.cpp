@@ -20,8 +20,8 @@ namespace {
 using test::contains;
 using test::error_of;
 using test::generate;
-using test::Transcript;
 using test::run_all;
+using test::Transcript;
 
 // A vocabulary of bytes; weights large enough for texts that are anything but flat.
 Config random_config(const std::vector<std::string>& overrides = {}) {

@@ -32,7 +32,7 @@ class GenerationTest : public testing::Test {
   static void TearDownTestSuite() { dir_.reset(); }
 
   static Transcript record(InferenceEngine& engine, const std::string& prompt, int64_t max_tokens,
-                          const SamplingOptions& sampling, std::vector<std::string> stop = {}) {
+                           const SamplingOptions& sampling, std::vector<std::string> stop = {}) {
     GenerationRequest request;
     request.prompt = engine.encode_prompt(prompt);
     request.max_tokens = max_tokens;
