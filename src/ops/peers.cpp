@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "ops/contracts/exchange.h"
+
 namespace nmoe {
 namespace {
 

@@ -22,13 +22,6 @@ namespace nmoe {
 // The largest number of GPUs in an NVLink domain today. Operations pass this many pointers to a kernel.
 inline constexpr int64_t kMaxPeers = 72;
 
-// What a barrier is for, for the report if one is waited in for too long.
-enum class PeerWork { kOther, kDispatch, kCombine, kCombineBackward, kDispatchBackward, kSum, kGather };
-struct PeerPlace {
-  PeerWork work = PeerWork::kOther;
-  int64_t layer = -1;  // of the model; none: -1
-};
-
 class Peers {
  public:
   // The state of peer_barrier.

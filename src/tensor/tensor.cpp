@@ -35,6 +35,15 @@ int64_t Shape::row_elements() const {
 
 std::string Shape::to_string() const { return fmt::format("[{}]", fmt::join(dims(), ", ")); }
 
+void Tensor::rows_lie_apart() const {
+  check_failed(__FILE__, __LINE__, "dense()", fmt::format("rows of {} lie {} elements apart", shape_, stride_));
+}
+
+void Tensor::is_not(DType asked) const {
+  check_failed(__FILE__, __LINE__, "dtype() == asked",
+               fmt::format("tensor is {}, asked for as {}", dtype_name(dtype_), dtype_name(asked)));
+}
+
 Tensor Tensor::reshape(Shape shape) const {
   NMOE_CHECK(shape.num_elements() == num_elements() && (dense() || (shape.rank() > 0 && shape[0] == dim(0))),
              "cannot view {}{} as {}", shape_, dense() ? "" : ", whose rows lie apart,", shape);
@@ -73,3 +82,7 @@ Tensor Tensor::operator[](int64_t index) const {
 }
 
 }  // namespace nmoe
+
+fmt::format_context::iterator fmt::formatter<nmoe::Shape>::format(const nmoe::Shape& shape, format_context& ctx) const {
+  return fmt::format_to(ctx.out(), "{}", shape.to_string());
+}

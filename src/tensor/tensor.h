@@ -52,14 +52,16 @@ class Tensor {
   // Whether the view names anything. A tensor made by a counting arena has a shape and no data.
   bool defined() const { return shape_.rank() > 0; }
   void* raw() const {
-    NMOE_CHECK(dense(), "rows of {} lie {} elements apart", shape_.to_string(), stride_);
+    if (!dense()) [[unlikely]]
+      rows_lie_apart();
     return data_;
   }
 
   // Typed access; T must be the dtype.
   template <class T>
   T* data() const {
-    NMOE_CHECK(dense(), "rows of {} lie {} elements apart", shape_.to_string(), stride_);
+    if (!dense()) [[unlikely]]
+      rows_lie_apart();
     return rows_data<T>();
   }
   template <class T>
@@ -74,8 +76,8 @@ class Tensor {
   void* rows_raw() const { return data_; }
   template <class T>
   T* rows_data() const {
-    NMOE_CHECK(DTypeOf<T>::value == dtype_, "tensor is {}, asked for as {}", dtype_name(dtype_),
-               dtype_name(DTypeOf<T>::value));
+    if (DTypeOf<T>::value != dtype_) [[unlikely]]
+      is_not(DTypeOf<T>::value);
     return static_cast<T*>(data_);
   }
 
@@ -89,6 +91,10 @@ class Tensor {
   Tensor operator[](int64_t index) const;
 
  private:
+  // Failed checks, apart from what is compiled wherever tensors are read.
+  [[noreturn]] void rows_lie_apart() const;
+  [[noreturn]] void is_not(DType asked) const;
+
   void* data_ = nullptr;
   DType dtype_ = DType::kF32;
   Shape shape_;
@@ -101,7 +107,5 @@ class Tensor {
 template <>
 struct fmt::formatter<nmoe::Shape> {
   constexpr auto parse(format_parse_context& ctx) { return ctx.begin(); }
-  auto format(const nmoe::Shape& shape, format_context& ctx) const {
-    return fmt::format_to(ctx.out(), "{}", shape.to_string());
-  }
+  format_context::iterator format(const nmoe::Shape& shape, format_context& ctx) const;
 };

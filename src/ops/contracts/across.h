@@ -3,11 +3,11 @@
 
 #include <span>
 
-#include "base/error.h"
-#include "ops/across.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
+
+class Across;
 
 // Replaces each tensor by its sum over all domains, added in their order: domain 0's value, plus domain 1's and so on,
 // each addition rounded to the dtype (F32, F64 or I32). All domains therefore get the same bits, every time. All
@@ -19,12 +19,6 @@ struct SumAcross {
 };
 
 // Checks that both devices make.
-inline void check_sum_across(const SumAcross& args) {
-  for (const Tensor& tensor : args.tensors) {
-    const DType dtype = tensor.dtype();
-    NMOE_CHECK(dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kI32, "a sum over domains of {}",
-               dtype_name(dtype));
-  }
-}
+void check_sum_across(const SumAcross& args);
 
 }  // namespace nmoe

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "base/kinds.h"
 #include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
@@ -74,16 +73,7 @@ struct TreeAttention {
   Tensor bounds;        // [C] i32, as cu_seqlens, but independent of sequences
   Tensor parents;       // [C] i32; the last entry belongs to no piece
 };
-inline void check(const TreeAttention& args) {
-  const int64_t T = args.q.dim(0), H = args.q.dim(1), G = args.k.dim(1);
-  NMOE_CHECK(G > 0 && H % G == 0 && args.k.shape() == Shape({T, G, args.q.dim(2)}) &&
-                 args.v.shape() == Shape({T, G, args.v.dim(2)}) && args.out.shape() == Shape({T, H, args.v.dim(2)}) &&
-                 args.positions.shape() == Shape({T}) && args.bounds.dim(0) >= 2 &&
-                 args.parents.shape() == args.bounds.shape(),
-             "attention of q {} to k {} and v {}, out {}: positions {}, bounds {}, parents {}", args.q.shape(),
-             args.k.shape(), args.v.shape(), args.out.shape(), args.positions.shape(), args.bounds.shape(),
-             args.parents.shape());
-}
+void check(const TreeAttention& args);
 
 // Attention of MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1), whose keys and values come in parts: the key of head h
 // is kv[t, h, :nope] and behind it k_rope[t], which all heads share, its value kv[t, h, nope:]. Our own kernels on

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "base/kinds.h"
 #include "tensor/tensor.h"
 
@@ -59,21 +58,6 @@ struct MlaCachedAttention {
 struct MlaSizes {
   int64_t tokens, heads, nope, rope, rank, value;
 };
-inline MlaSizes mla_sizes(const MlaCachedAttention& args) {
-  const MlaSizes sizes{.tokens = args.q.dim(0),
-                       .heads = args.q.dim(1),
-                       .nope = args.q.dim(2) - args.k_rope.dim(1),
-                       .rope = args.k_rope.dim(1),
-                       .rank = args.kv_latent.dim(1),
-                       .value = args.out.dim(2)};
-  const auto& [T, H, nope, rope, rank, value] = sizes;
-  NMOE_CHECK(nope >= 0 && args.kv_latent.dim(0) == T && args.k_rope.dim(0) == T && args.gain.dim(0) == rank &&
-                 args.cos.dim(1) * 2 == rope && args.sin.shape() == args.cos.shape() && args.slots.dim(0) == T &&
-                 args.positions.dim(0) == T && args.kv_up.shape() == Shape({H * (nope + value), rank}) &&
-                 args.cache.dim(2) == rank + rope && args.out.dim(0) == T && args.out.dim(1) == H,
-             "MLA of q {}, latents {}, keys {} with {} over a cache {} to {}", args.q.shape(), args.kv_latent.shape(),
-             args.k_rope.shape(), args.kv_up.shape(), args.cache.shape(), args.out.shape());
-  return sizes;
-}
+MlaSizes mla_sizes(const MlaCachedAttention& args);
 
 }  // namespace nmoe

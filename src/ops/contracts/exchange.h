@@ -14,16 +14,23 @@
 // sums, a few times as many. The CPU ignores it.
 #pragma once
 
-#include "base/error.h"
 #include "ops/contracts/quantize.h"
-#include "ops/peers.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
 
+class Peers;
+
 // max_blocks of kernels that move data between ranks while other work runs: few enough to leave multiprocessors to
 // products, and enough for sends to reach 90 % of the link's bandwidth.
 inline constexpr int64_t kBlocksBeside = 16;
+
+// What a barrier is for, for the report if one is waited in for too long.
+enum class PeerWork { kOther, kDispatch, kCombine, kCombineBackward, kDispatchBackward, kSum, kGather };
+struct PeerPlace {
+  PeerWork work = PeerWork::kOther;
+  int64_t layer = -1;  // of the model; none: -1
+};
 
 // A barrier of all ranks of the domain, after which each sees what the others wrote before it. If a rank waits for
 // another for longer than that rank's patience (ops/peers.h), counted from when it was set, it records this in its
@@ -155,90 +162,13 @@ struct PeerFetch {
 };
 
 // Checks of the above that both devices make.
-inline void check_exchange_plan(const BuildExchangePlan& args) {
-  const int64_t T = args.top_idx.dim(0), E = args.plan.placement.dim(0), W = args.plan.num_sent.dim(0);
-  NMOE_CHECK(args.plan.send_row.shape() == Shape({T, W}) && args.plan.num_slots * W >= E &&
-                 (!args.counts.defined() || args.counts.dim(0) == E) &&
-                 (!args.traffic.defined() || args.traffic.shape() == Shape({2, W})),
-             "plan of {} choices over {} experts in {} slots of {} ranks: send_row {}, counts {}, traffic {}",
-             args.top_idx.shape(), E, args.plan.num_slots, W, args.plan.send_row.shape(), args.counts.shape(),
-             args.traffic.shape());
-}
-
-inline void check_exchange_send(const ExchangeSend& args) {
-  const ExchangeInbox& inbox = args.inbox;
-  const bool as_codes = args.codes.defined();
-  NMOE_CHECK(as_codes != args.x.defined() && as_codes == inbox.codes.defined() && as_codes != inbox.rows.defined(),
-             "sending {} of rows and {} of codes", args.x.shape(), args.codes.values.shape());
-  const Tensor x = as_codes ? args.codes.values : args.x, rows = as_codes ? inbox.codes.values : inbox.rows;
-  const int64_t T = x.dim(0), D = x.dim(1), W = args.peers.count(), M = inbox.slots.dim(1);
-  NMOE_CHECK(T <= M && rows.num_elements() == W * M * D && rows.dim(-1) == D && rows.dtype() == x.dtype() &&
-                 args.plan.send_row.shape() == Shape({T, W}),
-             "sending {} {} by {} into {} {}", dtype_name(x.dtype()), x.shape(), args.plan.send_row.shape(),
-             dtype_name(rows.dtype()), rows.shape());
-  if (as_codes) check_row_codes(args.codes, {T, D}), check_row_codes(inbox.codes, {W * M, D});
-  NMOE_CHECK(!args.loads.defined() || args.loads.shape() == Shape({W}), "sending by loads {}", args.loads.shape());
-  if (!args.top_idx.defined()) return;
-  const Shape choices({W, M, args.top_idx.dim(1)});
-  NMOE_CHECK(args.weights.shape() == args.top_idx.shape() && inbox.slots.shape() == choices &&
-                 inbox.weights.shape() == choices && inbox.counts.dim(0) == W,
-             "sending choices {} and weights {} into {}, {} and {}", args.top_idx.shape(), args.weights.shape(),
-             inbox.slots.shape(), inbox.weights.shape(), inbox.counts.shape());
-}
-
-inline void check_exchange_return(const ExchangeReturn& args) {
-  const ExchangeReturns& returns = args.returns;
-  const int64_t W = args.peers.count(), M = returns.rows.dim(1), K = args.row_of.dim(1);
-  NMOE_CHECK(returns.rows.shape() == Shape({W, M, args.rows.dim(1)}) && returns.rows.dtype() == args.rows.dtype() &&
-                 args.row_of.shape() == Shape({W * M, K}) && args.counts.dim(0) == W &&
-                 (!args.row_weight.defined() || returns.weights.shape() == Shape({W, M, K})),
-             "returning {} {} by {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.row_of.shape(),
-             dtype_name(returns.rows.dtype()), returns.rows.shape());
-  NMOE_CHECK((args.first_row > 0) == args.num_rows.defined(), "returning rows from {} on, as many as {} says",
-             args.first_row, args.num_rows.shape());
-}
-
-inline void check_exchange_return_copies(const ExchangeReturnCopies& args) {
-  const int64_t W = args.peers.count(), C = args.rows.dim(1), D = args.rows.dim(2), M = args.tokens.dim(1),
-                K = args.row_of.dim(2);
-  NMOE_CHECK(args.rows.dim(0) == W && args.row_of.shape() == Shape({W, M, K}) && args.tokens.dim(0) == W &&
-                 args.counts.dim(0) == W && args.copies.shape() == Shape({M, K, D}) &&
-                 args.copies.dtype() == args.rows.dtype() &&
-                 (!args.row_weight.defined() ||
-                  (args.row_weight.shape() == Shape({W, C}) && args.weights.shape() == Shape({M, K}))),
-             "returning copies {} {} by {} of tokens {} into {} {}", dtype_name(args.rows.dtype()), args.rows.shape(),
-             args.row_of.shape(), args.tokens.shape(), dtype_name(args.copies.dtype()), args.copies.shape());
-}
-
-inline void check_exchange_collect(const ExchangeCollect& args) {
-  const int64_t T = args.y.dim(0), W = args.plan.num_sent.dim(0), M = args.returns.rows.dim(1);
-  NMOE_CHECK(T <= M && args.returns.rows.shape() == Shape({W, M, args.y.dim(1)}) &&
-                 args.returns.rows.dtype() == args.y.dtype() && args.plan.send_row.shape() == Shape({T, W}) &&
-                 args.top_idx.dim(0) == T && (!args.weights.defined() || args.weights.shape() == args.top_idx.shape()),
-             "collecting {} {} by {} from {} {}", dtype_name(args.y.dtype()), args.y.shape(),
-             args.plan.send_row.shape(), dtype_name(args.returns.rows.dtype()), args.returns.rows.shape());
-  const OwnRows& own = args.own;
-  NMOE_CHECK(own.rank >= 0 && own.rank < W && own.rows.dim(1) == args.y.dim(1) && own.rows.dtype() == args.y.dtype() &&
-                 own.row_of.shape() == Shape({M, args.top_idx.dim(1)}) &&
-                 args.weights.defined() == own.row_weight.defined(),
-             "collecting {} of rank {}'s own {} {} by {}", args.y.shape(), own.rank, dtype_name(own.rows.dtype()),
-             own.rows.shape(), own.row_of.shape());
-}
-
-inline void check_peer_sum(const PeerSum& args) {
-  NMOE_CHECK(args.sum.defined() ? args.sum.num_elements() == args.end - args.begin && args.sum.dtype() == args.x.dtype()
-                                : !args.accumulate,
-             "sum of elements [{}, {}) of {} into {}", args.begin, args.end, args.x.shape(), args.sum.shape());
-}
-
-inline void check_peer_range(const Tensor& x, int64_t begin, int64_t end) {
-  NMOE_CHECK(begin >= 0 && begin <= end && end <= x.num_elements(), "elements [{}, {}) of {}", begin, end, x.shape());
-}
-
-inline void check_peer_fetch(const PeerFetch& args) {
-  NMOE_CHECK(args.x.dtype() == args.destination.dtype() && args.x.num_elements() == args.destination.num_elements(),
-             "fetching {} {} into {} {}", dtype_name(args.x.dtype()), args.x.shape(),
-             dtype_name(args.destination.dtype()), args.destination.shape());
-}
+void check_exchange_plan(const BuildExchangePlan& args);
+void check_exchange_send(const ExchangeSend& args);
+void check_exchange_return(const ExchangeReturn& args);
+void check_exchange_return_copies(const ExchangeReturnCopies& args);
+void check_exchange_collect(const ExchangeCollect& args);
+void check_peer_sum(const PeerSum& args);
+void check_peer_range(const Tensor& x, int64_t begin, int64_t end);
+void check_peer_fetch(const PeerFetch& args);
 
 }  // namespace nmoe

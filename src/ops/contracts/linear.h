@@ -1,7 +1,6 @@
 // Dense and grouped linear layers. Weights are [out, in]. Letters and conventions: ops/ops.h.
 #pragma once
 
-#include "base/error.h"
 #include "base/kinds.h"
 #include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
@@ -95,12 +94,7 @@ struct OperandRows {
   int64_t width() const { return source.dim(1); }
 };
 // A check that both devices make.
-inline void check_codes(const OperandRounding& rounding, const OperandRows& rows) {
-  if (!rounding.rows.defined()) return;
-  check_row_codes(rounding.rows, rows.source.shape());
-  NMOE_CHECK(!rows.index.defined() || (rows.row_of.defined() && rows.row_of.dim(0) == rows.source.dim(0)),
-             "codes of {}, of which rows are picked, with row_of {}", rows.source.shape(), rows.row_of.shape());
-}
+void check_codes(const OperandRounding& rounding, const OperandRows& rows);
 
 // Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a
 // capacity: rows from offsets[E] on are neither read nor written. An expert may have no rows; its dw is

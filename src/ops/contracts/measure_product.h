@@ -11,7 +11,6 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "base/host_device.h"
 #include "base/kinds.h"
 #include "ops/contracts/linear.h"
@@ -43,13 +42,6 @@ struct MeasureProduct {
 };
 
 // Checks that every device makes.
-inline void check_measure_product(const MeasureProduct& args) {
-  const Shape& w = args.w.shape();
-  NMOE_CHECK(w.rank() == 3 && args.x.source.shape().rank() == 2 && args.x.width() == w[args.over_out ? 1 : 2] &&
-                 args.counts.shape() == Shape({5}) && args.counts.dtype() == DType::kF64,
-             "counts {} of rows {} through {}", args.counts.shape(), args.x.source.shape(), w);
-  NMOE_CHECK(args.offsets.defined() ? args.offsets.shape() == Shape({w[0] + 1}) : w[0] == 1, "{} matrices", w[0]);
-  NMOE_CHECK(args.format != OperandFormat::kAct, "there are no such blocks");
-}
+void check_measure_product(const MeasureProduct& args);
 
 }  // namespace nmoe

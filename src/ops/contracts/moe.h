@@ -1,7 +1,6 @@
 // Where the routed copies of tokens go, and how they get there and back. Letters and conventions: ops/ops.h.
 #pragma once
 
-#include "base/error.h"
 #include "ops/contracts/quantize.h"
 #include "tensor/tensor.h"
 
@@ -64,24 +63,7 @@ struct MoeCombineWeights {
 };
 
 // Checks that both devices make.
-inline void check_moe_dispatch(const MoeDispatch& args) {
-  NMOE_CHECK(args.x.defined() != args.codes.defined(), "dispatch of tokens {} and of codes {}", args.x.shape(),
-             args.codes.values.shape());
-  const Tensor& tokens = args.x.defined() ? args.x : args.codes.values;
-  const int64_t T = tokens.dim(0), D = tokens.dim(1);
-  NMOE_CHECK(args.plan.row_of.dim(0) == T && args.rows.dim(1) == D, "dispatch of {} tokens of {} by {} to rows {}", T,
-             D, args.plan.row_of.shape(), args.rows.shape());
-  if (args.codes.defined()) check_row_codes(args.codes, {T, D});
-  if (args.row_codes.defined()) check_row_codes(args.row_codes, args.rows.shape());
-  NMOE_CHECK(args.codes.defined() || !args.row_codes.defined(), "codes of rows {} of tokens that have none",
-             args.rows.shape());
-}
-
-inline void check_divide_moe_rows(const DivideMoeRows& args) {
-  NMOE_CHECK(args.parts.dim(1) == args.offsets.dim(0) && args.capacity >= 0 && args.chunk >= 0 &&
-                 (args.chunk > 0 || args.parts.dim(0) <= 1),
-             "rows by offsets {} in parts {} of {} and {} rows", args.offsets.shape(), args.parts.shape(),
-             args.capacity, args.chunk);
-}
+void check_moe_dispatch(const MoeDispatch& args);
+void check_divide_moe_rows(const DivideMoeRows& args);
 
 }  // namespace nmoe

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -50,17 +49,6 @@ struct MuonStep {
 };
 
 // Checks that every device makes.
-inline void check_adamw_step(const AdamWStep& args) {
-  const int64_t size = args.w.num_elements();
-  NMOE_CHECK(args.grad.num_elements() == size && args.m.num_elements() == size && args.v.num_elements() == size,
-             "AdamW of w {}, grad {}, m {}, v {}", args.w.shape(), args.grad.shape(), args.m.shape(), args.v.shape());
-  NMOE_CHECK(args.rates.num_elements() == 3, "AdamW with {} rates", args.rates.num_elements());
-  NMOE_CHECK(args.m.dtype() == args.v.dtype() && (args.m.dtype() == DType::kBF16) == args.random.key.defined(),
-             "AdamW of moments in {} and {}, {} random bits", dtype_name(args.m.dtype()), dtype_name(args.v.dtype()),
-             args.random.key.defined() ? "with" : "without");
-  const Tensor& matrices = args.random.matrices;
-  NMOE_CHECK(!matrices.defined() || (size % matrices.num_elements() == 0 && args.random.first == 0),
-             "AdamW of {} elements from {} on, in {} matrices", size, args.random.first, matrices.shape());
-}
+void check_adamw_step(const AdamWStep& args);
 
 }  // namespace nmoe

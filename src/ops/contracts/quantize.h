@@ -11,7 +11,6 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "base/kinds.h"
 #include "tensor/tensor.h"
 
@@ -133,44 +132,9 @@ struct MeasureRounding {
 };
 
 // Checks that every device makes.
-inline void check_row_codes(const RowCodes& codes, const Shape& rows) {
-  constexpr int64_t n = block_size(OperandFormat::kFp8);
-  NMOE_CHECK(codes.values.shape() == rows && codes.scales.shape() == Shape({rows[0], (rows[1] + n - 1) / n}),
-             "codes {} with scales {} of rows {}", codes.values.shape(), codes.scales.shape(), rows);
-}
-inline void check_abs_max(const AbsMax& args) {
-  NMOE_CHECK(args.x.shape().rank() == 3 && args.amax.shape() == Shape({args.x.dim(0)}) &&
-                 (!args.num_rows.defined() || args.x.dim(0) == 1),
-             "largest magnitudes {} of {}", args.amax.shape(), args.x.shape());
-}
-inline void check_measure_rounding(const MeasureRounding& args) {
-  const bool tiles = args.blocks == BlockShape::kTiles;
-  NMOE_CHECK(args.x.shape().rank() == 3 && args.counts.shape() == Shape({5}) && args.counts.dtype() == DType::kF64,
-             "counts {} of {}", args.counts.shape(), args.x.shape());
-  NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
-             "there are no such blocks");
-  NMOE_CHECK(args.offsets.defined() ? args.x.dim(0) == 1 && !tiles : !args.index.defined(),
-             "experts' rows, or picked ones, of {} matrices", args.x.dim(0));
-}
-inline void check_quantize(const Quantize& args) {
-  NMOE_CHECK(args.x.shape().rank() == 3, "rounding of {}", args.x.shape());
-  const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2), n = block_size(args.format);
-  const bool is_nvfp4 = args.format == OperandFormat::kNvFp4, tiles = args.blocks == BlockShape::kTiles;
-  NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
-             "there are no such blocks");
-  NMOE_CHECK(args.amax.defined() == is_nvfp4 && (!is_nvfp4 || args.amax.shape() == Shape({G})),
-             "NVFP4 alone has a scale of the tensor, from its largest magnitude");
-  NMOE_CHECK(!args.random.key.defined() || (is_nvfp4 && !tiles), "E2M1 in rows alone is rounded at random");
-  NMOE_CHECK(!args.num_rows.defined() || (G == 1 && !tiles), "a number of rows for {} matrices", G);
-  const int64_t across = (C + n - 1) / n;
-  NMOE_CHECK(args.values.shape() == Shape({G, N, is_nvfp4 ? (C + 1) / 2 : C}) &&
-                 args.scales.shape() == Shape({G, tiles ? (N + n - 1) / n : N, across}),
-             "values {} and scales {} of {}", args.values.shape(), args.scales.shape(), args.x.shape());
-  if (!args.transposed_values.defined()) return;
-  NMOE_CHECK(args.format == OperandFormat::kFp8 && tiles && args.transposed_values.shape() == Shape({G, C, N}) &&
-                 args.transposed_scales.shape() == Shape({G, across, (N + n - 1) / n}),
-             "transposed values {} and scales {} of {}", args.transposed_values.shape(), args.transposed_scales.shape(),
-             args.x.shape());
-}
+void check_row_codes(const RowCodes& codes, const Shape& rows);
+void check_abs_max(const AbsMax& args);
+void check_measure_rounding(const MeasureRounding& args);
+void check_quantize(const Quantize& args);
 
 }  // namespace nmoe

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "base/kinds.h"
 #include "ops/contracts/moe.h"
 #include "tensor/tensor.h"
@@ -82,16 +81,7 @@ struct RouterBackward {
   Tensor dlogits;                           // = [T, E], auxiliary losses' gradients included
 };
 // Checks of both: that the rule suits the number of experts, and that shapes agree.
-inline void check_router(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights) {
-  const int64_t num_tokens = logits.dim(0), num_experts = logits.dim(1);
-  NMOE_CHECK(top_idx.shape() == Shape({num_tokens, rule.top_k}) && weights.shape() == top_idx.shape(),
-             "router of logits {}, top_k {}: top_idx {}, weights {}", logits.shape(), rule.top_k, top_idx.shape(),
-             weights.shape());
-  NMOE_CHECK(rule.num_groups >= 1 && num_experts % rule.num_groups == 0 && rule.top_groups >= 1 &&
-                 rule.top_groups <= rule.num_groups && rule.top_k >= 1 &&
-                 rule.top_k <= rule.top_groups * (num_experts / rule.num_groups),
-             "top_k {} in {} of {} groups of {} experts", rule.top_k, rule.top_groups, rule.num_groups, num_experts);
-}
+void check_router(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights);
 
 // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), the loads compared as integers.
 struct RouterBiasUpdate {

@@ -1,11 +1,9 @@
 // Filling, copying and reducing tensors, and the two halves of a BF16 weight. Letters and conventions: ops/ops.h.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "base/error.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -72,15 +70,7 @@ struct SumInOrder {
   Tensor order = {};  // [N] i32: indices of the elements in the order to add them; undefined: as stored
 };
 // Checks that every device makes.
-inline void check_sums_of_squares(const SumsOfSquares& args) {
-  std::vector<const void*> outs;
-  for (const SumOfSquares& one : args.all) {
-    if (outs.empty() || outs.back() != one.out.raw()) outs.push_back(one.out.raw());
-  }
-  std::ranges::sort(outs);
-  NMOE_CHECK(std::ranges::adjacent_find(outs) == outs.end(), "squares of {} tensors, those of a sum not together",
-             args.all.size());
-}
+void check_sums_of_squares(const SumsOfSquares& args);
 
 struct CountNonFinite {
   Tensor x;    // apart

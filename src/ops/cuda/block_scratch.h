@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/ops.h"
+#include "ops/operations.h"
 #include "tensor/arena.h"
 
 namespace nmoe::cuda {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "ops/cuda/runtime/context.h"
-#include "ops/ops.h"
+#include "ops/operations.h"
 
 namespace nmoe::cuda {
 

@@ -13,7 +13,7 @@
 #include "ops/contracts/pieces.h"
 #include "ops/cuda/block_scratch.h"
 #include "ops/cuda/parts.h"
-#include "ops/ops.h"
+#include "ops/operations.h"
 #include "tensor/arena.h"
 
 namespace nmoe::cuda {
