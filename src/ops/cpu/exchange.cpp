@@ -7,6 +7,7 @@
 
 #include "base/wait_clock.h"
 #include "ops/cpu/operations.h"
+#include "ops/peers.h"
 
 namespace nmoe::cpu {
 namespace {

@@ -502,18 +502,6 @@ inline Tensor claim_shared_key_gradients(ArenaScope& scope, const MlaAttentionBa
 inline Tensor claim_first_keys(ArenaScope& scope, const AttentionShape& shape) {
   return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs * shape.seq_len}) : Tensor();
 }
-// --- sums over domains: of a round's pieces, what the other domains send of this one's part.
-constexpr int64_t kAcrossRoundBytes = int64_t{128} << 20;
-inline Tensor claim(ArenaScope& scope, const SumAcross& args) {
-  const int64_t domains = args.across.count();
-  int64_t most = 0;
-  for (const AcrossRound& round : across_rounds(args.tensors, kAcrossRoundBytes)) {
-    int64_t bytes = 0;
-    for (const AcrossPiece& piece : round) bytes += (domains - 1) * piece.part_room(domains);
-    most = std::max(most, bytes);
-  }
-  return scope.allocate(DType::kU8, {most});
-}
 
 // What a token sees, where cuDNN does not take the heads: two I32 a token.
 inline Tensor claim_spans(ArenaScope& scope, int64_t num_tokens) {

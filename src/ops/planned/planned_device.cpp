@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/cuda/across_scratch.h"
 #include "ops/cuda/cached_attention_scratch.h"
 #include "ops/mla_assembly.h"
 

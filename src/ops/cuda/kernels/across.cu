@@ -4,9 +4,9 @@
 // are and how they are connected. Here NCCL only carries: every domain gets its part of a piece from all others, adds
 // in the order of domains, and sends the total back. These are the bytes that a ring sends: 2 (P - 1) / P of all on
 // each of P domains. Bound by the slowest link between two of them.
+#include "ops/cuda/across_scratch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/ordered_sum.cuh"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/nccl.h"
 
 namespace nmoe::cuda {

@@ -1,0 +1,26 @@
+// Scratch of sums over domains: as ops/cuda/scratch.h, free of CUDA.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/across.h"
+#include "ops/contracts/across.h"
+#include "tensor/arena.h"
+
+namespace nmoe::cuda {
+
+// Of a round's pieces, what the other domains send of this one's part.
+constexpr int64_t kAcrossRoundBytes = int64_t{128} << 20;
+inline Tensor claim(ArenaScope& scope, const SumAcross& args) {
+  const int64_t domains = args.across.count();
+  int64_t most = 0;
+  for (const AcrossRound& round : across_rounds(args.tensors, kAcrossRoundBytes)) {
+    int64_t bytes = 0;
+    for (const AcrossPiece& piece : round) bytes += (domains - 1) * piece.part_room(domains);
+    most = std::max(most, bytes);
+  }
+  return scope.allocate(DType::kU8, {most});
+}
+
+}  // namespace nmoe::cuda
