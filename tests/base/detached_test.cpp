@@ -38,12 +38,13 @@ TEST(DetachedPrograms, TheVariableTakesThePlaceOfAnOlderOne) {
 TEST(DetachedPrograms, SoManyAtOnceAndNoMore) {
   const test::TempDir dir;
   DetachedPrograms programs;
-  const std::string end = (dir.path() / "end").string();
+  const fs::path go_on = dir.path() / "go_on";  // removed with the folder too, so that none outlives the test
+  write_file_atomically(go_on, "");
   for (size_t i = 0; i < DetachedPrograms::kMost; ++i) {
-    EXPECT_TRUE(programs.start({"sh", "-c", "until [ -e $0 ]; do sleep 0.01; done", end}, {"A", "b"}));
+    EXPECT_TRUE(programs.start({"sh", "-c", "while [ -e $0 ]; do sleep 0.01; done", go_on.string()}, {"A", "b"}));
   }
   EXPECT_FALSE(programs.start({"true"}, {"A", "b"}));
-  write_file_atomically(end, "");
+  fs::remove(go_on);
   bool started = false;
   for (int i = 0; i < 1000 && !started; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
