@@ -18,8 +18,9 @@ case ${1:-} in
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
     preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test)
-    # Without large vocabularies, measures of time, definitions that are summed over and over, rows that DuckDB reads, and
-    # runs that are compared with others: minutes of the same code that other tests run.
+    # Without large vocabularies, measures of time, definitions that are summed over and over, rows that DuckDB reads, the
+    # self test, and whole runs of the trainer but those that resume, alert, fail and have several ranks: minutes of the
+    # same code that other tests run.
     export GTEST_FILTER='-*HuggingFaceVectors*:*TiktokenVectors*:*EveryCodePoint*:*Parquet*:*Quadratic*:*LongTextsAverage*'
     GTEST_FILTER+=':*DirectionalDifferences*:*IsTheDefinition*:*IsTheSoftmax*:SelfTest.*:*ThatHangs*:*NumberOfRanks*:*OneRank*'
     GTEST_FILTER+=':TrainerTest.*:PrecisionTest.*:FallbackTest.*:MovingExpertsTest.*:SampleTextsTest.ChangeNothing*'

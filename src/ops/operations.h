@@ -1,7 +1,7 @@
 // The operations of every device and their arguments. Letters and conventions: ops/ops.h.
 //
-// Kernels' files include this, not ops/ops.h: nvcc reads every header three times, and those of the host's memory,
-// functions and threads cost more time than the kernels.
+// Kernels' files include this, not ops/ops.h: nvcc reads every header three times, and those of the host's memory
+// and functions take it longer than a small kernel.
 #pragma once
 
 #include "ops/contracts/across.h"

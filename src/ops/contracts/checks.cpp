@@ -18,6 +18,14 @@
 #include "ops/peers.h"
 
 namespace nmoe {
+namespace {
+
+void check_blocks(OperandFormat format, BlockShape blocks) {
+  NMOE_CHECK(format != OperandFormat::kAct && !(blocks == BlockShape::kTiles && format == OperandFormat::kMxFp8),
+             "there are no such blocks");
+}
+
+}  // namespace
 
 void check_sums_of_squares(const SumsOfSquares& args) {
   std::vector<const void*> outs;
@@ -45,8 +53,7 @@ void check_measure_rounding(const MeasureRounding& args) {
   const bool tiles = args.blocks == BlockShape::kTiles;
   NMOE_CHECK(args.x.shape().rank() == 3 && args.counts.shape() == Shape({5}) && args.counts.dtype() == DType::kF64,
              "counts {} of {}", args.counts.shape(), args.x.shape());
-  NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
-             "there are no such blocks");
+  check_blocks(args.format, args.blocks);
   NMOE_CHECK(args.offsets.defined() ? args.x.dim(0) == 1 && !tiles : !args.index.defined(),
              "experts' rows, or picked ones, of {} matrices", args.x.dim(0));
 }
@@ -55,8 +62,7 @@ void check_quantize(const Quantize& args) {
   NMOE_CHECK(args.x.shape().rank() == 3, "rounding of {}", args.x.shape());
   const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2), n = block_size(args.format);
   const bool is_nvfp4 = args.format == OperandFormat::kNvFp4, tiles = args.blocks == BlockShape::kTiles;
-  NMOE_CHECK(args.format != OperandFormat::kAct && !(tiles && args.format == OperandFormat::kMxFp8),
-             "there are no such blocks");
+  check_blocks(args.format, args.blocks);
   NMOE_CHECK(args.amax.defined() == is_nvfp4 && (!is_nvfp4 || args.amax.shape() == Shape({G})),
              "NVFP4 alone has a scale of the tensor, from its largest magnitude");
   NMOE_CHECK(!args.random.key.defined() || (is_nvfp4 && !tiles), "E2M1 in rows alone is rounded at random");
