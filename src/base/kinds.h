@@ -21,10 +21,10 @@ enum class OperandFormat {
   kNvFp4,  // E2M1 in blocks of 16, scales in E4M3, and one of the tensor
 };
 
-// What tokens, and gradients of what experts made of them, are on their way to experts; what comes back is as it is.
-enum class WireFormat {
+// What rows are while they travel between ranks, or wait for backward.
+enum class RowFormat {
   kDevice,  // as they are
-  kFp8,     // rounded to OperandFormat::kFp8, on their own rank too: a byte a value, and one for each 128
+  kFp8,     // rounded to OperandFormat::kFp8: a byte a value, and one for each 128
 };
 
 }  // namespace nmoe

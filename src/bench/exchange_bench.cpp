@@ -67,7 +67,7 @@ class RankExchange {
     Arena& arena = storage[ArenaKind::kActivations];
     const DType act = ops_.compute_dtype(), stat = ops_.stat_dtype();
     x_ = arena.allocate(act, {T, D});
-    if (config.precision.wire == WireFormat::kFp8) codes_ = push_row_codes(arena, T, D);
+    if (config.precision.wire == RowFormat::kFp8) codes_ = push_row_codes(arena, T, D);
     y_ = arena.allocate(act, {T, D});
     rows_ = arena.allocate(act, {R, D});
     weights_ = arena.allocate(stat, {T, K});
@@ -257,7 +257,7 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   bench.num_experts = moe.num_experts;
   bench.top_k = moe.top_k;
   bench.row_bytes = bench.width * static_cast<int64_t>(dtype_bytes(device.ops().compute_dtype()));
-  bench.sent_row_bytes = config.precision.wire == WireFormat::kFp8 ? row_code_bytes(bench.width) : bench.row_bytes;
+  bench.sent_row_bytes = config.precision.wire == RowFormat::kFp8 ? row_code_bytes(bench.width) : bench.row_bytes;
   bench.expected_rows_per_token =
       ExchangeCost(config, device.ops().compute_dtype(), communicator.count()).rows_per_token();
 

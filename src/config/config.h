@@ -57,7 +57,8 @@ struct PrecisionConfig {
   bool fp8_weight_gradients = false;            // FP8: routed experts' weight gradients too; else as with kDevice
   bool nvfp4_transform = true;                  // NVFP4: transform the operands of weight gradients
   bool nvfp4_random_rounding = true;            // NVFP4: round gradients of outputs stochastically
-  WireFormat wire = WireFormat::kDevice;        // with any run.precision, in every layer with routed experts
+  RowFormat wire = RowFormat::kDevice;   // on the way to routed experts, on their own rank too; with any run.precision
+  RowFormat saved = RowFormat::kDevice;  // pre-activations of MLPs and experts, kept for backward; likewise
   PrecisionFallback fallback = PrecisionFallback::kReport;
   int64_t check_every = 100;  // steps between measurements of what rounding loses
 };

@@ -118,7 +118,7 @@ constexpr Named<PartPrecision> kPartPrecisions[] = {{PartPrecision::kRun, "run"}
                                                     {PartPrecision::kNvFp4, "nvfp4"}};
 constexpr Named<PrecisionFallback> kPrecisionFallbacks[] = {
     {PrecisionFallback::kReport, "report"}, {PrecisionFallback::kAct, "act"}, {PrecisionFallback::kOff, "off"}};
-constexpr Named<WireFormat> kWireFormats[] = {{WireFormat::kDevice, "device"}, {WireFormat::kFp8, "fp8"}};
+constexpr Named<RowFormat> kRowFormats[] = {{RowFormat::kDevice, "device"}, {RowFormat::kFp8, "fp8"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
@@ -287,9 +287,11 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
           : layers.any([](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; });
   constexpr std::string_view kExperts = "model.moe.num_experts > 0";
   f.section("precision");
-  f.key("wire", precision.wire, kWireFormats, "format of tokens and gradients on their way to routed experts")
+  f.key("wire", precision.wire, kRowFormats, "format of tokens and gradients on their way to routed experts")
       .needs(has_experts, kExperts)
-      .leave_out_if(precision.wire == WireFormat::kDevice);
+      .leave_out_if(precision.wire == RowFormat::kDevice);
+  f.key("saved", precision.saved, kRowFormats, "format in which pre-activations of MLPs and experts wait for backward")
+      .leave_out_if(precision.saved == RowFormat::kDevice);
   f.following_need(is_low(run.precision), "run.precision = \"fp8\", \"mxfp8\" or \"nvfp4\"");
   f.key("mixer", precision.mixer, kPartPrecisions, "format of projections");
   f.key("dense", precision.dense, kPartPrecisions, "format of dense MLPs").needs(has_dense, "a layer with a dense MLP");

@@ -41,7 +41,9 @@ Tensor Block::forward(const Pass& pass, Tensor x) {
   if (!pass.drops(Recompute::kBlocks)) return run(pass, x);
   const Tensor out = pass.push(x.shape());
   const ArenaScope scope(pass.activations);
-  pass.ops.copy({.source = run(pass.keeping_all(), x), .destination = out});
+  Pass forward_alone = pass.keeping_all();
+  forward_alone.saved = RowFormat::kDevice;  // nothing waits for backward
+  pass.ops.copy({.source = run(forward_alone, x), .destination = out});
   return out;
 }
 

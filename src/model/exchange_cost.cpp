@@ -15,7 +15,7 @@ ExchangeCost::ExchangeCost(const Config& config, DType act, int64_t num_ranks)
       apart_(config.parallel.logical_shards > 0),
       recompute_(config.train.recompute),
       top_k_(static_cast<double>(config.model.moe.top_k)) {
-  if (config.precision.wire == WireFormat::kFp8) {
+  if (config.precision.wire == RowFormat::kFp8) {
     sent_row_bytes_ = static_cast<double>(row_code_bytes(config.model.dim));
   }
   const auto experts = static_cast<double>(config.model.moe.num_experts), others = static_cast<double>(num_ranks - 1);

@@ -18,9 +18,13 @@ Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSe
       out_(weights, layer.name + prefix + "out") {}
 
 void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
-  const int64_t T = x.rows.dim(0);
+  const int64_t T = x.rows.dim(0), W = pre_activation_width(activation_, hidden_);
+  saved_ = {.x = x.rows, .pre = {}, .pre_codes = {}, .hidden = {}};
+  if (pass.saves_codes() && !pass.drops(Recompute::kExperts)) {
+    saved_.pre_codes = push_row_codes(pass.activations, T, W);
+  }
   const int64_t without_pre = pass.activations.mark();
-  saved_ = {.x = x.rows, .pre = pass.push({T, pre_activation_width(activation_, hidden_)}), .hidden = {}};
+  saved_.pre = pass.push({T, W});
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({T, hidden_});
   {
@@ -28,7 +32,7 @@ void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor 
     const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
     // Backward makes hidden units again, and the second layer reads codes.
     const bool codes_alone =
-        codes.defined() && pass.drops(Recompute::kNorms) && !pass.watchers.inspect && !out_.weight().measures_forward();
+        codes.defined() && pass.drops_hidden() && !pass.watchers.inspect && !out_.weight().measures_forward();
     in_.forward_activation(pass.ops,
                            {.kind = activation_,
                             .x = x.rows,
@@ -36,37 +40,45 @@ void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor 
                             .pre = saved_.pre,
                             .h = saved_.hidden,
                             .h_codes = codes,
-                            .keeps_h = !codes_alone},
+                            .keeps_h = !codes_alone,
+                            .pre_codes = saved_.pre_codes},
                            x.codes);
     pass.capture(hidden_as_, layer_, saved_.hidden);
     out_.forward(pass.ops, saved_.hidden, y, residual, codes);
   }
-  if (pass.drops(Recompute::kNorms)) {
-    pass.activations.rewind(pass.drops(Recompute::kExperts) ? without_pre : without_hidden);
+  if (pass.drops_pre()) {
+    pass.activations.rewind(without_pre);
+  } else if (pass.drops_hidden()) {
+    pass.activations.rewind(without_hidden);
   }
 }
 
 void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
   const ArenaScope scope(pass.activations);
-  const int64_t T = dy.rows.dim(0);
+  const int64_t T = dy.rows.dim(0), W = pre_activation_width(activation_, hidden_);
+  if (pass.drops_pre()) saved_.pre = pass.push({T, W});
   if (pass.drops(Recompute::kExperts)) {
-    saved_.pre = pass.push(saved_.pre.shape());
     in_.forward(pass.ops, saved_.x, saved_.pre);
+    if (pass.saves_codes()) {
+      saved_.pre_codes = push_row_codes(pass.activations, T, W);
+      write_row_codes(pass.ops, saved_.pre, saved_.pre_codes);
+    }
   }
-  const bool makes_hidden = pass.drops(Recompute::kNorms);
-  if (makes_hidden) saved_.hidden = pass.push(saved_.hidden.shape());
+  const bool makes_hidden = pass.drops_hidden();
+  if (makes_hidden) saved_.hidden = pass.push({T, hidden_});
   const Tensor dhidden = pass.push({T, hidden_});
   // Random bits are numbered in the order in which they are drawn.
   const OperandRounding of_out_weight = out_.weight().weight_gradient_rounding();
   out_.backward_input(pass.ops, dy, dhidden);
   const Tensor dpre = saved_.pre;  // not needed after its gradient is known
-  const RowCodes codes = in_.push_codes(pass.activations, T, dpre.dim(1));
+  const RowCodes codes = in_.push_codes(pass.activations, T, W);
   pass.ops.activation_backward({.kind = activation_,
                                 .pre = saved_.pre,
                                 .dh = dhidden,
                                 .dpre = dpre,
                                 .dpre_codes = codes,
-                                .h = makes_hidden ? saved_.hidden : Tensor()});
+                                .h = makes_hidden ? saved_.hidden : Tensor(),
+                                .pre_codes = saved_.pre_codes});
   out_.backward_weight(pass.ops, saved_.hidden, dy.rows, of_out_weight);
   in_.backward_weight(pass.ops, saved_.x, dpre);
   in_.backward_input(pass.ops, {dpre, codes}, dx);

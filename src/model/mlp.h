@@ -26,9 +26,10 @@ class Mlp final : public FeedForward {
 
  private:
   struct Saved {
-    Tensor x;       // [T, D]
-    Tensor pre;     // [T, W]
-    Tensor hidden;  // [T, F]
+    Tensor x;            // [T, D]
+    Tensor pre;          // [T, W]
+    RowCodes pre_codes;  // [T, W], if they wait for backward instead of pre
+    Tensor hidden;       // [T, F]
   };
 
   Activation activation_;

@@ -31,13 +31,11 @@ Batch batch_of(const CachedRows& rows) {
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute, DomainShare share,
-             WireFormat wire)
+Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOptions passes, DomainShare share)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
-      recompute_(recompute),
-      wire_(wire),
+      passes_(passes),
       spec_(describe_model(config_)),
       weights_(spec_.weights, std::move(share)),
       embedding_(weights_.at("embedding")),
@@ -47,7 +45,7 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompu
   for (const auto& block : blocks_) {
     if (block->moe() == nullptr) continue;
     moe_layers_.push_back(block->moe());
-    block->moe()->send_as(wire);
+    block->moe()->send_as(passes.wire);
   }
 }
 
@@ -83,7 +81,7 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, con
   const bool gives_codes =
       std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->codes.defined(); });
   window_.emplace(peers, ops_, config_, limits,
-                  ExchangeForm{.received = received, .wire = wire_, .gives_codes = gives_codes}, window, state);
+                  ExchangeForm{.received = received, .wire = passes_.wire, .gives_codes = gives_codes}, window, state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
   expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / peers.count()});
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
@@ -142,11 +140,12 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.watchers = watchers;
   const Shape stream({batch.num_tokens(), config_.dim});
 
-  pass.recompute = recompute_;
+  pass.recompute = passes_.recompute;
+  pass.saved = passes_.saved;
   const bool keeps_norms = !pass.drops(Recompute::kNorms) || pass.drops(Recompute::kBlocks);
   if (!keeps_norms) pass.normed = pass.push(stream);
   const auto has_codes = [](const Weight& weight) { return weight.codes.defined(); };
-  if (wire_ == WireFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes)) {
+  if (passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes)) {
     pass.normed_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
     pass.gradient_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
   }

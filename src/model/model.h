@@ -27,14 +27,18 @@ struct ScoredRows {
   Tensor predictions;  // [L] i32 =: the likeliest token, the lowest id of several
 };
 
+// What passes keep, and in which formats.
+struct PassOptions {
+  Recompute recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
+  RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
+  RowFormat saved = RowFormat::kDevice;    // Pass::saved, of forward_backward
+};
+
 class Model {
  public:
   // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to
-  // `ops`. `recompute` changes what forward_backward keeps, but no result. With a `share` of several
-  // ranks, all of them make the same passes, each over any number of tokens. `wire`: the format of tokens
-  // sent to routed experts, except in cached passes.
-  Model(const ModelConfig& config, Ops& ops, int64_t max_positions, Recompute recompute = Recompute::kNone,
-        DomainShare share = {}, WireFormat wire = WireFormat::kDevice);
+  // `ops`. With a `share` of several ranks, all of them make the same passes, each over any number of tokens.
+  Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOptions passes = {}, DomainShare share = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
@@ -103,8 +107,7 @@ class Model {
   ModelConfig config_;
   Ops& ops_;
   int64_t max_positions_;
-  Recompute recompute_;
-  WireFormat wire_;
+  PassOptions passes_;
   ModelSpec spec_;
   WeightSet weights_;
   Weight& embedding_;  // [V, D]

@@ -14,6 +14,11 @@ constexpr const char* kSharedPrefix = "moe.shared.";
 
 std::string moe_prefix(const Layer& layer) { return layer.name + "moe."; }
 
+RowCodes first_rows(const RowCodes& codes, int64_t count) {
+  if (!codes.defined()) return {};
+  return {.values = codes.values.rows(0, count), .scales = codes.scales.rows(0, count)};
+}
+
 }  // namespace
 
 void Moe::describe(const Layer& layer, WeightList& weights) {
@@ -58,19 +63,15 @@ void Moe::exchange_through(ExchangeWindow& window, Tensor places, const Exchange
 }
 
 CodedRows Moe::sent(const Pass& pass, const CodedRows& x) const {
-  if (wire_ == WireFormat::kDevice) return x.rows;
+  if (wire_ == RowFormat::kDevice) return x.rows;
   if (x.codes.defined()) return x;
-  const int64_t T = x.rows.dim(0), D = x.rows.dim(1);
-  const RowCodes codes = push_row_codes(pass.activations, T, D);
-  pass.ops.quantize({.format = OperandFormat::kFp8,
-                     .x = x.rows.reshape({1, T, D}),
-                     .values = codes.values.reshape({1, T, D}),
-                     .scales = codes.scales.reshape({1, T, codes.scales.dim(1)})});
+  const RowCodes codes = push_row_codes(pass.activations, x.rows.dim(0), x.rows.dim(1));
+  write_row_codes(pass.ops, x.rows, codes);
   return {x.rows, codes};
 }
 
 RowCodes Moe::codes_of(const ArrivedRows& arrived, const CodedRows& x) const {
-  return wire_ == WireFormat::kDevice && arrived.rows.index.defined() ? x.codes : arrived.codes;
+  return wire_ == RowFormat::kDevice && arrived.rows.index.defined() ? x.codes : arrived.codes;
 }
 
 RouterRule Moe::rule() const {
@@ -101,8 +102,14 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
                                   .pre = part.of(of.pre),
                                   .h = of.hidden.defined() ? part.of(of.hidden) : Tensor(),
                                   .h_codes = part.of(of.hidden_codes),
-                                  .h_columns = of.hidden_columns},
+                                  .h_columns = of.hidden_columns,
+                                  .keeps_h = of.keeps_hidden,
+                                  .pre_codes = part.of(of.pre_codes)},
                                  part.of(of.rows, of.source_codes));
+}
+
+bool Moe::multiplies_columns() const {
+  return experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0;
 }
 
 std::vector<ColumnCodes> Moe::push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const {
@@ -135,7 +142,9 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .dpre_codes = dpre_codes,
                                     .dpre_columns = of.pre_columns,
                                     .keeps_dpre = of.keeps_gradient,
-                                    .h = of.makes_hidden ? hidden : Tensor()},
+                                    .h = of.makes_hidden && !of.hidden_columns.defined() ? hidden : Tensor(),
+                                    .pre_codes = part.of(of.pre_codes),
+                                    .h_columns = of.makes_hidden ? of.hidden_columns : ColumnCodes{}},
                                    part.of(gradients.dy, gradients.source_codes));
   experts_out_.backward_weight(ops, hidden, dy, part.offsets, of_out_weight, of.hidden_columns);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
@@ -157,13 +166,13 @@ OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
   const int64_t C = saved_.routed.chunk_capacity();
   if (C == 0) return {};
   // What is not kept has served.
-  const auto room = [&](Tensor saved, Recompute level) {
-    return pass.drops(level) ? saved.rows(0, C) : pass.push({C, saved.dim(1)});
+  const auto room = [&](Tensor saved, bool has_served) {
+    return has_served ? saved.rows(0, C) : pass.push({C, saved.dim(1)});
   };
   const ExpertPass chunk_rows{.rows = rows_out.rows(0, C),
                               .row_weight = pass.push_stat({C}),
-                              .pre = room(saved_.pre, Recompute::kExperts),
-                              .hidden = room(saved_.hidden, Recompute::kNorms)};
+                              .pre = room(saved_.pre, pass.drops_pre()),
+                              .hidden = room(saved_.hidden, pass.drops_hidden())};
   return {.rows = chunk_rows.rows.source,
           .row_weight = chunk_rows.row_weight,
           .drows = {},
@@ -181,7 +190,9 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
   const ExpertPass chunk_rows{.rows = saved_.rows.source.rows(0, C),
                               .row_weight = saved_.row_weight.rows(0, C),
                               .pre = saved_.pre.rows(0, C),
-                              .hidden = saved_.hidden.rows(0, C)};
+                              .hidden = saved_.hidden.rows(0, C),
+                              .pre_codes = first_rows(saved_.pre_codes, C),
+                              .makes_hidden = pass.saves_codes()};
   const ExpertGradients chunk_gradients{.dy = gradients.drows.rows(0, C),
                                         .drows = gradients.drows.rows(0, C),
                                         .drow_weight = gradients.drow_weight.rows(0, C)};
@@ -219,13 +230,16 @@ void Moe::forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor
   const ArenaScope scope(pass.activations);
   const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, expert_dim_);
   const bool keeps_columns = !saved_.hidden_columns.empty();
-  const bool codes_alone = keeps_columns && !pass.watchers.inspect && !experts_out_.weight().measures_forward();
+  // Whether nobody reads hidden units but as codes.
+  const bool codes_alone = hidden_codes.defined() && (keeps_columns || pass.saves_codes()) && !pass.watchers.inspect &&
+                           !experts_out_.weight().measures_forward();
   for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
     const RaggedRows& part = saved_.routed.parts[i];
     ExpertPass rows = saved_rows();
     rows.hidden_codes = hidden_codes;
     rows.source_codes = source_codes;
-    if (codes_alone) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
+    rows.keeps_hidden = !codes_alone;
+    if (codes_alone && keeps_columns) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
     forward_hidden(pass, part, rows);
     if (keeps_columns && !codes_alone) {
       ops.activation_forward({.kind = config_.activation,
@@ -259,6 +273,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .row_weight = {},
             .rows = {},
             .pre = {},
+            .pre_codes = {},
             .hidden = {},
             .hidden_columns = {}};
   route(pass);
@@ -274,10 +289,12 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   const int64_t router_only = pass.activations.mark();
   const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
   saved_.rows = arrived.rows;
+  if (pass.saves_codes() && !pass.drops(Recompute::kExperts)) {
+    saved_.pre_codes = push_row_codes(pass.activations, R, W);
+  }
+  const int64_t without_pre = pass.activations.mark();
   saved_.pre = pass.push({R, W});
-  // Chunks of overflow want the place of hidden units.
-  const bool keeps_columns = experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0 &&
-                             !pass.drops(Recompute::kExperts);
+  const bool keeps_columns = multiplies_columns() && !pass.drops(Recompute::kExperts) && !pass.saves_codes();
   if (keeps_columns) saved_.hidden_columns = push_columns(pass, experts_out_, F);
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});
@@ -287,8 +304,10 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
     pass.activations.rewind(without_hidden);
     return;
   }
-  if (pass.drops(Recompute::kNorms)) {
-    pass.activations.rewind(pass.drops(Recompute::kExperts) ? router_only : without_hidden);
+  if (pass.drops(Recompute::kExperts)) {
+    pass.activations.rewind(router_only);
+  } else if (pass.drops_hidden()) {
+    pass.activations.rewind(pass.drops_pre() ? without_pre : without_hidden);
   }
 }
 
@@ -334,18 +353,24 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
                 R = saved_.routed.capacity;
 
   // What was not kept. The router's decisions always are: rows go where they went.
+  if (pass.drops_pre()) saved_.pre = pass.push(saved_.pre.shape());
   if (pass.drops(Recompute::kExperts)) {
     exchange_->begin_dispatch(pass, sent(pass, saved_.x), saved_.weights);
     const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
     saved_.rows = arrived.rows;
-    saved_.pre = pass.push(saved_.pre.shape());
     saved_.hidden = pass.push(saved_.hidden.shape());
+    if (pass.saves_codes()) saved_.pre_codes = push_row_codes(pass.activations, R, saved_.pre.dim(1));
     ExpertPass rows = saved_rows();
     rows.source_codes = codes_of(arrived, saved_.x);
     for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, rows);
   }
-  const bool makes_hidden = pass.recompute == Recompute::kNorms && saved_.hidden_columns.empty();
-  if (makes_hidden) saved_.hidden = pass.push(saved_.hidden.shape());
+  const bool makes_hidden =
+      pass.saves_codes() || (pass.recompute == Recompute::kNorms && saved_.hidden_columns.empty());
+  if (pass.saves_codes() && multiplies_columns()) {
+    saved_.hidden_columns = push_columns(pass, experts_out_, expert_dim_);
+  } else if (makes_hidden && !pass.drops(Recompute::kExperts)) {
+    saved_.hidden = pass.push(saved_.hidden.shape());
+  }
 
   // Overflow alone wants tokens once more, where forward's were the last.
   const bool wants_tokens = saved_.routed.chunk_capacity() > 0 && !pass.drops(Recompute::kExperts);

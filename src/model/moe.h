@@ -33,11 +33,11 @@ class Moe final : public FeedForward {
   void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
   void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
   bool takes_codes() const override {
-    return wire_ == WireFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
+    return wire_ == RowFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
   }
 
   // Sets the format of what is sent to routed experts, except in cached_forward(). To be called before the first pass.
-  void send_as(WireFormat wire) { wire_ = wire; }
+  void send_as(RowFormat wire) { wire_ = wire; }
   // Sets where its router's statistics are stored. To be called before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
   // From now on, the ranks of a domain share the experts, which are where `places` says (remote_exchange.h); stacked
@@ -59,6 +59,7 @@ class Moe final : public FeedForward {
     Tensor row_weight;                        // [R] weights dispatched
     OperandRows rows;                         // [R, D] x dispatched
     Tensor pre;                               // [R, W]
+    RowCodes pre_codes;                       // [R, W], if they wait for backward instead of pre
     Tensor hidden;                            // [R, F], times row_weight; undefined if hidden_columns are kept instead
     std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, if the gradient of the second weight uses codes
   };
@@ -78,7 +79,9 @@ class Moe final : public FeedForward {
     RowCodes hidden_codes = {};                         // [N, F], if the second layer uses them
     ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F], and [N, W] of pre's gradient, if weight gradients
                                                         // use them
-    bool makes_hidden = false;                          // backward: whether hidden was not kept
+    RowCodes pre_codes = {};                            // [N, W]: forward writes them, backward reads them for pre
+    bool keeps_hidden = true;                           // forward: whether anyone reads hidden but as codes
+    bool makes_hidden = false;                          // backward: whether hidden, or its columns, was not kept
     bool keeps_gradient = false;                        // whether pre's gradient itself is needed too
     RowCodes source_codes = {};                         // of the rows' source, if it has codes
   };
@@ -88,12 +91,21 @@ class Moe final : public FeedForward {
     Tensor drow_weight;          // [N]
     RowCodes source_codes = {};  // of dy's source, if it has codes
   };
-  ExpertPass saved_rows() const { return {saved_.rows, saved_.row_weight, saved_.pre, saved_.hidden}; }
+  ExpertPass saved_rows() const {
+    return {.rows = saved_.rows,
+            .row_weight = saved_.row_weight,
+            .pre = saved_.pre,
+            .hidden = saved_.hidden,
+            .pre_codes = saved_.pre_codes};
+  }
   // saved_'s logits, scores, top_idx and weights = of saved_.x.
   void route(const Pass& pass);
   // y += the experts' outputs for saved_.rows. Keeps pre and hidden, or codes of hidden if saved_.hidden_columns has
   // memory for them. source_codes: of the rows' source, if it has codes.
   void forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y);
+  // Whether the gradient of the second weight takes hidden units as codes of columns; chunks of overflow want them as
+  // they are.
+  bool multiplies_columns() const;
   // Memory for the codes of columns of rows [R, width] that the gradient of `of`'s weight uses, one for each part.
   std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
   // pre and hidden = from a part's rows.
@@ -115,7 +127,7 @@ class Moe final : public FeedForward {
   const ModelConfig& config_;
   int64_t layer_;
   int64_t expert_dim_;  // F
-  WireFormat wire_ = WireFormat::kDevice;
+  RowFormat wire_ = RowFormat::kDevice;
   Linear router_;                            // [E, D]
   Weight& router_bias_;                      // [E], selection only
   GroupedLinear experts_in_;                 // [E, W, D]

@@ -77,6 +77,9 @@ struct Pass {
   bool statistics = true;  // whether routers keep statistics, and add auxiliary losses
   Watchers watchers = {};
   Recompute recompute = Recompute::kNone;
+  // The format in which pre-activations of MLPs and experts wait for backward. In FP8, backward works on the values
+  // that their codes stand for, makes hidden units of them again, and none are kept; forward is the same.
+  RowFormat saved = RowFormat::kDevice;
   // If backward recomputes norms: [T, D], shared by the outputs of all norms. Forward writes a norm's output there for
   // the layer that reads it next; backward writes it again.
   Tensor normed = {};
@@ -88,6 +91,11 @@ struct Pass {
   bool in_step() const { return scale.loss.defined(); }
   // Whether forward drops, and backward recomputes, what `level` names.
   bool drops(Recompute level) const { return recompute >= level; }
+  // Whether codes of pre-activations wait for backward, instead of values and of hidden units.
+  bool saves_codes() const { return saved == RowFormat::kFp8; }
+  // Whether the values of pre-activations, or of hidden units, do not.
+  bool drops_pre() const { return drops(Recompute::kExperts) || saves_codes(); }
+  bool drops_hidden() const { return drops(Recompute::kNorms) || saves_codes(); }
   // The same pass, but keeping everything.
   Pass keeping_all() const {
     Pass pass = *this;

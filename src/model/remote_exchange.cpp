@@ -33,7 +33,7 @@ ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& 
       received_(form.received),
       expert_rows_(nmoe::expert_rows(config, peers.count(), limits, form.received)) {
   const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k;
-  const bool apart = received_ == Received::kApart, coded = form.wire == WireFormat::kFp8;
+  const bool apart = received_ == Received::kApart, coded = form.wire == RowFormat::kFp8;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = coded ? Tensor() : window.allocate(ops.compute_dtype(), {W, M, D}),
              .slots = window.allocate(DType::kI32, {W, M, K}),

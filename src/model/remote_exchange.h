@@ -29,8 +29,8 @@ enum class Received {
 // What travels, and what becomes of it.
 struct ExchangeForm {
   Received received = Received::kTogether;
-  WireFormat wire = WireFormat::kDevice;  // of tokens, and of gradients of experts' outputs, on their way to experts
-  bool gives_codes = false;  // whether experts get the codes of their rows too, if these travelled as codes
+  RowFormat wire = RowFormat::kDevice;  // of tokens, and of gradients of experts' outputs, on their way to experts
+  bool gives_codes = false;             // whether experts get the codes of their rows too, if these travelled as codes
 };
 
 // The capacity of a rank.

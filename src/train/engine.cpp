@@ -61,15 +61,15 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
         if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
-      model_(config_.model, ops_, longest_sequence(shapes_), config_.train.recompute,
+      model_(config_.model, ops_, longest_sequence(shapes_),
+             {.recompute = config_.train.recompute, .wire = config_.precision.wire, .saved = config_.precision.saved},
              {.index = domain_.index(),
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
               .bucket_bytes = config_.parallel.bucket_bytes,
               .in_order = in_order(),
               .first_rank = rank.index() - domain_.index(),
-              .num_ranks = rank.count()},
-             config_.precision.wire) {
+              .num_ranks = rank.count()}) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");

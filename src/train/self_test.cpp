@@ -51,7 +51,7 @@ Config odd_config() {
   config.data.seq_len = 33;
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;
-  config.precision.wire = WireFormat::kFp8;
+  config.precision.wire = RowFormat::kFp8;
   return config;
 }
 
@@ -288,7 +288,7 @@ Counts run_self_test(const DeviceOptions& options, const std::function<void(cons
     say(fmt::format("training steps in {}", name));
     Config config = even_config(precision);
     config.precision.fp8_weight_gradients = precision == Precision::kFp8;
-    config.precision.wire = precision == Precision::kMxFp8 ? WireFormat::kFp8 : WireFormat::kDevice;
+    config.precision.wire = precision == Precision::kMxFp8 ? RowFormat::kFp8 : RowFormat::kDevice;
     train(config, options, wrap, counts);
   }
   return counts;

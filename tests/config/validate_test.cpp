@@ -186,11 +186,19 @@ TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
 
 TEST(Validate, CodesTravelWhateverProductsAreIn) {
   Config config = low_precision_config();
-  config.precision.wire = WireFormat::kFp8;
+  config.precision.wire = RowFormat::kFp8;
   EXPECT_EQ(what_is_wrong(config), "");
   config.run.precision = Precision::kDevice;
   EXPECT_EQ(what_is_wrong(config), "");
   config.run.device = "cuda";
+  EXPECT_EQ(what_is_wrong(config), "");
+}
+
+TEST(Validate, CodesWaitForBackwardWhateverProductsAreIn) {
+  Config config = low_precision_config();
+  config.precision.saved = RowFormat::kFp8;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.run.precision = Precision::kDevice;
   EXPECT_EQ(what_is_wrong(config), "");
 }
 

@@ -75,7 +75,7 @@ TEST(Cost, CodesTakeHalfTheWay) {
     config.model.moe.num_experts = 8;
     config.model.moe.top_k = 2;
     const ExchangeCost plain(config, DType::kBF16, 4);
-    config.precision.wire = WireFormat::kFp8;
+    config.precision.wire = RowFormat::kFp8;
     const ExchangeCost coded(config, DType::kBF16, 4);
     const double row = coded.bytes(Transfer::kCombineBackward, 1, 1);
     EXPECT_EQ(row, static_cast<double>(dim + (dim + 127) / 128));

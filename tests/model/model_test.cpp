@@ -18,7 +18,7 @@ constexpr int64_t kSeqs = 2, kLen = 5;
 class TestModel {
  public:
   explicit TestModel(const ModelConfig& config, int num_threads = 2, Recompute recompute = Recompute::kNone)
-      : ops_(cpu_device(DType::kF64, num_threads)), model_(config, *ops_, kLen, recompute) {
+      : ops_(cpu_device(DType::kF64, num_threads)), model_(config, *ops_, kLen, {.recompute = recompute}) {
     for (Arena* arena : {&values_, &grads_, &state_, &activations_}) arena->reserve(ops_.device().memory(), 4 << 20);
     model_.allocate(values_, grads_, state_);
     model_.initialise(7);

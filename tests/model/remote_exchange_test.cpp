@@ -48,8 +48,8 @@ struct Routing {
 // Small integers, which sums in fp32 keep exact.
 float value(int64_t rank, int64_t token, int64_t column) { return static_cast<float>(16 * rank + token + column % 5); }
 // What it is behind the wire.
-float arrived(WireFormat wire, int64_t rank, int64_t token, int64_t column) {
-  if (wire == WireFormat::kDevice) return value(rank, token, column);
+float arrived(RowFormat wire, int64_t rank, int64_t token, int64_t column) {
+  if (wire == RowFormat::kDevice) return value(rank, token, column);
   const uint8_t scale = e8m0_scale(value(rank, token, 4));  // a row is one block, and this its largest
   return round_to_e4m3(value(rank, token, column) * e8m0_to_inverse(scale)) * e8m0_to_float(scale);
 }
@@ -64,7 +64,7 @@ struct Mode {
   std::string name;
   Received received = Received::kTogether;
   double capacity_factor = 100.0;  // so many that there is no overflow
-  WireFormat wire = WireFormat::kDevice;
+  RowFormat wire = RowFormat::kDevice;
 };
 
 struct RankTest {
@@ -94,7 +94,7 @@ struct RankTest {
     top_idx = upload(DType::kI32, {num_tokens, kTopK}, experts.data());
     x = sent.rows = upload(DType::kF32, {num_tokens, kWidth}, values.data());
     gate = upload(DType::kF32, {num_tokens, kTopK}, weights.data());
-    if (mode.wire == WireFormat::kDevice) return;
+    if (mode.wire == RowFormat::kDevice) return;
     sent.codes = push_row_codes(arena(), num_tokens, kWidth);
     ops.quantize({.format = OperandFormat::kFp8,
                   .x = x.reshape({1, num_tokens, kWidth}),
@@ -231,7 +231,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
 
   // The rows, whose own codes came with them where codes travelled.
   Tensor rows_with_codes(RankTest& test, const RoutedRows& routed, const ArrivedRows& arrived) {
-    if (mode().wire == WireFormat::kDevice) return arrived.rows.source;
+    if (mode().wire == RowFormat::kDevice) return arrived.rows.source;
     const Tensor widened = test.pass.push(arrived.rows.source.shape());
     test.ops.widen_rows({.codes = arrived.codes, .x = widened});
     const auto rows = test.download<float>(arrived.rows.source), values = test.download<float>(widened);
@@ -343,9 +343,9 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(2, 4),
         ::testing::Values(Mode{.name = "Together"}, Mode{.name = "InTurns", .capacity_factor = 0.4},
                           Mode{.name = "Apart", .received = Received::kApart},
-                          Mode{.name = "Codes", .wire = WireFormat::kFp8},
-                          Mode{.name = "CodesInTurns", .capacity_factor = 0.4, .wire = WireFormat::kFp8},
-                          Mode{.name = "CodesApart", .received = Received::kApart, .wire = WireFormat::kFp8})),
+                          Mode{.name = "Codes", .wire = RowFormat::kFp8},
+                          Mode{.name = "CodesInTurns", .capacity_factor = 0.4, .wire = RowFormat::kFp8},
+                          Mode{.name = "CodesApart", .received = Received::kApart, .wire = RowFormat::kFp8})),
     [](const auto& test) { return fmt::format("{}{}", std::get<1>(test.param).name, std::get<0>(test.param)); });
 
 TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {

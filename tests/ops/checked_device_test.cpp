@@ -7,8 +7,8 @@
 namespace nmoe::test {
 namespace {
 
-// The CPU, but that gradients of pre-activations, and activations that are not kept, are nothing that anybody should
-// read.
+// The CPU, but that pre-activations, their gradients, and activations that are not kept, are nothing that anybody
+// should read.
 class SpoilingDevice final : public checked::WrappedDevice {
  public:
   explicit SpoilingDevice(Device& device) : WrappedDevice(device), ops_(*this) {}
@@ -29,6 +29,8 @@ class SpoilingDevice final : public checked::WrappedDevice {
 
    private:
     void spoil(const GroupedActivationBackward& args) { ops_.fill({args.dpre, 1e9}); }
+    void spoil(const GroupedActivationForward& args) { ops_.fill({args.pre, 1e9}); }
+    void spoil(const ActivationBackward& args) { ops_.fill({args.pre, 1e9}); }
     void spoil(const ActivationForward& args) { ops_.fill({args.h, 1e9}); }
     void spoil(const LinearActivationForward& args) { ops_.fill({args.h, 1e9}); }
     template <class Arguments>
@@ -88,6 +90,31 @@ TEST(CheckedDevice, LeavesOpenWhatIsNotKept) {
       EXPECT_NO_THROW(multiply());
     }
   }
+}
+
+// Nor what codes of pre-activations replace, in either direction.
+TEST(CheckedDevice, LeavesOpenWhatWaitsAsCodes) {
+  const std::unique_ptr<Device> cpu = make_device({.kind = "cpu", .num_threads = 1});
+  cpu->scratch(Lane::kCompute).reserve(cpu->memory(), 1 << 20);
+  SpoilingDevice spoiling(*cpu);
+  checked::CheckedDevice checked(spoiling);
+  TensorPool pool(DType::kF32);
+  constexpr int64_t E = 2, R = 30, D = 24, F = 40, W = 2 * F;
+  const Tensor offsets = pool.ints({E + 1}, {0, 12, R});
+  GroupedActivationForward forward{.x = pool.normal({R, D}),
+                                   .w = pool.normal({E, W, D}),
+                                   .offsets = offsets,
+                                   .pre = pool.zeros({R, W}),
+                                   .h = pool.zeros({R, F})};
+  EXPECT_THROW(checked.ops().grouped_activation_forward(forward), checked::MismatchError);
+  forward.pre_codes = {.values = pool.zeros(DType::kU8, {R, W}), .scales = pool.zeros(DType::kU8, {R, 1})};
+  EXPECT_NO_THROW(checked.ops().grouped_activation_forward(forward));
+  ActivationBackward backward{.pre = pool.normal({R, W}), .dh = pool.normal({R, F}), .dpre = pool.zeros({R, W})};
+  EXPECT_THROW(checked.ops().activation_backward(backward), checked::MismatchError);
+  backward.pre_codes = forward.pre_codes;
+  EXPECT_NO_THROW(checked.ops().activation_backward(backward));
+  backward.dpre = backward.pre;
+  EXPECT_THROW(checked.ops().activation_backward(backward), checked::MismatchError);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/answering_device.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 #include "tensor/low_precision.h"
@@ -123,17 +124,6 @@ inline KnownAnswers read_known_answers(TensorPool& pool) {
   }
   return known;
 }
-
-// A device as the table sees it.
-class AnsweringDevice {
- public:
-  virtual ~AnsweringDevice() = default;
-  virtual Ops& answering_ops() = 0;
-  virtual DType act() const = 0;
-  virtual Tensor there(Tensor host, DType dtype) = 0;                     // a copy on it
-  virtual Tensor here(Tensor device) = 0;                                 // on the host, BF16 as F32
-  virtual OperandRounding of_weight(OperandFormat format, Tensor w) = 0;  // with codes of w, where it wants those
-};
 
 // One matrix through one producer on one device. Every member function is a producer of `form`.
 class AnswerCheck {

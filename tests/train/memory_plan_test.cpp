@@ -82,6 +82,21 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   EXPECT_LT(activations("blocks"), activations("experts"));
 }
 
+// A layer keeps a byte of each pre-activation and one for each 128, instead of four of each and of each hidden unit.
+TEST(MemoryPlanTest, SavedCodesTakeTheirBytes) {
+  const auto activations = [](const std::string& saved, int64_t layers) {
+    return plan_engine_storage(
+        planned_config({"model.moe.num_shared_experts=1", fmt::format("model.num_layers={}", layers),
+                        "precision.saved=" + saved}))[ArenaKind::kActivations];
+  };
+  const auto of_a_layer = [&](const std::string& saved) { return activations(saved, 9) - activations(saved, 8); };
+  const Config config = planned_config({});
+  const int64_t tokens = batch_shape(config, config.data.seq_len).microbatch_tokens(), F = config.model.moe.expert_dim,
+                W = 2 * F, rows = tokens * (config.model.moe.top_k + 1);
+  const int64_t saved = rows * (4 * (W + F) - (W + (W + 127) / 128));
+  EXPECT_NEAR(static_cast<double>(of_a_layer("device") - of_a_layer("fp8")), static_cast<double>(saved), 2048.0);
+}
+
 TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   const auto with = [](const std::string& state) {
     return plan_engine_storage(

@@ -128,6 +128,27 @@ TEST_F(PrecisionTest, CodesThatTravelAreThoseOfTheFirstProduct) {
   EXPECT_TRUE(contains(error_of([&] { resume("fp8_plain", with("fp8", "fp8", 9)); }).what(), "precision.wire: "));
 }
 
+// Forward is the same to the bit; backward works on what codes of pre-activations stand for.
+TEST_F(PrecisionTest, PreActivationsWaitForBackwardAsCodes) {
+  const auto with = [](const std::string& precision, const std::string& saved, int64_t steps) {
+    std::vector<std::string> overrides = settings(precision, steps);
+    overrides.push_back("precision.saved=" + saved);
+    return overrides;
+  };
+  for (const std::string precision : {"fp8", "fp32"}) {
+    run(precision + "_plain", with(precision, "device", 6));
+    run(precision + "_coded", with(precision, "fp8", 6));
+    run(precision + "_again", with(precision, "fp8", 3));
+    resume(precision + "_again", with(precision, "fp8", 6));
+    expect_same_state(checkpoints(precision + "_again"), checkpoints(precision + "_coded"));
+    const auto plain = series(precision + "_plain", "train/loss"), coded = series(precision + "_coded", "train/loss");
+    EXPECT_EQ(coded.at(1), plain.at(1));
+    EXPECT_NE(coded.at(6), plain.at(6));
+    EXPECT_NEAR(coded.at(6), plain.at(6), 0.01 * plain.at(6));
+  }
+  EXPECT_TRUE(contains(error_of([&] { resume("fp8_coded", with("fp8", "device", 9)); }).what(), "precision.saved: "));
+}
+
 class FallbackTest : public PrecisionTest {
  protected:
   TrainSummary run(const std::string& name, int64_t steps, std::vector<std::string> more, int64_t outlier,

@@ -342,54 +342,64 @@ TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
   }
 }
 
-// A rank's own tokens are rounded as those that travel, whatever the experts take them in.
-TEST(RankEngines, CodesOnTheWireAreThoseOfOneRank) {
+// A rank's own tokens are rounded as those that travel, whatever the experts take them in; and what waits for backward
+// as codes is the same wherever experts are, and whether it was kept or made again.
+TEST(RankEngines, CodesOfRowsAreThoseOfOneRank) {
   const std::vector<std::string> formats[] = {{"run.precision=fp32"},
                                               {"run.precision=fp8"},
                                               {"run.precision=fp8", "precision.fp8_weight_gradients=true"},
                                               {"run.precision=nvfp4"}};
-  for (const std::vector<std::string>& format : formats) {
-    const auto with = [&](int64_t ranks, const std::string& wire, const std::string& recompute = "none") {
-      std::vector<std::string> overrides = format;
-      overrides.insert(overrides.end(),
-                       {"model.vocab_size=50", "model.dim=136", "model.moe.num_experts=16", "train.microbatch_seqs=1",
-                        "parallel.logical_shards=8", "precision.wire=" + wire, "train.recompute=" + recompute,
-                        fmt::format("parallel.ranks={}", ranks)});
-      return test::tiny_config("/nowhere", overrides);
-    };
-    const Bytes expected = whole_state(with(1, "fp8"), 2);
-    for (const int64_t ranks : {2, 4}) {
-      EXPECT_EQ(test::differences(whole_state(with(ranks, "fp8"), 2), expected), std::vector<std::string>())
-          << format.back() << " on " << ranks;
+  for (const std::string key : {"precision.wire=", "precision.saved="}) {
+    for (const std::vector<std::string>& format : formats) {
+      const auto with = [&](int64_t ranks, const std::string& rows, const std::string& recompute = "none") {
+        std::vector<std::string> overrides = format;
+        overrides.insert(overrides.end(), {"model.vocab_size=50", "model.dim=136", "model.moe.num_experts=16",
+                                           "train.microbatch_seqs=1", "parallel.logical_shards=8", key + rows,
+                                           "train.recompute=" + recompute, fmt::format("parallel.ranks={}", ranks)});
+        return test::tiny_config("/nowhere", overrides);
+      };
+      const Bytes expected = whole_state(with(1, "fp8"), 2);
+      for (const int64_t ranks : {2, 4}) {
+        EXPECT_EQ(test::differences(whole_state(with(ranks, "fp8"), 2), expected), std::vector<std::string>())
+            << key << ", " << format.back() << " on " << ranks;
+      }
+      for (const char* recompute : {"norms", "experts", "blocks"}) {
+        EXPECT_EQ(test::differences(whole_state(with(2, "fp8", recompute), 2), expected), std::vector<std::string>())
+            << key << ", " << format.back() << ", " << recompute;
+      }
+      EXPECT_NE(whole_state(with(1, "device"), 2), expected) << key << ", " << format.back();
     }
-    for (const char* recompute : {"norms", "experts", "blocks"}) {
-      EXPECT_EQ(test::differences(whole_state(with(2, "fp8", recompute), 2), expected), std::vector<std::string>())
-          << format.back() << ", " << recompute;
-    }
-    EXPECT_NE(whole_state(with(1, "device"), 2), expected) << format.back();
   }
 }
 
 // Rows without room, which are sent once more in backward, and without logical shards.
-TEST(RankEngines, CodesOnTheWireAddUpToTheBatch) {
-  const auto with = [](int64_t ranks, const std::string& factor) {
-    std::vector<std::string> overrides = {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
-                                          "precision.wire=fp8", fmt::format("parallel.ranks={}", ranks)};
-    if (ranks > 1) overrides.push_back("parallel.capacity_factor=" + factor);
-    return test::tiny_config("/nowhere", overrides);
-  };
-  const Config whole = with(1, "");
-  ReadyEngine one(whole);
-  const StepResult expected = random_step(one.engine, whole, 1);
-  for (const int64_t ranks : {2, 4}) {
-    for (const char* factor : {"1", "4"}) {
-      const Config config = with(ranks, factor);
-      run_engines(config, [&](ReadyEngine& ready) {
-        const StepResult result = random_step(ready.engine, config, 1);
-        EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
-        EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-        expect_same_gradients(ready.engine, one.engine);
-      });
+TEST(RankEngines, CodesOfRowsAddUpToTheBatch) {
+  const std::vector<std::string> settings[] = {
+      {"precision.wire=fp8"},
+      {"precision.saved=fp8"},
+      {"precision.saved=fp8", "run.precision=fp8", "precision.fp8_weight_gradients=true"}};
+  for (const std::vector<std::string>& setting : settings) {
+    const auto with = [&](int64_t ranks, const std::string& factor) {
+      std::vector<std::string> overrides = {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
+                                            fmt::format("parallel.ranks={}", ranks)};
+      overrides.insert(overrides.end(), setting.begin(), setting.end());
+      if (ranks > 1) overrides.push_back("parallel.capacity_factor=" + factor);
+      return test::tiny_config("/nowhere", overrides);
+    };
+    const Config whole = with(1, "");
+    ReadyEngine one(whole);
+    const StepResult expected = random_step(one.engine, whole, 1);
+    for (const int64_t ranks : {2, 4}) {
+      for (const char* factor : {"1", "4"}) {
+        SCOPED_TRACE(fmt::format("{} on {} ranks, {}", setting.back(), ranks, factor));
+        const Config config = with(ranks, factor);
+        run_engines(config, [&](ReadyEngine& ready) {
+          const StepResult result = random_step(ready.engine, config, 1);
+          EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
+          EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+          expect_same_gradients(ready.engine, one.engine);
+        });
+      }
     }
   }
 }

@@ -95,7 +95,14 @@ bool is_left_open(const Arguments& args, const Tensor& tensor) {
     return tensor.rows_raw() == args.q.rows_raw() || tensor.rows_raw() == args.k_rope.rows_raw();
   }
   if constexpr (std::is_same_v<Arguments, GroupedActivationBackward>) {
-    return args.dpre_columns.defined() && !args.keeps_dpre && tensor.rows_raw() == args.dpre.rows_raw();
+    if (args.dpre_columns.defined() && !args.keeps_dpre && tensor.rows_raw() == args.dpre.rows_raw()) return true;
+  }
+  if constexpr (kIsOneOf<Arguments, LinearActivationForward, GroupedActivationForward>) {
+    if (args.pre_codes.defined() && tensor.rows_raw() == args.pre.rows_raw()) return true;
+  }
+  if constexpr (kIsOneOf<Arguments, ActivationBackward, GroupedActivationBackward>) {
+    const void* const memory = tensor.rows_raw();
+    if (args.pre_codes.defined() && memory == args.pre.rows_raw() && memory != args.dpre.rows_raw()) return true;
   }
   if constexpr (requires { args.keeps_h; }) return !args.keeps_h && tensor.rows_raw() == args.h.rows_raw();
   return false;

@@ -22,7 +22,8 @@ struct ActivationForward {
   // h_codes are not written and may be undefined.
   ColumnCodes h_columns = {};
   Tensor offsets = {};
-  bool keeps_h = true;  // false, only with h_codes: the values of h are undefined afterwards
+  bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards
+  RowCodes pre_codes = {};  // = pre in FP8; undefined: not wanted; never with h_columns
 };
 // A check that both devices make.
 void check_leaves_result(const ActivationForward& args);
@@ -35,6 +36,9 @@ struct ActivationBackward {
   Tensor num_rows;           // as in forward
   RowCodes dpre_codes = {};  // = dpre in FP8; undefined: not wanted
   Tensor h = {};             // = [N, F], what forward makes of pre; undefined: not wanted
+  // [N, 2F] or [N, F]; defined: pre is what these stand for, its memory has no values yet and none afterwards, but dpre
+  // if that is there.
+  RowCodes pre_codes = {};
 };
 
 }  // namespace nmoe

@@ -109,6 +109,7 @@ void check_measure_product(const MeasureProduct& args) {
 
 void check_leaves_result(const ActivationForward& args) {
   NMOE_CHECK(args.keeps_h || args.h_codes.defined(), "an activation that leaves neither values nor codes");
+  NMOE_CHECK(!(args.pre_codes.defined() && args.h_columns.defined()), "codes of pre-activations beside columns");
 }
 
 void check(const TreeAttention& args) {

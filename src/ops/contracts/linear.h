@@ -59,7 +59,8 @@ struct LinearActivationForward {
   Tensor h;               // = [T, F]
   RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
   OperandRounding rounding = {};
-  bool keeps_h = true;  // false, only with h_codes: the values of h are undefined afterwards
+  bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards
+  RowCodes pre_codes = {};  // = pre in FP8; undefined: not wanted; else the values of pre are undefined afterwards
 };
 // dx = dy w
 struct LinearBackwardInput {
@@ -120,6 +121,8 @@ struct GroupedActivationForward {
   // = h's columns in FP8, in groups by offsets; undefined: not wanted. Only together with h_codes; if wanted, h is not
   // written and may be undefined.
   ColumnCodes h_columns = {};
+  bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards
+  RowCodes pre_codes = {};  // as in LinearActivationForward; never with h_columns
 };
 struct GroupedLinearBackwardInput {
   Tensor dy;       // [R, out]
@@ -144,7 +147,9 @@ struct GroupedActivationBackward {
   // values of dpre are undefined afterwards, unless keeps_dpre.
   ColumnCodes dpre_columns = {};
   bool keeps_dpre = false;
-  Tensor h = {};  // = [R, F], what forward makes of pre; undefined: not wanted
+  Tensor h = {};               // = [R, F], what forward makes of pre; undefined: not wanted
+  RowCodes pre_codes = {};     // as in ActivationBackward
+  ColumnCodes h_columns = {};  // = the columns of h in FP8, as in forward; undefined: not wanted
 };
 // The squares of an expert's gradient [rows, cols] are summed in parts of 16 x 128 elements.
 constexpr int64_t kSquareRows = 16, kSquareCols = 128;

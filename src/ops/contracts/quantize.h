@@ -99,8 +99,9 @@ struct Quantize {
 // The values that codes of rows stand for. Rounding them again changes no value (the scale may become half of what it
 // was, with different codes): the largest is at most 448 times a scale that represents all others exactly.
 struct WidenRows {
-  RowCodes codes;  // [N, C]
-  Tensor x;        // = [N, C] act
+  RowCodes codes;        // [N, C]
+  Tensor x;              // = [N, C] act
+  Tensor num_rows = {};  // [1] i32: rows from this on are neither read nor written; undefined: N
 };
 
 // Measures how much of an operand is lost by rounding, for judging whether a layer bears its format.

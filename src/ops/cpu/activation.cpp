@@ -96,13 +96,18 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   });
   write_codes<Real>(ctx, h, args.num_rows, args.h_codes);
   write_columns<Real>(ctx, h, args.offsets, args.h_columns);
+  write_codes<Real>(ctx, pre, args.num_rows, args.pre_codes);
 }
 
 template <class Real>
 void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
   linear_forward<Real>(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding});
-  activation_forward<Real>(
-      ctx, {.kind = args.kind, .pre = args.pre, .h = args.h, .h_codes = args.h_codes, .keeps_h = args.keeps_h});
+  activation_forward<Real>(ctx, {.kind = args.kind,
+                                 .pre = args.pre,
+                                 .h = args.h,
+                                 .h_codes = args.h_codes,
+                                 .keeps_h = args.keeps_h,
+                                 .pre_codes = args.pre_codes});
 }
 
 template <class Real>
@@ -116,6 +121,9 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   NMOE_CHECK(!args.h.defined() || args.h.shape() == dh.shape(), "an activation {} beside gradients {}", args.h.shape(),
              dh.shape());
   if (ctx.counting()) return;
+  if (args.pre_codes.defined()) {
+    widen_rows<Real>(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = args.num_rows});
+  }
   const int64_t num_rows = count_rows(args.num_rows, dh.dim(0)), width = dh.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
   const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;

@@ -68,7 +68,9 @@ void widen_rows(Context& ctx, const WidenRows& args) {
   const int64_t N = args.x.dim(0), C = args.x.dim(1);
   check_row_codes(args.codes, args.x.shape());
   if (ctx.counting()) return;
-  parallel_blocks(ctx, N, task_rows(C), [&](int64_t begin, int64_t end, int) {
+  const int64_t num_rows = args.num_rows.defined() ? *args.num_rows.data<int32_t>() : N;
+  NMOE_CHECK(num_rows >= 0 && num_rows <= N, "{} rows to widen of {}", num_rows, N);
+  parallel_blocks(ctx, num_rows, task_rows(C), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) widen_row(args.codes, row, args.x.data<Real>() + row * C);
   });
 }

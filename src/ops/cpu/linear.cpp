@@ -286,7 +286,9 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                                  .num_rows = num_rows_of(args.offsets),
                                  .h_codes = args.h_codes,
                                  .h_columns = args.h_columns,
-                                 .offsets = args.offsets});
+                                 .offsets = args.offsets,
+                                 .keeps_h = args.keeps_h,
+                                 .pre_codes = args.pre_codes});
 }
 
 template <class Real>
@@ -297,7 +299,10 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
 template <class Real>
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
   ArenaScope scratch(ctx.scratch);
-  const Tensor dh = scratch.allocate(DTypeOf<Real>::value, {args.dy.num_rows(), args.w.dim(2)});
+  const Shape hidden({args.dy.num_rows(), args.w.dim(2)});
+  const Tensor dh = scratch.allocate(DTypeOf<Real>::value, hidden);
+  const Tensor h =
+      args.h.defined() || !args.h_columns.defined() ? args.h : scratch.allocate(DTypeOf<Real>::value, hidden);
   grouped_product<Real>(ctx, args.dy, args.w, args.offsets, dh, args.rounding, SumOver::kOut);
   activation_backward<Real>(ctx, {.kind = args.kind,
                                   .pre = args.pre,
@@ -307,7 +312,9 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                                   .drow_weight = args.drow_weight,
                                   .num_rows = num_rows_of(args.offsets),
                                   .dpre_codes = args.dpre_codes,
-                                  .h = args.h});
+                                  .h = h,
+                                  .pre_codes = args.pre_codes});
+  write_columns<Real>(ctx, h, args.offsets, args.h_columns);
   write_columns<Real>(ctx, args.dpre, args.offsets, args.dpre_columns);
 }
 

@@ -2,6 +2,7 @@
 // pre-activations are 2F wide, gate then up. The grid is for the capacity of rows; those beyond the number that is
 // there end at once. Codes in FP8 are made of what is written, before it leaves: sixteen threads have a block. Where
 // nobody reads it but as codes, it does not leave. Backward has in registers what forward made, for who lost it.
+// Pre-activations that wait as codes are written as such by forward, and read as such by backward.
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
@@ -29,7 +30,7 @@ __device__ int64_t first_column() {
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
-                   bool vector, CodeRows codes) {
+                   bool vector, CodeRows codes, CodeRows pre_codes) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   begin_behind_work_before();
   const int64_t row = Group::row();
@@ -39,9 +40,11 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t i = first_column<Group>(); i < width; i += Group::kThreads * 8 * gridDim.y) {
     float gate[8], h[8];
     load8(pre, i, width, vector, gate);
+    if (pre_codes.values != nullptr) pre_codes.store8<T>(row, i, gate);
     if constexpr (kKind == Activation::kSwiGlu) {
       float up[8];
       load8(pre + width, i, width, vector, up);
+      if (pre_codes.values != nullptr) pre_codes.store8<T>(row, width + i, up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) h[j] = swiglu<T>(gate[j], up[j]) * weight;
     } else {
@@ -53,11 +56,13 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// dpre may be pre: a thread reads the elements that it then writes, and no other does. hs: null where h is not wanted.
+// dpre may be pre: a thread reads the elements that it then writes, and no other does. hs: null where h is not wanted;
+// pre_codes: null where pre is read itself.
 template <class Group, Activation kKind, class T>
 __global__ void __launch_bounds__(kRowThreads)
     backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, T* hs,
-                    const int32_t* count, int64_t capacity, int64_t width, bool vector, CodeRows codes) {
+                    const int32_t* count, int64_t capacity, int64_t width, bool vector, CodeRows codes,
+                    CodedValues pre_codes) {
   constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
@@ -74,11 +79,18 @@ __global__ void __launch_bounds__(kRowThreads)
       for (int j = 0; j < 8; ++j) h[j] = h_of(j);
       store8(hs + row * width, i, width, vector, h);
     };
-    load8(pre, i, width, vector, gate);
+    const auto load_pre = [&](int64_t first, float(&v)[8]) {
+      if (pre_codes.values != nullptr) {
+        pre_codes.load8(row, first + i, v);
+      } else {
+        load8(pre + first, i, width, vector, v);
+      }
+    };
+    load_pre(0, gate);
     load8(dhs + row * width, i, width, vector, dh);
     if constexpr (kKind == Activation::kSwiGlu) {
       float up[8], dup[8];
-      load8(pre + width, i, width, vector, up);
+      load_pre(width, up);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const SwiGluGradient d = swiglu_backward<T>(gate[j], up[j], weight, dh[j]);
@@ -160,13 +172,16 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   const int64_t width = h.dim(1);
   const bool with_codes = makes_codes(h, 1, args.h_codes);
   const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
+  const bool with_pre_codes = makes_codes(pre, pre.dim(1) / width, args.pre_codes);
+  const CodeRows pre_codes = with_pre_codes ? code_rows(pre, args.pre_codes) : CodeRows{};
   dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto kind, dim3 grid) {
     using T = decltype(element);
     launch_early(ctx, forward_kernel<decltype(group), decltype(kind)::value, T>, grid, kRowThreads, 0, pre.data<T>(),
                  data_or_null<float>(args.row_weight), with_codes && !args.keeps_h ? nullptr : h.data<T>(),
-                 data_or_null<int32_t>(args.num_rows), h.dim(0), width, can_vectorise(width, pre, h), codes);
+                 data_or_null<int32_t>(args.num_rows), h.dim(0), width, can_vectorise(width, pre, h), codes, pre_codes);
   });
-  if (args.h_codes.defined() && !with_codes) quantize_fp8_rows(ctx, h, args.num_rows, args.h_codes);
+  if (args.h_codes.defined() && !with_codes) write_row_codes(ctx, h, args.num_rows, args.h_codes);
+  if (args.pre_codes.defined() && !with_pre_codes) write_row_codes(ctx, pre, args.num_rows, args.pre_codes);
 }
 
 void activation_backward(Context& ctx, const ActivationBackward& args) {
@@ -181,14 +196,19 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   const int64_t width = dh.dim(1);
   const bool with_codes = makes_codes(dpre, dpre.dim(1) / width, args.dpre_codes);
   const CodeRows codes = with_codes ? code_rows(dpre, args.dpre_codes) : CodeRows{};
+  const bool reads_codes = args.pre_codes.defined() && width % 8 == 0 && in_eights(args.pre_codes, pre);
+  if (args.pre_codes.defined() && !reads_codes) {
+    widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = args.num_rows});
+  }
+  const CodedValues pre_codes = reads_codes ? coded_values(args.pre_codes) : CodedValues{};
   dispatch(args.kind, dh, args.drow_weight.defined(), [&](auto element, auto group, auto kind, dim3 grid) {
     using T = decltype(element);
     backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
         pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
         data_or_null<float>(args.drow_weight), data_or_null<T>(args.h), data_or_null<int32_t>(args.num_rows), dh.dim(0),
-        width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes);
+        width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes, pre_codes);
   });
-  if (args.dpre_codes.defined() && !with_codes) quantize_fp8_rows(ctx, dpre, args.num_rows, args.dpre_codes);
+  if (args.dpre_codes.defined() && !with_codes) write_row_codes(ctx, dpre, args.num_rows, args.dpre_codes);
 }
 
 }  // namespace nmoe::cuda

@@ -247,7 +247,7 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
 
 // Codes of what an operation made, where they are wanted.
 void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
-  if (codes.defined()) quantize_fp8_rows(ctx, x, num_rows_of(offsets), codes);
+  if (codes.defined()) write_row_codes(ctx, x, num_rows_of(offsets), codes);
 }
 void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
   if (columns.defined()) quantize_fp8_columns(ctx, x, offsets, columns);
@@ -295,6 +295,7 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                  dtype_name(h.dtype()), h.shape(), dtype_name(w.dtype()), w.shape(), row_weight.shape());
       if (ctx.counting() || h.num_elements() == 0) return;
       sm90::grouped_swiglu(ctx, args);
+      write_codes(ctx, pre, offsets, args.pre_codes);
       return write_codes(ctx, h, offsets, args.h_codes);
     }
   }
@@ -311,7 +312,8 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                                          .offsets = offsets,
                                          .row_weight = row_weight,
                                          .pre = pre,
-                                         .h = h,
+                                         .pre_codes = args.pre_codes,
+                                         .h = args.keeps_h ? h : Tensor(),
                                          .h_codes = args.h_codes,
                                          .h_columns = args.h_columns});
       }
@@ -333,7 +335,9 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
                            .row_weight = row_weight,
                            .h = hidden,
                            .num_rows = num_rows_of(offsets),
-                           .h_codes = args.h_codes});
+                           .h_codes = args.h_codes,
+                           .keeps_h = args.keeps_h || args.h_columns.defined(),
+                           .pre_codes = args.pre_codes});
   write_columns(ctx, hidden, offsets, args.h_columns);
 }
 
@@ -370,6 +374,17 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                      aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw()) && aligned16(args.h.raw());
   ArenaScope scratch(ctx.scratch);
   const auto [room, ordered, dh, row_sums] = claim(scratch, args, fused);
+  if (args.pre_codes.defined()) {
+    widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = num_rows_of(offsets)});
+  }
+  if (args.h_columns.defined()) {
+    activation_forward(ctx, {.kind = args.kind,
+                             .pre = pre,
+                             .row_weight = args.row_weight,
+                             .h = {},
+                             .h_columns = args.h_columns,
+                             .offsets = offsets});
+  }
   if constexpr (kHasSm90) {
     if (fused) {
       check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));

@@ -154,11 +154,13 @@ __global__ void __launch_bounds__(kThreads) tiles_kernel(const T* x, Matrices m,
 
 // kVectors: a thread has eight values.
 template <class T, bool kVectors>
-__global__ void __launch_bounds__(kThreads) widen_kernel(CodedValues codes, T* x, int64_t size) {
+__global__ void __launch_bounds__(kThreads)
+    widen_kernel(CodedValues codes, T* x, const int32_t* num_rows, int64_t size) {
   constexpr int kAtOnce = kVectors ? 8 : 1;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kAtOnce;
   if (at >= size) return;
   const int64_t row = at / codes.width, i = at % codes.width;
+  if (num_rows != nullptr && row >= *num_rows) return;
   float values[kAtOnce];
   if constexpr (kVectors) {
     codes.load8(row, i, values);
@@ -211,7 +213,8 @@ void widen_rows(Context& ctx, const WidenRows& args) {
     const bool eights = in_eights(args.codes, args.x);
     const auto kernel = eights ? widen_kernel<T, true> : widen_kernel<T, false>;
     kernel<<<grid_size(ceil_div<int64_t>(eights ? size / 8 : size, kThreads)), kThreads, 0, ctx.stream>>>(
-        coded_values(args.codes), args.x.data<T>(), size);
+        coded_values(args.codes), args.x.data<T>(), args.num_rows.defined() ? args.num_rows.data<int32_t>() : nullptr,
+        size);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
@@ -249,6 +252,15 @@ void quantize(Context& ctx, const Quantize& args) {
     }
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void write_row_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes) {
+  const auto alone = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
+  quantize(ctx, {.format = OperandFormat::kFp8,
+                 .x = alone(x),
+                 .num_rows = num_rows,
+                 .values = alone(codes.values),
+                 .scales = alone(codes.scales)});
 }
 
 }  // namespace nmoe::cuda

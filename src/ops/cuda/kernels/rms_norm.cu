@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
@@ -306,15 +307,6 @@ void check_shapes(Tensor x, Tensor gain, Tensor y, Tensor rstd) {
              dtype_name(y.dtype()), y.shape(), rstd.shape());
 }
 
-// Codes of rows whose kernel did not make them, of any width and dtype.
-void make_codes(Context& ctx, Tensor rows, const RowCodes& codes) {
-  const int64_t num_rows = rows.dim(0), width = rows.dim(1);
-  quantize(ctx, {.format = OperandFormat::kFp8,
-                 .x = rows.reshape({1, num_rows, width}),
-                 .values = codes.values.reshape({1, num_rows, width}),
-                 .scales = codes.scales.reshape({1, num_rows, codes.scales.dim(1)})});
-}
-
 }  // namespace
 
 void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
@@ -337,7 +329,7 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
     if (ctx.starts_early && width >= kBlockWidth) return launch(RowGroup<kRowThreads>{}, grid_size(num_rows));
     dispatch_rows(num_rows, width, launch);
   });
-  if (args.y_codes.defined() && !with_codes) make_codes(ctx, y, args.y_codes);
+  if (args.y_codes.defined() && !with_codes) write_row_codes(ctx, y, /*num_rows=*/{}, args.y_codes);
 }
 
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
@@ -373,7 +365,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
-  if (args.dx_codes.defined() && !with_codes) make_codes(ctx, dx, args.dx_codes);
+  if (args.dx_codes.defined() && !with_codes) write_row_codes(ctx, dx, /*num_rows=*/{}, args.dx_codes);
   add_gain_partials_kernel<<<grid_size(ceil_div(width, kWarp)), kGainWarps * kWarp, 0, ctx.stream>>>(
       partials.data<float>(), dgain.data<float>(), num_chunks, width);
   NMOE_CUDA_CHECK(cudaGetLastError());

@@ -96,10 +96,12 @@ struct Product {
   const __nv_bfloat16* addend;  // or null
   int num_groups, width;        // width: of y, or of h
   int k_blocks, col_blocks;     // of 128; of one weight
-  // SwiGLU; y is pre, or its gradient.
+  // SwiGLU; y is pre, or its gradient, or null.
   const float* row_weight;
-  __nv_bfloat16* h;
+  __nv_bfloat16* h;  // or null
   const __nv_bfloat16* pre;
+  uint8_t* pre_codes;  // instead of y, or null
+  uint8_t* pre_scales;
   uint8_t* codes;  // of h or of the gradient; or null
   uint8_t* scales;
   uint8_t* columns;  // the same of their columns
@@ -203,37 +205,65 @@ __device__ void load_addend(float (&total)[kTileCols / 2], const __nv_bfloat16* 
   }
 }
 
-// pre and h's codes of the warp's rows, the first of which is `row`, and h unless codes are to be alone. gates becomes
-// h in words, zeros in rows that do not exist.
-template <class L>
-__device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], const float (&ups)[kTileCols / 2],
-                             const RowWeights& weights, int64_t row, int col, int num_rows, std::byte* staged) {
-  __nv_bfloat16* const pre = p.y + row * 2 * p.width + col;
-  write_rows<kTileCols>(gates, num_rows, kTileCols, pre, 2 * p.width, staged);
-  write_rows<kTileCols>(ups, num_rows, kTileCols, pre + p.width, 2 * p.width, staged);
-  const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
-#pragma unroll
-  for (int i = 0; i < kTileCols / 2; ++i) {
-    const float weight = i % 4 < 2 ? weights.upper : weights.lower;
-    gates[i] = rounded(swiglu<__nv_bfloat16>(rounded(gates[i]), rounded(ups[i])) * weight);
-  }
-  if constexpr (!L::kColumns) {
-    write_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
-    if (p.codes == nullptr) return;
-  }
-  const PairWords words{gates};
+// sums as words of BF16, zeros in rows that do not exist.
+__device__ PairWords pack_words(float (&sums)[kTileCols / 2], int num_rows) {
+  const PairWords words{sums};
   const int own_row = static_cast<int>(threadIdx.x) % kWarp / 4;
 #pragma unroll
   for (int j = 0; j < kFp8Octets; ++j) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t pair = bf16_pair(gates[PairWords::place(j, h, 0)], gates[PairWords::place(j, h, 1)]);
+      const uint32_t pair = bf16_pair(sums[PairWords::place(j, h, 0)], sums[PairWords::place(j, h, 1)]);
       words.set(j, h, 0, own_row + 8 * h < num_rows ? pair : 0);
     }
   }
-  const int64_t scale_stride = p.width / kTileCols;
-  store_row_codes(words, 0, num_rows, p.codes + row * p.width + col, p.width,
-                  p.scales + row * scale_stride + col / kTileCols, scale_stride, staged);
+  return words;
+}
+
+// Codes of a part of the warp's rows in a matrix `width` wide, where they begin at (row, col).
+__device__ void store_codes(const PairWords& words, uint8_t* codes, uint8_t* scales, int64_t width, int64_t row,
+                            int64_t col, int num_rows, std::byte* staged) {
+  const int64_t scale_stride = width / kTileCols;
+  store_row_codes(words, 0, num_rows, codes + row * width + col, width, scales + row * scale_stride + col / kTileCols,
+                  scale_stride, staged);
+}
+
+// pre or its codes, h's codes and h, each if it is wanted, of the warp's rows, the first of which is `row`. gates
+// becomes h in words, zeros in rows that do not exist.
+template <class L>
+__device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], float (&ups)[kTileCols / 2],
+                             const RowWeights& weights, int64_t row, int col, int num_rows, std::byte* staged) {
+  const int64_t pre_width = 2 * static_cast<int64_t>(p.width);
+  if (p.y != nullptr) {
+    __nv_bfloat16* const pre = p.y + row * pre_width + col;
+    write_rows<kTileCols>(gates, num_rows, kTileCols, pre, pre_width, staged);
+    write_rows<kTileCols>(ups, num_rows, kTileCols, pre + p.width, pre_width, staged);
+  }
+  const PairWords gate_words = pack_words(gates, num_rows), up_words = pack_words(ups, num_rows);
+  if constexpr (!L::kColumns) {
+    if (p.pre_codes != nullptr) {
+      store_codes(gate_words, p.pre_codes, p.pre_scales, pre_width, row, col, num_rows, staged);
+      store_codes(up_words, p.pre_codes, p.pre_scales, pre_width, row, col + p.width, num_rows, staged);
+    }
+  }
+  const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
+#pragma unroll
+  for (int j = 0; j < kFp8Octets; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t gate = gate_words.at(j, h, 0), up = up_words.at(j, h, 0);
+      const float weight = h == 0 ? weights.upper : weights.lower;
+      gates[PairWords::place(j, h, 0)] = rounded(swiglu<__nv_bfloat16>(low_bf16(gate), low_bf16(up)) * weight);
+      gates[PairWords::place(j, h, 1)] = rounded(swiglu<__nv_bfloat16>(high_bf16(gate), high_bf16(up)) * weight);
+    }
+  }
+  if constexpr (!L::kColumns) {
+    if (p.h != nullptr) {
+      write_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
+    }
+    if (p.codes == nullptr) return;
+  }
+  store_codes(pack_words(gates, num_rows), p.codes, p.scales, p.width, row, col, num_rows, staged);
 }
 
 // FP8 of the gradients that store_swiglu_gradients() leaves in a warp's staging, the first of whose rows is `row`: two
@@ -475,6 +505,8 @@ Product product_of(const RowCodes& x, Tensor w, Tensor w_scales, Tensor offsets,
           .row_weight = nullptr,
           .h = nullptr,
           .pre = nullptr,
+          .pre_codes = nullptr,
+          .pre_scales = nullptr,
           .codes = nullptr,
           .scales = nullptr,
           .columns = nullptr,
@@ -497,14 +529,14 @@ void launch(Context& ctx, const Product& product) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// Where a SwiGLU's codes go, of rows [R, width].
-void set_codes(Product& product, const RowCodes& codes, int64_t R, int64_t width) {
+// Where codes of rows [R, width] are, if they are wanted.
+void set_codes(uint8_t*& values, uint8_t*& scales, const RowCodes& codes, int64_t R, int64_t width) {
   if (!codes.defined()) return;
   NMOE_CHECK(codes.values.shape() == Shape({R, width}) && codes.scales.shape() == Shape({R, width / kTileCols}) &&
                  aligned16(codes.values.raw()),
              "codes {} and scales {} of {} rows of {}", codes.values.shape(), codes.scales.shape(), R, width);
-  product.codes = codes.values.data<uint8_t>();
-  product.scales = codes.scales.data<uint8_t>();
+  values = codes.values.data<uint8_t>();
+  scales = codes.scales.data<uint8_t>();
 }
 // The same of columns, of rows [R, width] in groups, which begin at offsets [E + 1].
 void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_t width, const Tensor& offsets) {
@@ -535,23 +567,27 @@ void grouped_fp8(Context& ctx, const GroupedFp8& args) {
 
 void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
   const int64_t R = args.x.values.dim(0), F = args.w.dim(1) / 2;
-  const bool codes_alone = args.h_columns.defined();
-  NMOE_CHECK(F % kFp8SwiGluCols == 0 && (codes_alone || args.h.shape() == Shape({R, F})) &&
-                 args.pre.shape() == Shape({R, 2 * F}) && args.w.dim(1) == 2 * F &&
-                 args.row_weight.shape() == Shape({R}) && (codes_alone || aligned16(args.h.raw())) &&
-                 aligned16(args.pre.raw()),
-             "FP8 rows {} and weights {} into {} and {}, weights of rows {}", args.x.values.shape(), args.w.shape(),
-             args.pre.shape(), args.h.shape(), args.row_weight.shape());
+  const bool has_columns = args.h_columns.defined(), has_pre_codes = args.pre_codes.defined();
+  NMOE_CHECK(
+      F % kFp8SwiGluCols == 0 && args.w.dim(1) == 2 * F && args.row_weight.shape() == Shape({R}) &&
+          (has_pre_codes ? !has_columns : args.pre.shape() == Shape({R, 2 * F}) && aligned16(args.pre.raw())) &&
+          (args.h.defined() ? args.h.shape() == Shape({R, F}) && aligned16(args.h.raw()) : args.h_codes.defined()),
+      "FP8 rows {} and weights {} into {} and {}, weights of rows {}", args.x.values.shape(), args.w.shape(),
+      args.pre.shape(), args.h.shape(), args.row_weight.shape());
   if (ctx.counting()) return;
   Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
-  product.y = args.pre.data<__nv_bfloat16>();
   product.row_weight = args.row_weight.data<float>();
-  set_codes(product, args.h_codes, R, F);
-  if (codes_alone) {
+  set_codes(product.codes, product.scales, args.h_codes, R, F);
+  if (has_pre_codes) {
+    set_codes(product.pre_codes, product.pre_scales, args.pre_codes, R, 2 * F);
+  } else {
+    product.y = args.pre.data<__nv_bfloat16>();
+  }
+  if (has_columns) {
     set_columns(product, args.h_columns, R, F, args.offsets);
     return launch<Form::kSwiGluCodes>(ctx, product);
   }
-  product.h = args.h.data<__nv_bfloat16>();
+  if (args.h.defined()) product.h = args.h.data<__nv_bfloat16>();
   launch<Form::kSwiGlu>(ctx, product);
 }
 
@@ -569,7 +605,7 @@ void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& a
   product.row_weight = args.row_weight.data<float>();
   product.pre = args.pre.data<__nv_bfloat16>();
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
-  set_codes(product, args.dpre_codes, R, 2 * F);
+  set_codes(product.codes, product.scales, args.dpre_codes, R, 2 * F);
   if (codes_alone) {
     set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
     launch<Form::kSwiGluBackwardCodes>(ctx, product);

@@ -33,10 +33,11 @@ struct GroupedFp8SwiGlu {
   Tensor w_scales;        // [E, 2F / 128, ceil(K / 128)] u8
   Tensor offsets;         // [E + 1] i32
   Tensor row_weight;      // [R] F32
-  Tensor pre;             // = [R, 2F] BF16
-  Tensor h;               // = [R, F] BF16; undefined: codes of both kinds alone
+  Tensor pre;             // = [R, 2F] BF16, unless there are pre_codes
+  RowCodes pre_codes;     // = [R, 2F] instead of pre, never with h_columns; undefined: not wanted
+  Tensor h;               // = [R, F] BF16; undefined: codes alone
   RowCodes h_codes;       // = [R, F]; undefined: not wanted
-  ColumnCodes h_columns;  // = of [R, F] in groups by offsets, with h_codes; undefined: h is wanted
+  ColumnCodes h_columns;  // = of [R, F] in groups by offsets, with h_codes and without h; undefined: not wanted
 };
 // F is a multiple of this: a row's gates in a tile share a scale, as do what they gate and what is made of both.
 constexpr int64_t kFp8SwiGluCols = block_size(OperandFormat::kFp8);

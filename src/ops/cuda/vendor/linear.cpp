@@ -110,8 +110,12 @@ void linear_forward(Context& ctx, const LinearForward& args) {
 
 void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
   linear_forward(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding});
-  activation_forward(
-      ctx, {.kind = args.kind, .pre = args.pre, .h = args.h, .h_codes = args.h_codes, .keeps_h = args.keeps_h});
+  activation_forward(ctx, {.kind = args.kind,
+                           .pre = args.pre,
+                           .h = args.h,
+                           .h_codes = args.h_codes,
+                           .keeps_h = args.keeps_h,
+                           .pre_codes = args.pre_codes});
 }
 
 void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
