@@ -89,8 +89,7 @@ class SavedCodes {
   RowCodes quantized(Tensor x, Tensor num_rows) {
     const RowCodes made = codes(x.dim(1));
     const auto alone = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-    ops_.quantize(
-        {.x = alone(x), .num_rows = num_rows, .values = alone(made.values), .scales = alone(made.scales)});
+    ops_.quantize({.x = alone(x), .num_rows = num_rows, .values = alone(made.values), .scales = alone(made.scales)});
     return made;
   }
   Tensor widened(const RowCodes& codes, Tensor num_rows) {
@@ -124,12 +123,8 @@ void SavedCodes::of_mlp() {
   const Tensor dh = act(rows_with_specials(F_, 1e-3)), dpre = room(W_), made = room(F_), same_dpre = room(W_),
                same_made = room(F_);
   const RowCodes dpre_codes = codes(W_), same_dpre_codes = codes(W_);
-  ops_.activation_backward({.kind = kind_,
-                            .pre = widened(pre_codes, {}),
-                            .dh = dh,
-                            .dpre = dpre,
-                            .dpre_codes = dpre_codes,
-                            .h = made});
+  ops_.activation_backward(
+      {.kind = kind_, .pre = widened(pre_codes, {}), .dh = dh, .dpre = dpre, .dpre_codes = dpre_codes, .h = made});
   ops_.activation_backward({.kind = kind_,
                             .pre = same_dpre,
                             .dh = dh,

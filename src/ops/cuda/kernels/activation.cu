@@ -165,7 +165,15 @@ T* data_or_null(Tensor x) {
 
 void activation_forward(Context& ctx, const ActivationForward& args) {
   check_leaves_result(args);
-  if (args.h_columns.defined()) return activation_fp8_columns(ctx, args);
+  if (args.h_columns.defined()) {
+    NMOE_CHECK(!args.h_codes.defined(), "codes of rows beside columns");
+    return activation_fp8_columns(ctx, {.kind = args.kind,
+                                        .pre = args.pre,
+                                        .pre_codes = {},
+                                        .row_weight = args.row_weight,
+                                        .offsets = args.offsets,
+                                        .columns = args.h_columns});
+  }
   const Tensor pre = args.pre, h = args.h;
   check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (ctx.counting() || h.num_elements() == 0) return;

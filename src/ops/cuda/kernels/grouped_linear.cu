@@ -374,16 +374,20 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                      aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw()) && aligned16(args.h.raw());
   ArenaScope scratch(ctx.scratch);
   const auto [room, ordered, dh, row_sums] = claim(scratch, args, fused);
-  if (args.pre_codes.defined()) {
+  // Whether nothing reads pre-activations, or leaves their gradients, but as codes.
+  const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
+  const bool reads_codes = codes_alone && args.pre_codes.defined() && !args.h.defined() &&
+                           args.rounding.weight.defined() && fuses_fp8_activation_backward(args);
+  if (args.pre_codes.defined() && !reads_codes) {
     widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = num_rows_of(offsets)});
   }
   if (args.h_columns.defined()) {
-    activation_forward(ctx, {.kind = args.kind,
-                             .pre = pre,
-                             .row_weight = args.row_weight,
-                             .h = {},
-                             .h_columns = args.h_columns,
-                             .offsets = offsets});
+    activation_fp8_columns(ctx, {.kind = args.kind,
+                                 .pre = pre,
+                                 .pre_codes = reads_codes ? args.pre_codes : RowCodes{},
+                                 .row_weight = args.row_weight,
+                                 .offsets = offsets,
+                                 .columns = args.h_columns});
   }
   if constexpr (kHasSm90) {
     if (fused) {
@@ -402,7 +406,6 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
       if (fuses_fp8_activation_backward(args)) {
         check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
         if (ctx.counting() || pre.num_elements() == 0) return;
-        const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
         if (args.h.defined()) {
           activation_forward(ctx, {.kind = args.kind,
                                    .pre = pre,
@@ -416,6 +419,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                                            .w_scales = codes.transposed_scales,
                                            .offsets = offsets,
                                            .pre = pre,
+                                           .pre_codes = reads_codes ? args.pre_codes : RowCodes{},
                                            .row_weight = args.row_weight,
                                            .dpre = dpre,
                                            .dpre_codes = args.dpre_codes,

@@ -28,41 +28,79 @@ constexpr int kRows = 8, kRowGroups = kBlock / kRows;  // of a thread; of half a
 constexpr int kStages = 2, kBlocksAtOnce = 3;
 static_assert(kWarp == 2 * kRowGroups);
 
-// Where values come from: rows of `x` that are kParts * width wide, of which values(row weight, parts) makes eight.
-// kCols: of a tile.
+// Where values come from: rows that are kParts * width wide, eight values of which are a Vector; values(row weight,
+// scales, parts) makes eight of what codes are made of. kCols: of a tile. kScaled: a Vector has codes, and a row's
+// values in a tile a scale.
 struct PickedRows {
   static constexpr int kParts = 1, kCols = 128, kStripTiles = 4;
+  static constexpr bool kScaled = false;
+  using Vector = uint4;
   const __nv_bfloat16* x;
   const int32_t* index;  // null: row r is x's
   int64_t width;
 
+  __device__ const Vector* vectors() const { return reinterpret_cast<const Vector*>(x); }
   __device__ int source(int row) const { return index == nullptr ? row : index[row]; }
   __device__ float weight(int /*row*/) const { return 1.0F; }
-  __device__ static uint4 values(float /*weight*/, const uint4 (&parts)[1]) { return parts[0]; }
+  __device__ static uint4 values(float /*weight*/, const float (&)[1], const Vector (&parts)[1]) { return parts[0]; }
 };
+// What an activation makes of eight pre-activations.
+template <Activation kKind>
+__device__ uint4 activated(float weight, float (&gate)[8], const float (&up)[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    gate[j] =
+        (kKind == Activation::kSwiGlu ? swiglu<__nv_bfloat16>(gate[j], up[j]) : relu(gate[j]) * relu(gate[j])) * weight;
+  }
+  return pack8(gate);
+}
 // What an activation makes of rows of pre-activations, as ActivationForward (contracts/activation.h) says.
 template <Activation kKind>
 struct ActivatedRows {
   static constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1, kCols = 128 / kParts, kStripTiles = 8;
+  static constexpr bool kScaled = false;
+  using Vector = uint4;
   const __nv_bfloat16* x;  // pre-activations
   const float* weights;    // null: 1
   int64_t width;           // of a row of h
 
+  __device__ const Vector* vectors() const { return reinterpret_cast<const Vector*>(x); }
   __device__ int source(int row) const { return row; }
   __device__ float weight(int row) const { return weights != nullptr ? weights[row] : 1.0F; }
-  __device__ static uint4 values(float weight, const uint4 (&parts)[kParts]) {
-    float gate[8];
-    load8(reinterpret_cast<const __nv_bfloat16*>(&parts[0]), gate);
-    if constexpr (kKind == Activation::kSwiGlu) {
-      float up[8];
-      load8(reinterpret_cast<const __nv_bfloat16*>(&parts[1]), up);
+  __device__ static uint4 values(float weight, const float (&)[kParts], const Vector (&parts)[kParts]) {
+    float all[2][8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) gate[j] = swiglu<__nv_bfloat16>(gate[j], up[j]) * weight;
-    } else {
+    for (int part = 0; part < kParts; ++part) load8(reinterpret_cast<const __nv_bfloat16*>(&parts[part]), all[part]);
+    return activated<kKind>(weight, all[0], all[1]);
+  }
+};
+// The same of pre-activations that wait as codes, of whose blocks a tile is as wide as one.
+template <Activation kKind>
+struct ActivatedCodes {
+  static constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1, kCols = kBlock, kStripTiles = 4;
+  static constexpr bool kScaled = true;
+  using Vector = uint2;
+  const uint8_t* codes;
+  const uint8_t* scales;
+  const float* weights;  // null: 1
+  int64_t width;         // of a row of h
+
+  __device__ const Vector* vectors() const { return reinterpret_cast<const Vector*>(codes); }
+  __device__ int source(int row) const { return row; }
+  __device__ float weight(int row) const { return weights != nullptr ? weights[row] : 1.0F; }
+  __device__ uint8_t scale(int row, int part, int64_t col) const {
+    const int64_t across = width / kBlock;
+    return scales[(int64_t{row} * kParts + part) * across + col / kBlock];
+  }
+  __device__ static uint4 values(float weight, const float (&scales)[kParts], const Vector (&parts)[kParts]) {
+    float all[2][8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) gate[j] = relu(gate[j]) * relu(gate[j]) * weight;
+    for (int part = 0; part < kParts; ++part) {
+      float(&v)[8] = all[part];
+      e4m3_values(parts[part].x, scales[part], v[0], v[1], v[2], v[3]);
+      e4m3_values(parts[part].y, scales[part], v[4], v[5], v[6], v[7]);
     }
-    return pack8(gate);
+    return activated<kKind>(weight, all[0], all[1]);
   }
 };
 
@@ -111,12 +149,13 @@ __device__ uint32_t times_pair(uint32_t a, uint32_t b) {
 
 template <class Source>
 struct Shared {
-  static constexpr int kChunks = Source::kCols / 8;  // of a row, of 16 bytes
+  static constexpr int kChunks = Source::kCols / 8;  // of a row, of eight values
 
   // A row's chunks change places with the row's group, so that threads that read rows of all groups meet no bank twice.
-  uint4 stages[kStages][Source::kParts][kBlock][kChunks];
+  typename Source::Vector stages[kStages][Source::kParts][kBlock][kChunks];
   int sources[kBlock];
   float weights[kBlock];
+  uint8_t scales[Source::kStripTiles][Source::kParts][Source::kScaled ? kBlock : 1];
 
   __device__ static int place(int row, int chunk) { return (chunk ^ (row / kRows)) % kChunks; }
 };
@@ -138,14 +177,24 @@ __global__ void __launch_bounds__(kThreadsOf<Source>, kBlocksAtOnce) columns_ker
     shared.sources[thread] = exists ? source.source(rows.first + thread) : 0;
     shared.weights[thread] = exists ? source.weight(rows.first + thread) : 0.0F;
   }
-  __syncthreads();
   const int64_t begin = static_cast<int64_t>(blockIdx.y) * Source::kStripTiles * kCols;
   const int cols = static_cast<int>(min(p.cols - begin, int64_t{Source::kStripTiles} * kCols));
+  if constexpr (Source::kScaled) {
+    static_assert(kThreads % kBlock == 0);
+    const int row = thread % kBlock;
+    for (int i = thread / kBlock; i < cols / kCols * Source::kParts; i += kThreads / kBlock) {
+      const int tile = i / Source::kParts, part = i % Source::kParts;
+      shared.scales[tile][part][row] =
+          row < rows.count ? source.scale(rows.first + row, part, begin + tile * kCols) : uint8_t{0};
+    }
+  }
+  __syncthreads();
 
   // A thread copies a chunk of every sixteenth row.
   const int first_row = thread / kChunks, own_chunk = thread % kChunks;
   const auto vectors_of_part = static_cast<uint32_t>(source.width / 8);
-  const auto* const columns = reinterpret_cast<const uint4*>(source.x + begin) + own_chunk;
+  using Vector = typename Source::Vector;
+  const Vector* const columns = source.vectors() + begin / 8 + own_chunk;
   uint32_t row_begins[kCopies];  // in vectors
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
@@ -158,11 +207,16 @@ __global__ void __launch_bounds__(kThreadsOf<Source>, kBlocksAtOnce) columns_ker
       for (int i = 0; i < kCopies; ++i) {
         const int row = first_row + i * kRowGroups;
         const bool exists = row < rows.count && first_col + own_chunk * 8 < cols;
-        const uint4* const from = columns + first_col / 8 + (exists ? row_begins[i] : 0U);
+        const Vector* const from = columns + first_col / 8 + (exists ? row_begins[i] : 0U);
 #pragma unroll
         for (int part = 0; part < Source::kParts; ++part) {
-          copy_async16(&shared.stages[stage][part][row][Shared<Source>::place(row, own_chunk)],
-                       exists ? from + part * vectors_of_part : reinterpret_cast<const uint4*>(source.x), exists);
+          Vector* const to = &shared.stages[stage][part][row][Shared<Source>::place(row, own_chunk)];
+          const Vector* const vector = exists ? from + part * vectors_of_part : source.vectors();
+          if constexpr (sizeof(Vector) == 16) {
+            copy_async16(to, vector, exists);
+          } else {
+            copy_async8(to, vector, exists);
+          }
         }
       }
     }
@@ -185,12 +239,14 @@ __global__ void __launch_bounds__(kThreadsOf<Source>, kBlocksAtOnce) columns_ker
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = group * kRows + i;
-      uint4 parts[Source::kParts];
+      Vector parts[Source::kParts];
+      float scales_of_row[Source::kParts];
 #pragma unroll
       for (int part = 0; part < Source::kParts; ++part) {
         parts[part] = shared.stages[stage][part][row][Shared<Source>::place(row, chunk)];
+        scales_of_row[part] = Source::kScaled ? e8m0_to_float(shared.scales[first_col / kCols][part][row]) : 1.0F;
       }
-      vectors[i] = Source::values(shared.weights[row], parts);
+      vectors[i] = Source::values(shared.weights[row], scales_of_row, parts);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint32_t pair = word_of(vectors[i], j);
@@ -281,21 +337,31 @@ void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, co
   launch(ctx, source, x.source.num_elements(), offsets, columns);
 }
 
-void activation_fp8_columns(Context& ctx, const ActivationForward& args) {
+void activation_fp8_columns(Context& ctx, const ActivatedColumns& args) {
   const Tensor pre = args.pre, row_weight = args.row_weight;
-  const int64_t R = pre.dim(0), width = args.h_columns.values.dim(1);
+  const int64_t R = pre.dim(0), width = args.columns.values.dim(1);
   const bool is_swiglu = args.kind == Activation::kSwiGlu;
-  check_columns(args.h_columns, R, width, args.offsets.dim(0) - 1);
+  check_columns(args.columns, R, width, args.offsets.dim(0) - 1);
   NMOE_CHECK(pre.dim(1) == (is_swiglu ? 2 : 1) * width && pre.dtype() == DType::kBF16 && aligned16(pre.raw()) &&
-                 (!row_weight.defined() || row_weight.dim(0) == R) && !args.h_codes.defined(),
-             "FP8 columns {} of an activation of {} {} with weights {}", args.h_columns.values.shape(),
+                 (!row_weight.defined() || row_weight.dim(0) == R),
+             "FP8 columns {} of an activation of {} {} with weights {}", args.columns.values.shape(),
              dtype_name(pre.dtype()), pre.shape(), row_weight.shape());
+  const bool reads_codes = args.pre_codes.defined();
+  NMOE_CHECK(!reads_codes || (width % kBlock == 0 && aligned16(args.pre_codes.values.raw()) &&
+                              args.pre_codes.values.shape() == pre.shape()),
+             "codes {} of pre-activations {}", args.pre_codes.values.shape(), pre.shape());
   if (ctx.counting() || R * width == 0) return;
+  const float* const weights = row_weight.defined() ? row_weight.data<float>() : nullptr;
   const auto run = [&]<Activation kKind>() {
-    const ActivatedRows<kKind> source{.x = pre.data<__nv_bfloat16>(),
-                                      .weights = row_weight.defined() ? row_weight.data<float>() : nullptr,
-                                      .width = width};
-    launch(ctx, source, pre.num_elements(), args.offsets, args.h_columns);
+    if (reads_codes) {
+      const ActivatedCodes<kKind> source{.codes = args.pre_codes.values.data<uint8_t>(),
+                                         .scales = args.pre_codes.scales.data<uint8_t>(),
+                                         .weights = weights,
+                                         .width = width};
+      return launch(ctx, source, pre.num_elements(), args.offsets, args.columns);
+    }
+    const ActivatedRows<kKind> source{.x = pre.data<__nv_bfloat16>(), .weights = weights, .width = width};
+    launch(ctx, source, pre.num_elements(), args.offsets, args.columns);
   };
   if (is_swiglu) {
     run.template operator()<Activation::kSwiGlu>();

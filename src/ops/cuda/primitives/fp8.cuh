@@ -39,15 +39,15 @@ __device__ inline uint2 e4m3_eight(const uint4& pairs, float factor) {
   return make_uint2(four(pairs.x, pairs.y), four(pairs.z, pairs.w));
 }
 
-// What four codes, the first in the low byte, stand for, times `scale`.
+// What codes, the first in the low byte, stand for, times `scale`: of two, and of four.
+__device__ inline float2 e4m3_pair_values(uint32_t codes, float scale) {
+  const auto pair = static_cast<__nv_fp8x2_storage_t>(codes);
+  const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+  return make_float2(values.x * scale, values.y * scale);
+}
 __device__ inline void e4m3_values(uint32_t codes, float scale, float& a, float& b, float& c, float& d) {
-  const auto pair = [scale](uint32_t two, float& first, float& second) {
-    const auto code = static_cast<__nv_fp8x2_storage_t>(two);
-    const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(code, __NV_E4M3)));
-    first = values.x * scale, second = values.y * scale;
-  };
-  pair(codes & 0xFFFFU, a, b);
-  pair(codes >> 16, c, d);
+  const float2 low = e4m3_pair_values(codes & 0xFFFFU, scale), high = e4m3_pair_values(codes >> 16, scale);
+  a = low.x, b = low.y, c = high.x, d = high.y;
 }
 
 }  // namespace nmoe::cuda

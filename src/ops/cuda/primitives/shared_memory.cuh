@@ -37,7 +37,13 @@ __device__ inline void copy_async16(uint32_t target, const void* source, bool ex
 __device__ inline void copy_async16(void* target, const void* source, bool exists) {
   copy_async16(shared_address(target), source, exists);
 }
-// The same, and L2 fetches the 256 bytes around them: what is wanted next lies beside.
+// The same of 8 bytes.
+__device__ inline void copy_async8(void* target, const void* source, bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared_address(target)), "l"(source),
+               "r"(exists ? 8 : 0)
+               : "memory");
+}
+// As copy_async16(), and L2 fetches the 256 bytes around them: what is wanted next lies beside.
 __device__ inline void copy_async16_ahead(uint32_t target, const void* source, bool exists) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;\n" ::"r"(target), "l"(source),
                "r"(exists ? 16 : 0)

@@ -170,6 +170,17 @@ struct SwiGluRows {
     }
     commit_copies();
   }
+  // A chunk that has come, as pairs in the registers where sums of the same columns are: of columns 16 i + 8 (r / 2) on
+  // in the row of lane / 4, and 8 below where r is odd.
+  __device__ void load(int chunk, uint32_t (&gate)[kChunkCols / 16][4], uint32_t (&up)[kChunkCols / 16][4]) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int corner = lane % kWarpRows * Staged::kRowBytes + lane / kWarpRows * 16;
+#pragma unroll
+    for (int i = 0; i < kChunkCols / 16; ++i) {
+      load_matrices<false>(gates(chunk) + corner + 32 * i, gate[i]);
+      load_matrices<false>(ups(chunk) + corner + 32 * i, up[i]);
+    }
+  }
   __device__ void store(int chunk) const {
     for_each_vector(chunk, [&](const std::byte* source, int64_t offset, bool exists) {
       if (exists) *reinterpret_cast<uint4*>(dpre + offset) = *reinterpret_cast<const uint4*>(source);
@@ -214,11 +225,7 @@ __device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWei
     std::byte* const gates = rows.gates(chunk) + corner;
     std::byte* const ups = rows.ups(chunk) + corner;
     uint32_t gate[kBlocks][4], up[kBlocks][4];  // all at once: one of 16 columns has too little to do beside its waits
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      load_matrices<false>(gates + 32 * i, gate[i]);
-      load_matrices<false>(ups + 32 * i, up[i]);
-    }
+    rows.load(chunk, gate, up);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if (chunk * kChunkCols + 16 * i >= rows.num_cols) continue;

@@ -210,15 +210,76 @@ class ColumnsEpilogue {
   int barrier_, warp_, thread_;
 };
 
+// As SwiGluRows (epilogue.cuh), of pre-activations that wait as codes: a tile's columns of gates, and of what they
+// gate, are a block each.
+struct SwiGluCodes {
+  static constexpr int kChunkCols = SwiGluRows::kChunkCols, kChunks = 2;
+  static constexpr int kRowBytes = kChunkCols + 16;  // eight rows' pairs of codes are in different banks
+  static constexpr int kPartBytes = kWarpRows * kRowBytes, kWarpBytes = kChunks * 2 * kPartBytes;
+
+  const uint8_t* codes;  // the warp's first row at the tile's first column
+  int64_t hidden_width;
+  int num_rows;
+  unsigned lane_scale;  // of the gates of row `lane`, or of what those of row `lane` - 16 gate
+  std::byte* staged;    // kWarpBytes, the warp's own
+
+  // What lane_scale is to be: scales of the warp's first row, at the tile's first column; `across`: of a row's gates.
+  static __device__ unsigned load_scale(const uint8_t* scales, int across, int num_rows) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, row = lane % kWarpRows;
+    return row < num_rows ? scales[int64_t{row} * 2 * across + lane / kWarpRows * across] : 0U;
+  }
+
+  __device__ std::byte* part(int chunk, int of) const { return staged + (chunk % kChunks * 2 + of) * kPartBytes; }
+  __device__ void fetch(int chunk) const {
+    constexpr int kVectors = kChunkCols / 16;  // of a row
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, byte = lane % kVectors * 16;
+#pragma unroll
+    for (int first = 0; first < kWarpRows; first += kWarp / kVectors) {
+      const int row = first + lane / kVectors;
+      if (row >= num_rows) continue;
+      const uint8_t* const source = codes + row * 2 * hidden_width + chunk * kChunkCols + byte;
+      copy_async16(part(chunk, 0) + row * kRowBytes + byte, source, true);
+      copy_async16(part(chunk, 1) + row * kRowBytes + byte, source + hidden_width, true);
+    }
+    commit_copies();
+  }
+  __device__ void load(int chunk, uint32_t (&gate)[kChunkCols / 16][4], uint32_t (&up)[kChunkCols / 16][4]) const {
+    load_part(chunk, 0, gate);
+    load_part(chunk, 1, up);
+  }
+
+ private:
+  __device__ void load_part(int chunk, int of, uint32_t (&pairs)[kChunkCols / 16][4]) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const std::byte* const corner = part(chunk, of) + lane / 4 * kRowBytes + lane % 4 * 2;
+    float scales[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned code = __shfl_sync(kAllLanes, lane_scale, of * kWarpRows + 8 * h + lane / 4);
+      scales[h] = e8m0_to_float(static_cast<uint8_t>(code));
+    }
+#pragma unroll
+    for (int i = 0; i < kChunkCols / 16; ++i) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const std::byte* const at = corner + r % 2 * 8 * kRowBytes + 16 * i + r / 2 * 8;
+        const float2 values = e4m3_pair_values(*reinterpret_cast<const uint16_t*>(at), scales[r % 2]);
+        pairs[i][r] = bf16_pair(values.x, values.y);
+      }
+    }
+  }
+};
+
 // c, the gradients of what SwiGLU made, becomes pairs of those of gates (part 0) and of what they gate (part 1), to the
 // same values that store_swiglu_gradients() (epilogue.cuh) stores, zeros in rows that do not exist; dweights as there.
-// Chunks 0 and 1 of `rows` are being fetched, and those of `next` begin to be; without one, empty groups of copies.
-__device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const RowWeights& weights,
-                                             const SwiGluRows& rows, const SwiGluRows* next, float* dweights) {
-  constexpr int kChunkCols = SwiGluRows::kChunkCols, kBlocks = kChunkCols / 16;
-  static_assert(SwiGluRows::kChunks == 2 && kFp8Cols == 2 * kChunkCols);
+// Chunks 0 and 1 of `rows`, SwiGluRows or SwiGluCodes, are being fetched, and those of `next` begin to be; without one,
+// empty groups of copies.
+template <class Rows>
+__device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const RowWeights& weights, const Rows& rows,
+                                             const Rows* next, float* dweights) {
+  constexpr int kChunkCols = Rows::kChunkCols, kBlocks = kChunkCols / 16;
+  static_assert(Rows::kChunks == 2 && kFp8Cols == 2 * kChunkCols);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int corner = lane % kWarpRows * SwiGluRows::Staged::kRowBytes + lane / kWarpRows * 16;
   const PairWords words{c};
   float dweight[2] = {};
 #pragma unroll
@@ -226,11 +287,7 @@ __device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const Row
     wait_copies<1>();
     __syncwarp();
     uint32_t gate[kBlocks][4], up[kBlocks][4];
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      load_matrices<false>(rows.gates(chunk) + corner + 32 * i, gate[i]);
-      load_matrices<false>(rows.ups(chunk) + corner + 32 * i, up[i]);
-    }
+    rows.load(chunk, gate, up);
     __syncwarp();  // all lanes have what lay there
     if (next != nullptr) {
       next->fetch(chunk);

@@ -36,8 +36,9 @@
 namespace nmoe::cuda::sm90 {
 namespace {
 
-// What becomes of sums; those in codes leave what SwiGLU makes, or its gradient, as FP8 alone, with codes of columns.
-enum class Form { kRows, kSwiGlu, kSwiGluCodes, kSwiGluBackward, kSwiGluBackwardCodes };
+// What becomes of sums; those in codes leave what SwiGLU makes, or its gradient, as FP8 alone, with codes of columns,
+// and the last reads pre-activations as FP8, too.
+enum class Form { kRows, kSwiGlu, kSwiGluCodes, kSwiGluBackward, kSwiGluBackwardCodes, kSwiGluBackwardOfCodes };
 
 constexpr int kTileCols = 128, kBlockK = 128;
 constexpr int kConsumers = 2, kProducts = 2;  // consumers of a tile, and products of a consumer
@@ -65,15 +66,19 @@ static_assert(kTileCols == kFp8Cols && kWarpRows * kStagedCodeBytes <= Staged::k
 
 template <Form kForm>
 struct Layout {
-  static constexpr bool kColumns = kForm == Form::kSwiGluCodes || kForm == Form::kSwiGluBackwardCodes;
+  static constexpr bool kReadsCodes = kForm == Form::kSwiGluBackwardOfCodes;
+  static constexpr bool kColumns = kForm == Form::kSwiGluCodes || kForm == Form::kSwiGluBackwardCodes || kReadsCodes;
   static constexpr bool kSwiGlu = kForm == Form::kSwiGlu || kForm == Form::kSwiGluCodes;
-  static constexpr bool kSwiGluBackward = kForm == Form::kSwiGluBackward || kForm == Form::kSwiGluBackwardCodes;
+  static constexpr bool kSwiGluBackward =
+      kForm == Form::kSwiGluBackward || kForm == Form::kSwiGluBackwardCodes || kReadsCodes;
+  using PreRows = std::conditional_t<kReadsCodes, SwiGluCodes, SwiGluRows>;
   static constexpr int kConsumerRows = kSwiGlu ? kProductRows : kProducts * kProductRows;
   static constexpr int kTileRows = kConsumers * kConsumerRows;
   static constexpr int kBoxesX = kTileRows / kBoxRows, kBoxesW = kBoxes - kBoxesX;
   static constexpr int kRowProducts = kConsumerRows / kProductRows;  // products with rows of their own
   using Pipeline = TmaPipeline<kSwiGluBackward ? 3 : 4, kBoxes * kBoxBytes, Tile>;
   static constexpr int kWarpStagedBytes = kSwiGluBackward ? SwiGluRows::kWarpBytes : Staged::kWarpBytes;
+  static_assert(SwiGluCodes::kWarpBytes <= SwiGluRows::kWarpBytes);
   static constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
   static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
   static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
@@ -100,7 +105,7 @@ struct Product {
   const float* row_weight;
   __nv_bfloat16* h;  // or null
   const __nv_bfloat16* pre;
-  uint8_t* pre_codes;  // instead of y, or null
+  uint8_t* pre_codes;  // instead of y, or of pre, or null
   uint8_t* pre_scales;
   uint8_t* codes;  // of h or of the gradient; or null
   uint8_t* scales;
@@ -351,15 +356,24 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     float total[kProducts][kTileCols / 2] = {};
     // SwiGLU's, of the rows of each product: asked for ahead of their use.
     RowWeights weights[L::kRowProducts] = {};
-    const auto pre_rows = [&](int product) -> SwiGluRows {
+    unsigned lane_scales[L::kRowProducts] = {};
+    const auto pre_rows = [&](int product) -> typename L::PreRows {
       const int row = product * kProductRows + warp * kWarpRows;
       const int64_t offset = (first_row + row) * 2 * p.width + tile.col;
-      return {.pre = p.pre + offset,
-              .dpre = L::kColumns ? nullptr : p.y + offset,
-              .hidden_width = p.width,
-              .num_rows = num_rows - row,
-              .num_cols = kTileCols,
-              .staged = staged};
+      if constexpr (L::kReadsCodes) {
+        return {.codes = p.pre_codes + offset,
+                .hidden_width = p.width,
+                .num_rows = num_rows - row,
+                .lane_scale = lane_scales[product],
+                .staged = staged};
+      } else {
+        return {.pre = p.pre + offset,
+                .dpre = L::kColumns ? nullptr : p.y + offset,
+                .hidden_width = p.width,
+                .num_rows = num_rows - row,
+                .num_cols = kTileCols,
+                .staged = staged};
+      }
     };
     if constexpr (L::kSwiGlu || L::kSwiGluBackward) {
 #pragma unroll
@@ -367,6 +381,15 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         const int row = product * kProductRows + product_row();
         if (row < num_rows) weights[product].upper = p.row_weight[first_row + row];
         if (row + 8 < num_rows) weights[product].lower = p.row_weight[first_row + row + 8];
+      }
+      if constexpr (L::kReadsCodes) {
+        const int across = p.width / kTileCols;
+#pragma unroll
+        for (int product = 0; product < L::kRowProducts; ++product) {
+          const int row = product * kProductRows + warp * kWarpRows;
+          lane_scales[product] = SwiGluCodes::load_scale(
+              p.pre_scales + (first_row + row) * 2 * across + tile.col / kTileCols, across, num_rows - row);
+        }
       }
       if constexpr (L::kSwiGluBackward) {
         pre_rows(0).fetch(0);
@@ -404,7 +427,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       }
     } else if constexpr (L::kSwiGluBackward && L::kColumns) {
       float* const row_sums = p.row_sums + static_cast<int64_t>(tile.col / kTileCols) * p.capacity;
-      const SwiGluRows rows[] = {pre_rows(0), pre_rows(1)};
+      const typename L::PreRows rows[] = {pre_rows(0), pre_rows(1)};
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
         const int64_t row = first_row + product * kProductRows + warp_row;
@@ -594,21 +617,27 @@ void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
 void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args) {
   const int64_t R = args.x.values.dim(0), F = args.w.dim(1), num_tiles = F / kFp8SwiGluCols, E = args.w.dim(0);
   const bool codes_alone = args.dpre_columns.defined();
-  NMOE_CHECK(F % kFp8SwiGluCols == 0 && args.pre.shape() == Shape({R, 2 * F}) &&
+  const bool reads_codes = args.pre_codes.defined();
+  NMOE_CHECK(F % kFp8SwiGluCols == 0 && (!reads_codes || codes_alone) &&
+                 (reads_codes || (args.pre.shape() == Shape({R, 2 * F}) && aligned16(args.pre.raw()))) &&
                  (codes_alone || (args.dpre.shape() == args.pre.shape() && aligned16(args.dpre.raw()))) &&
                  args.row_weight.shape() == Shape({R}) && args.drow_weight.shape() == Shape({R}) &&
-                 args.row_sums.shape() == Shape({num_tiles, R}) && aligned16(args.pre.raw()),
+                 args.row_sums.shape() == Shape({num_tiles, R}),
              "FP8 rows {} and weights {} into gradients {} of {}, of rows {} and {}", args.x.values.shape(),
              args.w.shape(), args.dpre.shape(), args.pre.shape(), args.drow_weight.shape(), args.row_sums.shape());
   if (ctx.counting()) return;
   Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
-  product.pre = args.pre.data<__nv_bfloat16>();
+  if (reads_codes) {
+    set_codes(product.pre_codes, product.pre_scales, args.pre_codes, R, 2 * F);
+  } else {
+    product.pre = args.pre.data<__nv_bfloat16>();
+  }
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
   set_codes(product.codes, product.scales, args.dpre_codes, R, 2 * F);
   if (codes_alone) {
     set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
-    launch<Form::kSwiGluBackwardCodes>(ctx, product);
+    reads_codes ? launch<Form::kSwiGluBackwardOfCodes>(ctx, product) : launch<Form::kSwiGluBackwardCodes>(ctx, product);
   } else {
     product.y = args.dpre.data<__nv_bfloat16>();
     launch<Form::kSwiGluBackward>(ctx, product);

@@ -49,7 +49,8 @@ struct GroupedFp8SwiGluBackward {
   Tensor w;                  // [E, F, K] u8, transposed weights
   Tensor w_scales;           // [E, F / 128, ceil(K / 128)] u8
   Tensor offsets;            // [E + 1] i32
-  Tensor pre;                // [R, 2F] BF16
+  Tensor pre;                // [R, 2F] BF16, unless there are pre_codes
+  RowCodes pre_codes;        // [R, 2F] instead of pre, with dpre_columns; or undefined
   Tensor row_weight;         // [R] F32
   Tensor dpre;               // = [R, 2F] BF16, may be pre; undefined: codes of both kinds alone
   RowCodes dpre_codes;       // = [R, 2F]; undefined: not wanted
