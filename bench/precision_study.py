@@ -39,6 +39,7 @@ VARIANTS = {
     "order": ({}, None),
     "fp8": ({"run.precision": "fp8"}, 0.5),
     "fp8-weight-gradients": ({"run.precision": "fp8", "precision.fp8_weight_gradients": "true"}, 0.5),
+    "fp8-saved": ({"run.precision": "fp8", "precision.fp8_weight_gradients": "true", "precision.saved": "fp8"}, 0.5),
     "mxfp8": ({"run.precision": "mxfp8"}, 0.5),
     "nvfp4": (NVFP4, 1.5),
     # What of NVFP4's recipe counts.

@@ -289,6 +289,10 @@ Counts run_self_test(const DeviceOptions& options, const std::function<void(cons
     Config config = even_config(precision);
     config.precision.fp8_weight_gradients = precision == Precision::kFp8;
     config.precision.wire = precision == Precision::kMxFp8 ? RowFormat::kFp8 : RowFormat::kDevice;
+    config.precision.saved = config.precision.wire;
+    train(config, options, wrap, counts);
+    if (precision != Precision::kFp8) continue;
+    config.precision.saved = RowFormat::kFp8;
     train(config, options, wrap, counts);
   }
   return counts;
