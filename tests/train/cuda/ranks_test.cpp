@@ -212,8 +212,9 @@ TEST_F(CudaRanks, LearnInFp8) {
   expect_same_state(checkpoints("shards2"), checkpoints("shards1"));
 }
 
-// A rank's own tokens are rounded as those that travel, whatever experts compute in.
-TEST_F(CudaRanks, LearnFromCodesOnTheWire) {
+// A rank's own tokens are rounded as those that travel, whatever experts compute in. What waits for backward as codes
+// is the same wherever experts are, too.
+TEST_F(CudaRanks, LearnFromCodesOfRows) {
   const std::vector<std::string> formats[] = {{"run.precision=bf16"},
                                               {"run.precision=fp8"},
                                               {"run.precision=fp8", "precision.fp8_weight_gradients=true"},
@@ -223,7 +224,7 @@ TEST_F(CudaRanks, LearnFromCodesOnTheWire) {
       SCOPED_TRACE(fmt::format("{}, {}", formats[format].back(), width));
       const auto coded = [&](int64_t ranks, std::vector<std::string> more) {
         more.insert(more.end(), formats[format].begin(), formats[format].end());
-        more.emplace_back("precision.wire=fp8");
+        more.insert(more.end(), {"precision.wire=fp8", "precision.saved=fp8"});
         return on(ranks, even(width, more));
       };
       const auto name = [&](const std::string& what) { return fmt::format("{}_{}_{}", what, format, width); };
