@@ -105,12 +105,7 @@ class RankExchange {
   void plan() { ops_.build_exchange_plan({.top_idx = top_idx_, .plan = sent_, .counts = {}}); }
   // What has codes to travel as, is coded once.
   void code() {
-    if (!codes_.defined()) return;
-    const auto stacked = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-    ops_.quantize({.format = OperandFormat::kFp8,
-                   .x = stacked(x_),
-                   .values = stacked(codes_.values),
-                   .scales = stacked(codes_.scales)});
+    if (codes_.defined()) ops_.quantize(quantize_rows(x_, codes_));
   }
   void send(const ExchangeInbox& inbox, int64_t max_blocks) {
     ops_.exchange_send({.peers = domain_.peers(),

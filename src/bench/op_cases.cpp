@@ -276,13 +276,7 @@ class Cases {
     void backward() { moe.backward(pass, coded(y), dx); }
     // With their codes, where there are any: as norms leave them in a model.
     CodedRows coded(Tensor rows) {
-      if (codes.defined()) {
-        const Shape matrices{1, rows.dim(0), rows.dim(1)};
-        pass.ops.quantize({.format = OperandFormat::kFp8,
-                           .x = rows.reshape(matrices),
-                           .values = codes.values.reshape(matrices),
-                           .scales = codes.scales.reshape({1, codes.scales.dim(0), codes.scales.dim(1)})});
-      }
+      if (codes.defined()) pass.ops.quantize(quantize_rows(rows, codes));
       return {rows, codes};
     }
 

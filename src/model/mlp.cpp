@@ -61,7 +61,7 @@ void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
     in_.forward(pass.ops, saved_.x, saved_.pre);
     if (pass.saves_codes()) {
       saved_.pre_codes = push_row_codes(pass.activations, T, W);
-      write_row_codes(pass.ops, saved_.pre, saved_.pre_codes);
+      pass.ops.quantize(quantize_rows(saved_.pre, saved_.pre_codes));
     }
   }
   const bool makes_hidden = pass.drops_hidden();

@@ -66,7 +66,7 @@ CodedRows Moe::sent(const Pass& pass, const CodedRows& x) const {
   if (wire_ == RowFormat::kDevice) return x.rows;
   if (x.codes.defined()) return x;
   const RowCodes codes = push_row_codes(pass.activations, x.rows.dim(0), x.rows.dim(1));
-  write_row_codes(pass.ops, x.rows, codes);
+  pass.ops.quantize(quantize_rows(x.rows, codes));
   return {x.rows, codes};
 }
 
@@ -231,7 +231,7 @@ void Moe::forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor
   const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, expert_dim_);
   const bool keeps_columns = !saved_.hidden_columns.empty();
   // Whether nobody reads hidden units but as codes.
-  const bool codes_alone = hidden_codes.defined() && (keeps_columns || pass.saves_codes()) && !pass.watchers.inspect &&
+  const bool codes_alone = hidden_codes.defined() && (keeps_columns || pass.drops_hidden()) && !pass.watchers.inspect &&
                            !experts_out_.weight().measures_forward();
   for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
     const RaggedRows& part = saved_.routed.parts[i];
@@ -368,6 +368,7 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
       pass.saves_codes() || (pass.recompute == Recompute::kNorms && saved_.hidden_columns.empty());
   if (pass.saves_codes() && multiplies_columns()) {
     saved_.hidden_columns = push_columns(pass, experts_out_, expert_dim_);
+    saved_.hidden = {};
   } else if (makes_hidden && !pass.drops(Recompute::kExperts)) {
     saved_.hidden = pass.push(saved_.hidden.shape());
   }

@@ -100,15 +100,15 @@ class Moe final : public FeedForward {
   }
   // saved_'s logits, scores, top_idx and weights = of saved_.x.
   void route(const Pass& pass);
-  // y += the experts' outputs for saved_.rows. Keeps pre and hidden, or codes of hidden if saved_.hidden_columns has
-  // memory for them. source_codes: of the rows' source, if it has codes.
+  // y += the experts' outputs for saved_.rows. Leaves pre and hidden, or codes of hidden if saved_.hidden_columns has
+  // memory for them, and codes of pre if pre_codes has. source_codes: of the rows' source, if it has codes.
   void forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y);
   // Whether the gradient of the second weight takes hidden units as codes of columns; chunks of overflow want them as
   // they are.
   bool multiplies_columns() const;
   // Memory for the codes of columns of rows [R, width] that the gradient of `of`'s weight uses, one for each part.
   std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
-  // pre and hidden = from a part's rows.
+  // pre and hidden, or their codes, = from a part's rows.
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
   // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
   // those of the rows. pre is overwritten by its gradient.

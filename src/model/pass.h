@@ -91,9 +91,9 @@ struct Pass {
   bool in_step() const { return scale.loss.defined(); }
   // Whether forward drops, and backward recomputes, what `level` names.
   bool drops(Recompute level) const { return recompute >= level; }
-  // Whether codes of pre-activations wait for backward, instead of values and of hidden units.
+  // Whether codes of pre-activations are kept for backward, instead of their values and of hidden units.
   bool saves_codes() const { return saved == RowFormat::kFp8; }
-  // Whether the values of pre-activations, or of hidden units, do not.
+  // Whether the values of pre-activations, or of hidden units, are not kept.
   bool drops_pre() const { return drops(Recompute::kExperts) || saves_codes(); }
   bool drops_hidden() const { return drops(Recompute::kNorms) || saves_codes(); }
   // The same pass, but keeping everything.

@@ -60,12 +60,6 @@ RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width) {
   return rows;
 }
 
-void write_row_codes(Ops& ops, Tensor x, const RowCodes& codes) {
-  const auto alone = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-  ops.quantize(
-      {.format = OperandFormat::kFp8, .x = alone(x), .values = alone(codes.values), .scales = alone(codes.scales)});
-}
-
 RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
   return takes_codes() ? push_row_codes(activations, num_rows, width) : RowCodes{};
 }

@@ -28,8 +28,6 @@ constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
 
 // Memory for codes of rows [N, width] on the activation stack.
 RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width);
-// codes = of rows x [N, width].
-void write_row_codes(Ops& ops, Tensor x, const RowCodes& codes);
 
 // One weight. In a step, the first operation that produces its gradient writes it (=) and all later ones add to it
 // (+=): those of further microbatches, and of further uses, as by a tied head. Which of the two an operation does is

@@ -37,7 +37,7 @@ Config even_config(Precision precision) {
   return config;
 }
 
-// Sizes that few kernels take, the other activation, documents, and codes on the way to experts.
+// Sizes that few kernels take, the other activation, documents, and codes on the way to experts and to backward.
 Config odd_config() {
   Config config = even_config(Precision::kDevice);
   config.model.dim = 36;
@@ -51,7 +51,7 @@ Config odd_config() {
   config.data.seq_len = 33;
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;
-  config.precision.wire = RowFormat::kFp8;
+  config.precision.wire = config.precision.saved = RowFormat::kFp8;
   return config;
 }
 

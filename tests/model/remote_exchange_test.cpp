@@ -96,10 +96,7 @@ struct RankTest {
     gate = upload(DType::kF32, {num_tokens, kTopK}, weights.data());
     if (mode.wire == RowFormat::kDevice) return;
     sent.codes = push_row_codes(arena(), num_tokens, kWidth);
-    ops.quantize({.format = OperandFormat::kFp8,
-                  .x = x.reshape({1, num_tokens, kWidth}),
-                  .values = sent.codes.values.reshape({1, num_tokens, kWidth}),
-                  .scales = sent.codes.scales.reshape({1, num_tokens, 1})});
+    ops.quantize(quantize_rows(x, sent.codes));
   }
 
   static int index_of(const Communicator& communicator) {

@@ -28,11 +28,17 @@ class SpoilingDevice final : public checked::WrappedDevice {
 #undef NMOE_DEFINE_OVERRIDE
 
    private:
-    void spoil(const GroupedActivationBackward& args) { ops_.fill({args.dpre, 1e9}); }
+    void spoil(const GroupedActivationBackward& args) {
+      ops_.fill({args.dpre, 1e9});
+      if (args.pre_codes.defined()) ops_.fill({args.pre, 1e9});
+    }
     void spoil(const GroupedActivationForward& args) { ops_.fill({args.pre, 1e9}); }
     void spoil(const ActivationBackward& args) { ops_.fill({args.pre, 1e9}); }
     void spoil(const ActivationForward& args) { ops_.fill({args.h, 1e9}); }
-    void spoil(const LinearActivationForward& args) { ops_.fill({args.h, 1e9}); }
+    void spoil(const LinearActivationForward& args) {
+      ops_.fill({args.h, 1e9});
+      if (args.pre_codes.defined()) ops_.fill({args.pre, 1e9});
+    }
     template <class Arguments>
     void spoil(const Arguments&) {}
     Ops& ops_;
@@ -60,6 +66,8 @@ TEST(CheckedDevice, LeavesOpenWhatCodesReplace) {
   args.dpre_codes = {.values = pool.zeros(DType::kU8, {R, W}), .scales = pool.zeros(DType::kU8, {R, 1})};
   args.dpre_columns = {.values = pool.zeros(DType::kU8, {kBlocks, W, 128}),
                        .scales = pool.zeros(DType::kU8, {kBlocks, W})};
+  EXPECT_NO_THROW(checked.ops().grouped_activation_backward(args));
+  args.pre_codes = {.values = pool.zeros(DType::kU8, {R, W}), .scales = pool.zeros(DType::kU8, {R, 1})};
   EXPECT_NO_THROW(checked.ops().grouped_activation_backward(args));
   args.keeps_dpre = true;
   EXPECT_THROW(checked.ops().grouped_activation_backward(args), checked::MismatchError);
@@ -109,6 +117,14 @@ TEST(CheckedDevice, LeavesOpenWhatWaitsAsCodes) {
   EXPECT_THROW(checked.ops().grouped_activation_forward(forward), checked::MismatchError);
   forward.pre_codes = {.values = pool.zeros(DType::kU8, {R, W}), .scales = pool.zeros(DType::kU8, {R, 1})};
   EXPECT_NO_THROW(checked.ops().grouped_activation_forward(forward));
+  EXPECT_NO_THROW(checked.ops().linear_activation_forward(
+      {.x = pool.normal({R, D}),
+       .w = pool.normal({W, D}),
+       .pre = pool.zeros({R, W}),
+       .h = pool.zeros({R, F}),
+       .h_codes = {.values = pool.zeros(DType::kU8, {R, F}), .scales = pool.zeros(DType::kU8, {R, 1})},
+       .keeps_h = false,
+       .pre_codes = forward.pre_codes}));
   ActivationBackward backward{.pre = pool.normal({R, W}), .dh = pool.normal({R, F}), .dpre = pool.zeros({R, W})};
   EXPECT_THROW(checked.ops().activation_backward(backward), checked::MismatchError);
   backward.pre_codes = forward.pre_codes;

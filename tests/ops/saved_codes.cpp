@@ -88,8 +88,7 @@ class SavedCodes {
   }
   RowCodes quantized(Tensor x, Tensor num_rows) {
     const RowCodes made = codes(x.dim(1));
-    const auto alone = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-    ops_.quantize({.x = alone(x), .num_rows = num_rows, .values = alone(made.values), .scales = alone(made.scales)});
+    ops_.quantize(quantize_rows(x, made, num_rows));
     return made;
   }
   Tensor widened(const RowCodes& codes, Tensor num_rows) {
@@ -119,6 +118,9 @@ void SavedCodes::of_mlp() {
   expect_same(pre_codes, quantized(pre, {}), kRows);
   expect_same(same_h, h, kRows);
   expect_same(same_h_codes, h_codes, kRows);
+  args.h = room(F_), args.h_codes = codes(F_), args.keeps_h = false;
+  ops_.linear_activation_forward(args);
+  expect_same(args.h_codes, h_codes, kRows);
 
   const Tensor dh = act(rows_with_specials(F_, 1e-3)), dpre = room(W_), made = room(F_), same_dpre = room(W_),
                same_made = room(F_);

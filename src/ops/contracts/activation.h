@@ -19,7 +19,7 @@ struct ActivationForward {
   Tensor num_rows;        // [1] i32; undefined: N
   RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
   // = h's columns in FP8, in groups of rows given by offsets [G + 1] i32; undefined: not wanted. If wanted, h and
-  // h_codes are not written and may be undefined.
+  // h_codes need not be written and may be undefined.
   ColumnCodes h_columns = {};
   Tensor offsets = {};
   bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards

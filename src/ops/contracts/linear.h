@@ -149,7 +149,7 @@ struct GroupedActivationBackward {
   bool keeps_dpre = false;
   Tensor h = {};               // = [R, F], what forward makes of pre; undefined: not wanted
   RowCodes pre_codes = {};     // as in ActivationBackward
-  ColumnCodes h_columns = {};  // = the columns of h in FP8, as in forward; undefined: not wanted
+  ColumnCodes h_columns = {};  // = the columns of h in FP8, in groups by offsets; undefined: not wanted
 };
 // The squares of an expert's gradient [rows, cols] are summed in parts of 16 x 128 elements.
 constexpr int64_t kSquareRows = 16, kSquareCols = 128;

@@ -96,6 +96,16 @@ struct Quantize {
   Tensor transposed_scales = {};  // = [G, ceil(C / n), ceil(N / n)] u8, if those are wanted
 };
 
+// That codes = of the rows x [N, C] act of one matrix, in FP8.
+inline Quantize quantize_rows(Tensor x, const RowCodes& codes, Tensor num_rows = {}) {
+  const auto alone = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
+  return {.format = OperandFormat::kFp8,
+          .x = alone(x),
+          .num_rows = num_rows,
+          .values = alone(codes.values),
+          .scales = alone(codes.scales)};
+}
+
 // The values that codes of rows stand for. Rounding them again changes no value (the scale may become half of what it
 // was, with different codes): the largest is at most 448 times a scale that represents all others exactly.
 struct WidenRows {

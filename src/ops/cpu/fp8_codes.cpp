@@ -26,12 +26,7 @@ void parallel_row_blocks(Context& ctx, Tensor offsets, const Fn& fn) {
 template <class Real>
 void write_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes) {
   if (!codes.defined()) return;
-  const auto stacked = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-  quantize<Real>(ctx, {.format = OperandFormat::kFp8,
-                       .x = stacked(x),
-                       .num_rows = num_rows,
-                       .values = stacked(codes.values),
-                       .scales = stacked(codes.scales)});
+  quantize<Real>(ctx, quantize_rows(x, codes, num_rows));
 }
 
 template <class Real>

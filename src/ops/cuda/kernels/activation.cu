@@ -3,7 +3,6 @@
 // there end at once. Codes in FP8 are made of what is written, before it leaves: sixteen threads have a block. Where
 // nobody reads it but as codes, it does not leave. Backward has in registers what forward made, for who lost it.
 // Pre-activations that wait as codes are written as such by forward, and read as such by backward.
-#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/kernels/quantize_fp8_columns.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/activation.cuh"
@@ -166,7 +165,6 @@ T* data_or_null(Tensor x) {
 void activation_forward(Context& ctx, const ActivationForward& args) {
   check_leaves_result(args);
   if (args.h_columns.defined()) {
-    NMOE_CHECK(!args.h_codes.defined(), "codes of rows beside columns");
     return activation_fp8_columns(ctx, {.kind = args.kind,
                                         .pre = args.pre,
                                         .pre_codes = {},
@@ -188,8 +186,8 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
                  data_or_null<float>(args.row_weight), with_codes && !args.keeps_h ? nullptr : h.data<T>(),
                  data_or_null<int32_t>(args.num_rows), h.dim(0), width, can_vectorise(width, pre, h), codes, pre_codes);
   });
-  if (args.h_codes.defined() && !with_codes) write_row_codes(ctx, h, args.num_rows, args.h_codes);
-  if (args.pre_codes.defined() && !with_pre_codes) write_row_codes(ctx, pre, args.num_rows, args.pre_codes);
+  if (args.h_codes.defined() && !with_codes) quantize(ctx, quantize_rows(h, args.h_codes, args.num_rows));
+  if (args.pre_codes.defined() && !with_pre_codes) quantize(ctx, quantize_rows(pre, args.pre_codes, args.num_rows));
 }
 
 void activation_backward(Context& ctx, const ActivationBackward& args) {
@@ -204,6 +202,7 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   const int64_t width = dh.dim(1);
   const bool with_codes = makes_codes(dpre, dpre.dim(1) / width, args.dpre_codes);
   const CodeRows codes = with_codes ? code_rows(dpre, args.dpre_codes) : CodeRows{};
+  if (args.pre_codes.defined()) check_row_codes(args.pre_codes, pre.shape());
   const bool reads_codes = args.pre_codes.defined() && width % 8 == 0 && in_eights(args.pre_codes, pre);
   if (args.pre_codes.defined() && !reads_codes) {
     widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = args.num_rows});
@@ -216,7 +215,7 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
         data_or_null<float>(args.drow_weight), data_or_null<T>(args.h), data_or_null<int32_t>(args.num_rows), dh.dim(0),
         width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes, pre_codes);
   });
-  if (args.dpre_codes.defined() && !with_codes) write_row_codes(ctx, dpre, args.num_rows, args.dpre_codes);
+  if (args.dpre_codes.defined() && !with_codes) quantize(ctx, quantize_rows(dpre, args.dpre_codes, args.num_rows));
 }
 
 }  // namespace nmoe::cuda

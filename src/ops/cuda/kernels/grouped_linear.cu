@@ -247,7 +247,7 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) 
 
 // Codes of what an operation made, where they are wanted.
 void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
-  if (codes.defined()) write_row_codes(ctx, x, num_rows_of(offsets), codes);
+  if (codes.defined()) quantize(ctx, quantize_rows(x, codes, num_rows_of(offsets)));
 }
 void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
   if (columns.defined()) quantize_fp8_columns(ctx, x, offsets, columns);
@@ -374,9 +374,9 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                      aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw()) && aligned16(args.h.raw());
   ArenaScope scratch(ctx.scratch);
   const auto [room, ordered, dh, row_sums] = claim(scratch, args, fused);
-  // Whether nothing reads pre-activations, or leaves their gradients, but as codes.
   const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
-  const bool reads_codes = codes_alone && args.pre_codes.defined() && !args.h.defined() &&
+  // Whether nothing reads pre-activations but as codes.
+  const bool reads_codes = kHasSm90 && codes_alone && args.pre_codes.defined() && !args.h.defined() &&
                            args.rounding.weight.defined() && fuses_fp8_activation_backward(args);
   if (args.pre_codes.defined() && !reads_codes) {
     widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = num_rows_of(offsets)});

@@ -254,13 +254,4 @@ void quantize(Context& ctx, const Quantize& args) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void write_row_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes) {
-  const auto alone = [](const Tensor& matrix) { return matrix.reshape({1, matrix.dim(0), matrix.dim(1)}); };
-  quantize(ctx, {.format = OperandFormat::kFp8,
-                 .x = alone(x),
-                 .num_rows = num_rows,
-                 .values = alone(codes.values),
-                 .scales = alone(codes.scales)});
-}
-
 }  // namespace nmoe::cuda

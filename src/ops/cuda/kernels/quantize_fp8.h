@@ -14,9 +14,6 @@ void quantize_fp8_rows(Context& ctx, const OperandRows& x, Tensor num_rows, cons
 // args.blocks is kTiles. Transposed codes want N to be a multiple of 16, too.
 void quantize_fp8_tiles(Context& ctx, const Quantize& args);
 
-// codes = of rows x [N, C] of any width and dtype. num_rows as in quantize_fp8_rows().
-void write_row_codes(Context& ctx, Tensor x, Tensor num_rows, const RowCodes& codes);
-
 // The codes of a product's rows: those that came with it, or, where rows are picked, `room`, into which codes that came
 // are spread by x.row_of (num_rows is not read then, and rows of `room` that row_of does not name stay as they were);
 // else made in `room`.

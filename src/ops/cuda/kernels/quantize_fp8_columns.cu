@@ -1,5 +1,5 @@
 // Rounds BF16 to FP8 in blocks of 128 x 1, transposed: what sums over rows takes. Memory-bound: two bytes are read for
-// each that is written, or four, where an activation makes the values.
+// each that is written; where an activation makes the values, four, or two of codes.
 //
 // A thread block has 128 rows of a strip of columns. Tiles of those rows come to shared memory by asynchronous copies,
 // the next one while codes of one are made. From there a thread takes eight columns of eight rows, one below the other,
@@ -347,9 +347,11 @@ void activation_fp8_columns(Context& ctx, const ActivatedColumns& args) {
              "FP8 columns {} of an activation of {} {} with weights {}", args.columns.values.shape(),
              dtype_name(pre.dtype()), pre.shape(), row_weight.shape());
   const bool reads_codes = args.pre_codes.defined();
-  NMOE_CHECK(!reads_codes || (width % kBlock == 0 && aligned16(args.pre_codes.values.raw()) &&
-                              args.pre_codes.values.shape() == pre.shape()),
-             "codes {} of pre-activations {}", args.pre_codes.values.shape(), pre.shape());
+  if (reads_codes) {
+    check_row_codes(args.pre_codes, pre.shape());
+    NMOE_CHECK(width % kBlock == 0 && aligned16(args.pre_codes.values.raw()), "codes of pre-activations {}",
+               pre.shape());
+  }
   if (ctx.counting() || R * width == 0) return;
   const float* const weights = row_weight.defined() ? row_weight.data<float>() : nullptr;
   const auto run = [&]<Activation kKind>() {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
@@ -329,7 +328,7 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
     if (ctx.starts_early && width >= kBlockWidth) return launch(RowGroup<kRowThreads>{}, grid_size(num_rows));
     dispatch_rows(num_rows, width, launch);
   });
-  if (args.y_codes.defined() && !with_codes) write_row_codes(ctx, y, /*num_rows=*/{}, args.y_codes);
+  if (args.y_codes.defined() && !with_codes) quantize(ctx, quantize_rows(y, args.y_codes));
 }
 
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
@@ -365,7 +364,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
-  if (args.dx_codes.defined() && !with_codes) write_row_codes(ctx, dx, /*num_rows=*/{}, args.dx_codes);
+  if (args.dx_codes.defined() && !with_codes) quantize(ctx, quantize_rows(dx, args.dx_codes));
   add_gain_partials_kernel<<<grid_size(ceil_div(width, kWarp)), kGainWarps * kWarp, 0, ctx.stream>>>(
       partials.data<float>(), dgain.data<float>(), num_chunks, width);
   NMOE_CUDA_CHECK(cudaGetLastError());

@@ -9,7 +9,8 @@
 //
 //   rows    tiles of 256 x 128: a consumer has 128 rows, its two products are of 64 rows each
 //           backwards through SwiGLU, what a tile has becomes the gradients of pre-activations, as in grouped_linear.cu
-//   SwiGLU  tiles of 128 x (128 gates and the 128 that they gate): a consumer has 64 rows, its products are of both
+//   SwiGLU  tiles of 128 x (128 gates and the 128 that they gate): a consumer has 64 rows, its products are of both;
+//           pre-activations leave as BF16, or as codes that wait for backward
 //
 // A sum has one order: tensor cores add a block of 128 (wgmma_fp8.cuh says how), blocks are added in the order of k.
 //
@@ -225,13 +226,19 @@ __device__ PairWords pack_words(float (&sums)[kTileCols / 2], int num_rows) {
   return words;
 }
 
-// Codes of a part of the warp's rows in a matrix `width` wide, where they begin at (row, col).
-__device__ void store_codes(const PairWords& words, uint8_t* codes, uint8_t* scales, int64_t width, int64_t row,
-                            int64_t col, int num_rows, std::byte* staged) {
-  const int64_t scale_stride = width / kTileCols;
-  store_row_codes(words, 0, num_rows, codes + row * width + col, width, scales + row * scale_stride + col / kTileCols,
-                  scale_stride, staged);
-}
+// Codes of rows `width` wide.
+struct CodedRows {
+  uint8_t* codes;
+  uint8_t* scales;
+  int64_t width;
+
+  // Those of a part of the warp's rows, which begin at (row, col).
+  __device__ void store(const PairWords& words, int64_t row, int64_t col, int num_rows, std::byte* staged) const {
+    const int64_t scale_stride = width / kTileCols;
+    store_row_codes(words, 0, num_rows, codes + row * width + col, width, scales + row * scale_stride + col / kTileCols,
+                    scale_stride, staged);
+  }
+};
 
 // pre or its codes, h's codes and h, each if it is wanted, of the warp's rows, the first of which is `row`. gates
 // becomes h in words, zeros in rows that do not exist.
@@ -247,8 +254,9 @@ __device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], fl
   const PairWords gate_words = pack_words(gates, num_rows), up_words = pack_words(ups, num_rows);
   if constexpr (!L::kColumns) {
     if (p.pre_codes != nullptr) {
-      store_codes(gate_words, p.pre_codes, p.pre_scales, pre_width, row, col, num_rows, staged);
-      store_codes(up_words, p.pre_codes, p.pre_scales, pre_width, row, col + p.width, num_rows, staged);
+      const CodedRows pre{p.pre_codes, p.pre_scales, pre_width};
+      pre.store(gate_words, row, col, num_rows, staged);
+      pre.store(up_words, row, col + p.width, num_rows, staged);
     }
   }
   const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
@@ -268,7 +276,7 @@ __device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], fl
     }
     if (p.codes == nullptr) return;
   }
-  store_codes(pack_words(gates, num_rows), p.codes, p.scales, p.width, row, col, num_rows, staged);
+  CodedRows{p.codes, p.scales, p.width}.store(pack_words(gates, num_rows), row, col, num_rows, staged);
 }
 
 // FP8 of the gradients that store_swiglu_gradients() leaves in a warp's staging, the first of whose rows is `row`: two
