@@ -20,9 +20,7 @@ Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSe
 void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
   const int64_t T = x.rows.dim(0), W = pre_activation_width(activation_, hidden_);
   saved_ = {.x = x.rows, .pre = {}, .pre_codes = {}, .hidden = {}};
-  if (pass.saves_codes() && !pass.drops(Recompute::kExperts)) {
-    saved_.pre_codes = push_row_codes(pass.activations, T, W);
-  }
+  if (pass.keeps_pre_codes()) saved_.pre_codes = push_row_codes(pass.activations, T, W);
   const int64_t without_pre = pass.activations.mark();
   saved_.pre = pass.push({T, W});
   const int64_t without_hidden = pass.activations.mark();

@@ -14,11 +14,6 @@ constexpr const char* kSharedPrefix = "moe.shared.";
 
 std::string moe_prefix(const Layer& layer) { return layer.name + "moe."; }
 
-RowCodes first_rows(const RowCodes& codes, int64_t count) {
-  if (!codes.defined()) return {};
-  return {.values = codes.values.rows(0, count), .scales = codes.scales.rows(0, count)};
-}
-
 }  // namespace
 
 void Moe::describe(const Layer& layer, WeightList& weights) {
@@ -191,7 +186,7 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
                               .row_weight = saved_.row_weight.rows(0, C),
                               .pre = saved_.pre.rows(0, C),
                               .hidden = saved_.hidden.rows(0, C),
-                              .pre_codes = first_rows(saved_.pre_codes, C),
+                              .pre_codes = saved_.routed.overflow.front().of(saved_.pre_codes),
                               .makes_hidden = pass.saves_codes()};
   const ExpertGradients chunk_gradients{.dy = gradients.drows.rows(0, C),
                                         .drows = gradients.drows.rows(0, C),
@@ -289,12 +284,10 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   const int64_t router_only = pass.activations.mark();
   const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
   saved_.rows = arrived.rows;
-  if (pass.saves_codes() && !pass.drops(Recompute::kExperts)) {
-    saved_.pre_codes = push_row_codes(pass.activations, R, W);
-  }
+  if (pass.keeps_pre_codes()) saved_.pre_codes = push_row_codes(pass.activations, R, W);
   const int64_t without_pre = pass.activations.mark();
   saved_.pre = pass.push({R, W});
-  const bool keeps_columns = multiplies_columns() && !pass.drops(Recompute::kExperts) && !pass.saves_codes();
+  const bool keeps_columns = multiplies_columns() && !pass.drops_pre();
   if (keeps_columns) saved_.hidden_columns = push_columns(pass, experts_out_, F);
   const int64_t without_hidden = pass.activations.mark();
   saved_.hidden = pass.push({R, F});

@@ -93,6 +93,8 @@ struct Pass {
   bool drops(Recompute level) const { return recompute >= level; }
   // Whether codes of pre-activations are kept for backward, instead of their values and of hidden units.
   bool saves_codes() const { return saved == RowFormat::kFp8; }
+  // Whether forward makes and keeps these codes; where pre-activations are dropped, backward makes them.
+  bool keeps_pre_codes() const { return saves_codes() && !drops(Recompute::kExperts); }
   // Whether the values of pre-activations, or of hidden units, are not kept.
   bool drops_pre() const { return drops(Recompute::kExperts) || saves_codes(); }
   bool drops_hidden() const { return drops(Recompute::kNorms) || saves_codes(); }

@@ -184,22 +184,16 @@ TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
   EXPECT_EQ(what_is_wrong(config), "");
 }
 
-TEST(Validate, CodesTravelWhateverProductsAreIn) {
-  Config config = low_precision_config();
-  config.precision.wire = RowFormat::kFp8;
-  EXPECT_EQ(what_is_wrong(config), "");
-  config.run.precision = Precision::kDevice;
-  EXPECT_EQ(what_is_wrong(config), "");
-  config.run.device = "cuda";
-  EXPECT_EQ(what_is_wrong(config), "");
-}
-
-TEST(Validate, CodesWaitForBackwardWhateverProductsAreIn) {
-  Config config = low_precision_config();
-  config.precision.saved = RowFormat::kFp8;
-  EXPECT_EQ(what_is_wrong(config), "");
-  config.run.precision = Precision::kDevice;
-  EXPECT_EQ(what_is_wrong(config), "");
+TEST(Validate, RowsAreCodesWhateverProductsAreIn) {
+  for (RowFormat PrecisionConfig::*const key : {&PrecisionConfig::wire, &PrecisionConfig::saved}) {
+    Config config = low_precision_config();
+    config.precision.*key = RowFormat::kFp8;
+    EXPECT_EQ(what_is_wrong(config), "");
+    config.run.precision = Precision::kDevice;
+    EXPECT_EQ(what_is_wrong(config), "");
+    config.run.device = "cuda";
+    EXPECT_EQ(what_is_wrong(config), "");
+  }
 }
 
 TEST(Validate, FindsThatNoLayerIsLeftToAPrecision) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "ops/cuda/primitives/activation.cuh"
+#include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -40,10 +41,12 @@ struct PairWords {
   }
 };
 
-// Codes of a part of the warp's rows. `codes` and `scales`: of its first row at the part's columns.
-__device__ inline void store_row_codes(const PairWords& words, int part, int num_rows, uint8_t* codes, int64_t stride,
-                                       uint8_t* scales, int64_t scale_stride, std::byte* staged) {
+// Codes of a part of the warp's rows, which begin at (row, col) of those of `to`.
+__device__ inline void store_row_codes(const PairWords& words, int part, const CodeRows& to, int64_t row, int64_t col,
+                                       int num_rows, std::byte* staged) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t scale_stride = to.width / kFp8Cols;
+  uint8_t* const scales = to.scales + row * scale_stride + col / kFp8Cols;
   words.settle();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -55,16 +58,16 @@ __device__ inline void store_row_codes(const PairWords& words, int part, int num
     largest = max(largest, __shfl_xor_sync(kAllLanes, largest, 2));
     const uint8_t code = e8m0_scale(amax_of_bits(largest));
     const float factor = e8m0_to_inverse(code);
-    const int row = lane / 4 + 8 * h;
-    std::byte* const staged_row = staged + row * kStagedCodeBytes + lane % 4 * 2;
+    const int own_row = lane / 4 + 8 * h;
+    std::byte* const staged_row = staged + own_row * kStagedCodeBytes + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kFp8Octets; ++j) {
       const uint32_t word = words.at(j, h, part);
       *reinterpret_cast<uint16_t*>(staged_row + 8 * j) = e4m3_pair(low_bf16(word) * factor, high_bf16(word) * factor);
     }
-    if (lane % 4 == 0 && row < num_rows) scales[row * scale_stride] = code;
+    if (lane % 4 == 0 && own_row < num_rows) scales[own_row * scale_stride] = code;
   }
-  write_staged<kFp8Cols>(staged, kStagedCodeBytes, num_rows, kFp8Cols, codes, stride);
+  write_staged<kFp8Cols>(staged, kStagedCodeBytes, num_rows, kFp8Cols, to.values + row * to.width + col, to.width);
 }
 
 // Four 8 x 8 matrices of 16-bit words to shared memory, transposed; lane l names column l % 8 of matrix l / 8.

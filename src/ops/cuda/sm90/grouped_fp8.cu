@@ -106,11 +106,9 @@ struct Product {
   const float* row_weight;
   __nv_bfloat16* h;  // or null
   const __nv_bfloat16* pre;
-  uint8_t* pre_codes;  // instead of y, or of pre, or null
-  uint8_t* pre_scales;
-  uint8_t* codes;  // of h or of the gradient; or null
-  uint8_t* scales;
-  uint8_t* columns;  // the same of their columns
+  CodeRows pre_codes;  // instead of y, or of pre, or null
+  CodeRows codes;      // of h or of the gradient; or null
+  uint8_t* columns;    // the same of their columns
   uint8_t* column_scales;
   float* row_sums;  // [tiles of columns, capacity]
   int capacity;
@@ -226,20 +224,6 @@ __device__ PairWords pack_words(float (&sums)[kTileCols / 2], int num_rows) {
   return words;
 }
 
-// Codes of rows `width` wide.
-struct CodedRows {
-  uint8_t* codes;
-  uint8_t* scales;
-  int64_t width;
-
-  // Those of a part of the warp's rows, which begin at (row, col).
-  __device__ void store(const PairWords& words, int64_t row, int64_t col, int num_rows, std::byte* staged) const {
-    const int64_t scale_stride = width / kTileCols;
-    store_row_codes(words, 0, num_rows, codes + row * width + col, width, scales + row * scale_stride + col / kTileCols,
-                    scale_stride, staged);
-  }
-};
-
 // pre or its codes, h's codes and h, each if it is wanted, of the warp's rows, the first of which is `row`. gates
 // becomes h in words, zeros in rows that do not exist.
 template <class L>
@@ -253,10 +237,9 @@ __device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], fl
   }
   const PairWords gate_words = pack_words(gates, num_rows), up_words = pack_words(ups, num_rows);
   if constexpr (!L::kColumns) {
-    if (p.pre_codes != nullptr) {
-      const CodedRows pre{p.pre_codes, p.pre_scales, pre_width};
-      pre.store(gate_words, row, col, num_rows, staged);
-      pre.store(up_words, row, col + p.width, num_rows, staged);
+    if (p.pre_codes.values != nullptr) {
+      store_row_codes(gate_words, 0, p.pre_codes, row, col, num_rows, staged);
+      store_row_codes(up_words, 0, p.pre_codes, row, col + p.width, num_rows, staged);
     }
   }
   const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
@@ -274,9 +257,9 @@ __device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], fl
     if (p.h != nullptr) {
       write_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
     }
-    if (p.codes == nullptr) return;
+    if (p.codes.values == nullptr) return;
   }
-  CodedRows{p.codes, p.scales, p.width}.store(pack_words(gates, num_rows), row, col, num_rows, staged);
+  store_row_codes(pack_words(gates, num_rows), 0, p.codes, row, col, num_rows, staged);
 }
 
 // FP8 of the gradients that store_swiglu_gradients() leaves in a warp's staging, the first of whose rows is `row`: two
@@ -302,13 +285,14 @@ __device__ void store_gradient_codes(const Product& p, const SwiGluRows& rows, i
     const float factor = e8m0_to_inverse(code);
     if (own_row >= rows.num_rows) continue;
     const int64_t at = row + own_row, first = part * static_cast<int64_t>(p.width) + col;
-    auto* const target = reinterpret_cast<uint4*>(p.codes + at * stride + first + chunk * SwiGluRows::kChunkCols);
+    auto* const target =
+        reinterpret_cast<uint4*>(p.codes.values + at * stride + first + chunk * SwiGluRows::kChunkCols);
 #pragma unroll
     for (int i = 0; i < kVectors; i += 2) {
       const uint2 low = e4m3_eight(vectors[i], factor), high = e4m3_eight(vectors[i + 1], factor);
       target[i / 2] = make_uint4(low.x, low.y, high.x, high.y);
     }
-    if (chunk == 0) p.scales[at * scale_stride + first / kTileCols] = code;
+    if (chunk == 0) p.codes.scales[at * scale_stride + first / kTileCols] = code;
   }
 }
 
@@ -369,7 +353,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
       const int row = product * kProductRows + warp * kWarpRows;
       const int64_t offset = (first_row + row) * 2 * p.width + tile.col;
       if constexpr (L::kReadsCodes) {
-        return {.codes = p.pre_codes + offset,
+        return {.codes = p.pre_codes.values + offset,
                 .hidden_width = p.width,
                 .num_rows = num_rows - row,
                 .lane_scale = lane_scales[product],
@@ -396,7 +380,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         for (int product = 0; product < L::kRowProducts; ++product) {
           const int row = product * kProductRows + warp * kWarpRows;
           lane_scales[product] = SwiGluCodes::load_scale(
-              p.pre_scales + (first_row + row) * 2 * across + tile.col / kTileCols, across, num_rows - row);
+              p.pre_codes.scales + (first_row + row) * 2 * across + tile.col / kTileCols, across, num_rows - row);
         }
       }
       if constexpr (L::kSwiGluBackward) {
@@ -442,15 +426,14 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         pack_swiglu_gradients(total[product], weights[product], rows[product], product == 0 ? &rows[1] : nullptr,
                               row_sums + row);
       }
-      const int64_t stride = 2 * static_cast<int64_t>(p.width), scale_stride = stride / kTileCols;
+      const int64_t stride = 2 * static_cast<int64_t>(p.width);
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
         const int64_t row = first_row + product * kProductRows + warp_row;
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           const int64_t col = part * static_cast<int64_t>(p.width) + tile.col;
-          store_row_codes({total[product]}, part, rows[product].num_rows, p.codes + row * stride + col, stride,
-                          p.scales + row * scale_stride + col / kTileCols, scale_stride, staged);
+          store_row_codes({total[product]}, part, p.codes, row, col, rows[product].num_rows, staged);
         }
       }
       const typename L::Columns columns(staging + consumer * (L::kStagedBytes / kConsumers), kColumnsBarrier + consumer,
@@ -470,7 +453,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
         const int64_t row = first_row + product * kProductRows + warp_row;
         store_swiglu_gradients<kTileCols>(total[product], weights[product], rows,
                                           p.row_sums + static_cast<int64_t>(tile.col / kTileCols) * p.capacity + row);
-        if (p.codes != nullptr) store_gradient_codes(p, rows, row, tile.col);
+        if (p.codes.values != nullptr) store_gradient_codes(p, rows, row, tile.col);
       }
       __syncwarp();
     } else {
@@ -536,10 +519,8 @@ Product product_of(const RowCodes& x, Tensor w, Tensor w_scales, Tensor offsets,
           .row_weight = nullptr,
           .h = nullptr,
           .pre = nullptr,
-          .pre_codes = nullptr,
-          .pre_scales = nullptr,
-          .codes = nullptr,
-          .scales = nullptr,
+          .pre_codes = {},
+          .codes = {},
           .columns = nullptr,
           .column_scales = nullptr,
           .row_sums = nullptr,
@@ -560,14 +541,13 @@ void launch(Context& ctx, const Product& product) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// Where codes of rows [R, width] are, if they are wanted.
-void set_codes(uint8_t*& values, uint8_t*& scales, const RowCodes& codes, int64_t R, int64_t width) {
-  if (!codes.defined()) return;
+// Where codes of rows [R, width] are; null: not wanted.
+CodeRows code_rows(const RowCodes& codes, int64_t R, int64_t width) {
+  if (!codes.defined()) return {};
   NMOE_CHECK(codes.values.shape() == Shape({R, width}) && codes.scales.shape() == Shape({R, width / kTileCols}) &&
                  aligned16(codes.values.raw()),
              "codes {} and scales {} of {} rows of {}", codes.values.shape(), codes.scales.shape(), R, width);
-  values = codes.values.data<uint8_t>();
-  scales = codes.scales.data<uint8_t>();
+  return {.values = codes.values.data<uint8_t>(), .scales = codes.scales.data<uint8_t>(), .width = width};
 }
 // The same of columns, of rows [R, width] in groups, which begin at offsets [E + 1].
 void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_t width, const Tensor& offsets) {
@@ -575,7 +555,7 @@ void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_
   const int64_t blocks = R / kFp8Cols + offsets.dim(0) - 1;
   NMOE_CHECK(columns.values.shape() == Shape({blocks, width, kFp8Cols}) &&
                  columns.scales.shape() == Shape({blocks, width}) && aligned16(columns.values.raw()) &&
-                 product.codes != nullptr,
+                 product.codes.values != nullptr,
              "columns {} with scales {} of {} rows of {}", columns.values.shape(), columns.scales.shape(), R, width);
   product.columns = columns.values.data<uint8_t>();
   product.column_scales = columns.scales.data<uint8_t>();
@@ -608,12 +588,9 @@ void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
   if (ctx.counting()) return;
   Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
-  set_codes(product.codes, product.scales, args.h_codes, R, F);
-  if (has_pre_codes) {
-    set_codes(product.pre_codes, product.pre_scales, args.pre_codes, R, 2 * F);
-  } else {
-    product.y = args.pre.data<__nv_bfloat16>();
-  }
+  product.codes = code_rows(args.h_codes, R, F);
+  product.pre_codes = code_rows(args.pre_codes, R, 2 * F);
+  if (!has_pre_codes) product.y = args.pre.data<__nv_bfloat16>();
   if (has_columns) {
     set_columns(product, args.h_columns, R, F, args.offsets);
     return launch<Form::kSwiGluCodes>(ctx, product);
@@ -636,13 +613,10 @@ void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& a
   if (ctx.counting()) return;
   Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
-  if (reads_codes) {
-    set_codes(product.pre_codes, product.pre_scales, args.pre_codes, R, 2 * F);
-  } else {
-    product.pre = args.pre.data<__nv_bfloat16>();
-  }
+  product.pre_codes = code_rows(args.pre_codes, R, 2 * F);
+  if (!reads_codes) product.pre = args.pre.data<__nv_bfloat16>();
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
-  set_codes(product.codes, product.scales, args.dpre_codes, R, 2 * F);
+  product.codes = code_rows(args.dpre_codes, R, 2 * F);
   if (codes_alone) {
     set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
     reads_codes ? launch<Form::kSwiGluBackwardOfCodes>(ctx, product) : launch<Form::kSwiGluBackwardCodes>(ctx, product);
