@@ -221,6 +221,7 @@ std::string print_manifest(const CheckpointManifest& manifest) {
                {"files", files_to_json(manifest.files)},
                {"model", tensors_to_json(manifest.model)},
                {"optimizer", tensors_to_json(manifest.optimizer)}};
+  if (info.arithmetic_changes > 0) json["arithmetic_changes"] = info.arithmetic_changes;
   if (!info.product_identity.empty()) json["product_identity"] = info.product_identity;
   if (!info.experts.places.empty()) {
     json["experts"] = {{"places", info.experts.places}, {"rows", info.experts.rows}};
@@ -259,6 +260,7 @@ CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
              "'{}' is no id of a run", info.run_id);
   json.at("config_fingerprint").get_to(info.config_fingerprint);
   json.at("data_fingerprint").get_to(info.data_fingerprint);
+  if (json.contains("arithmetic_changes")) count("arithmetic_changes", info.arithmetic_changes);
   if (const auto products = json.find("product_identity"); products != json.end()) {
     products->get_to(info.product_identity);
   }

@@ -51,6 +51,7 @@ struct CheckpointInfo {
   std::string run_id;              // whose metrics go with it
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration
   std::string data_fingerprint;    // names the corpus and its tokenizer
+  int64_t arithmetic_changes = 0;  // that the program which trained it had (train/arithmetic_changes.h)
   std::string product_identity;    // of the first rank's device (ops/products.h); "" where it has none
   std::string nmoe_version;
   std::string nmoe_commit;

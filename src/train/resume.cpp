@@ -112,6 +112,7 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
   if (info.flops >= 0.0) flops_ = info.flops;
   cursor_ = info.cursor;
   run_id_ = info.run_id;
+  arithmetic_changes_ = info.arithmetic_changes;
   product_identity_ = info.product_identity;
   carried_ = reader.carried();
 }

@@ -43,6 +43,7 @@ class TrainingStart {
   const std::optional<StreamCursor>& cursor() const { return cursor_; }      // of the data plan; same
   const std::string& run_id() const { return run_id_; }                      // "" unless it resumes: a new run
   const fs::path& checkpoint() const { return checkpoint_; }                 // empty: new weights
+  int64_t arithmetic_changes() const { return arithmetic_changes_; }         // that it was trained with; same
   const std::string& product_identity() const { return product_identity_; }  // of what it ran on; "" unless it resumes
   // Files from an imported model that this run's checkpoints keep (checkpoint.h).
   const std::vector<CarriedFile>& carried() const { return carried_; }
@@ -61,6 +62,7 @@ class TrainingStart {
   Progress progress_;
   std::optional<double> flops_;
   std::optional<StreamCursor> cursor_;
+  int64_t arithmetic_changes_ = 0;
   std::string run_id_, product_identity_;
   std::vector<CarriedFile> carried_;
 };

@@ -15,6 +15,7 @@
 #include "config/load.h"
 #include "ops/products.h"
 #include "parallel/process_group.h"
+#include "train/arithmetic_changes.h"
 #include "train/batch_stream.h"
 #include "train/checkpoint_saver.h"
 #include "train/pace.h"
@@ -189,8 +190,11 @@ void Trainer::start() {
                                            run_.alert_command, run_.memory);
     place_.set(fs::path(config_.run.dir) / "experiments.db", recorder_->run_id());
     if (progress_.steps > 0) recorder_->message(fmt::format("resumed from {}", start.checkpoint().string()));
-    const std::string warning = warn_of_other_products(start.product_identity(), product_identity(rank_.device));
-    if (!warning.empty()) recorder_->message(warning);
+    const std::string products = warn_of_other_products(start.product_identity(), product_identity(rank_.device));
+    if (!products.empty()) recorder_->message(products);
+    const std::string arithmetic =
+        start.resumes() ? warn_of_changed_arithmetic(arithmetic_changes(), start.arithmetic_changes(), config_) : "";
+    if (!arithmetic.empty()) recorder_->message(arithmetic);
   }
   const std::string run_id = rank_.communicator.all_gather(recorder_ ? recorder_->run_id() : "")[0];
   own_recorder_.emplace(config_, rank_, run_id, progress_.steps, recorder_.get());
@@ -423,6 +427,7 @@ void Trainer::save() {
   if (recorder_) head.info.run_id = recorder_->run_id();
   head.info.config_fingerprint = config_fingerprint(config_);
   head.info.data_fingerprint = data_fingerprint(run_.data, run_.stream);
+  head.info.arithmetic_changes = std::ssize(arithmetic_changes());
   head.info.product_identity = product_identity(rank_.device);
   head.info.nmoe_version = run_.options.version;
   head.info.nmoe_commit = run_.options.commit;

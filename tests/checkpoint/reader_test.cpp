@@ -49,6 +49,7 @@ TEST_F(ReaderTest, RoundTrip) {
     EXPECT_EQ(reader.info().run_id, "run_1_2");
     EXPECT_EQ(reader.info().config_fingerprint, "c0ffee");
     EXPECT_EQ(reader.info().data_fingerprint, "austen-v1");
+    EXPECT_EQ(reader.info().arithmetic_changes, 7);
     EXPECT_EQ(reader.info().product_identity, "a library on a device");
     EXPECT_EQ(reader.info().nmoe_version, "0.1.0");
     EXPECT_EQ(reader.info().nmoe_commit, "abc123");

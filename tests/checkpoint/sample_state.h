@@ -32,6 +32,7 @@ class SampleState {
     state.info.run_id = "run_1_2";
     state.info.config_fingerprint = "c0ffee";
     state.info.data_fingerprint = "austen-v1";
+    state.info.arithmetic_changes = 7;
     state.info.product_identity = "a library on a device";
     state.info.nmoe_version = "0.1.0";
     state.info.nmoe_commit = "abc123";
