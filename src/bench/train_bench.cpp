@@ -233,7 +233,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   const auto memory = RankMemory::make(device_options(config.run, communicator.count(), communicator.index()),
                                        task.plan.storage, communicator);
   Device& device = *memory->device;
-  const std::vector<cuda::ProductUse> products_before = products_of(device);  // of the rehearsal
+  const std::vector<ProductUse> products_before = products_of(device);  // of the rehearsal
   Engine engine(config, {device, communicator}, memory->storage, task.seq_lens);
   engine.initialise();
   Batches batches(config, task.data, task.plan.cost, engine.rank());

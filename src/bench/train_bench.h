@@ -11,7 +11,7 @@
 #include "model/cost.h"
 #include "model/exchange_stats.h"
 #include "ops/device.h"
-#include "ops/products.h"
+#include "ops/products/products.h"
 #include "train/expert_moves.h"
 
 namespace nmoe {
@@ -39,11 +39,11 @@ struct TrainBench {
   };
   std::string device;
   SoftwareVersions software;
-  std::string product_identity;            // product_identity() of the first rank's device
-  std::vector<cuda::ProductUse> products;  // of the steps on it; a recording's count once
-  std::string fingerprint;                 // of the configuration, its vocabulary resolved
-  std::string tokens;                      // where they came from: the corpus, or random ids
-  int64_t warmup = 0;                      // steps before
+  std::string product_identity;      // product_identity() of the first rank's device
+  std::vector<ProductUse> products;  // of the steps on it; a recording's count once
+  std::string fingerprint;           // of the configuration, its vocabulary resolved
+  std::string tokens;                // where they came from: the corpus, or random ids
+  int64_t warmup = 0;                // steps before
   int64_t steps = 0;
   int64_t tokens_per_step = 0;
   int64_t num_ranks = 1;

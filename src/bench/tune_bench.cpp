@@ -16,15 +16,15 @@ TuneBench bench_tune(std::span<const Config> configs, const std::function<void(c
     throw usage_error(fmt::format("run.device = \"{}\": there is nothing to tune on it", config.run.device),
                       "add --set run.device=cuda");
   }
-  std::map<cuda::GemmProblem, cuda::ProductUse> used;
+  std::map<GemmProblem, ProductUse> used;
   for (const Config& config : configs) {
-    for (const cuda::ProductUse& use : bench_train(config, /*warmup=*/1, /*steps=*/1).products) {
-      cuda::ProductUse& all = used.emplace(use.problem, cuda::ProductUse{.problem = use.problem}).first->second;
+    for (const ProductUse& use : bench_train(config, /*warmup=*/1, /*steps=*/1).products) {
+      ProductUse& all = used.emplace(use.problem, ProductUse{.problem = use.problem}).first->second;
       all.plain += use.plain;
       all.added += use.added;
     }
   }
-  std::vector<cuda::ProductUse> uses;
+  std::vector<ProductUse> uses;
   uses.reserve(used.size());
   for (const auto& [problem, use] : used) uses.push_back(use);
   const auto device = make_device(device_options(configs[0].run, /*num_ranks=*/1, /*rank=*/0));

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "config/config.h"
-#include "ops/products.h"
+#include "ops/products/products.h"
 
 namespace nmoe {
 
@@ -17,7 +17,7 @@ struct TuneBench {
 };
 
 // Runs a few steps of each configuration, as bench_train does, to see which products they are made of, then times those
-// (ops/products.h); `told` is called with each when it is done. Error (usage) unless all run on CUDA.
+// (ops/products/products.h); `told` is called with each when it is done. Error (usage) unless all run on CUDA.
 TuneBench bench_tune(std::span<const Config> configs, const std::function<void(const TunedProduct&)>& told);
 
 }  // namespace nmoe

@@ -52,7 +52,7 @@ struct CheckpointInfo {
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration
   std::string data_fingerprint;    // names the corpus and its tokenizer
   int64_t arithmetic_changes = 0;  // that the program which trained it had (train/arithmetic_changes.h)
-  std::string product_identity;    // of the first rank's device (ops/products.h); "" where it has none
+  std::string product_identity;    // of the first rank's device (ops/products/products.h); "" where it has none
   std::string nmoe_version;
   std::string nmoe_commit;
   std::string created_at{};  // UTC, ISO 8601; set by write_checkpoint

@@ -46,7 +46,7 @@ nlohmann::ordered_json to_json(const TrainBench::Layer& layer) {
 }
 
 int64_t num_from_table(const TrainBench& bench) {
-  return std::ranges::count(bench.products, true, &cuda::ProductUse::from_table);
+  return std::ranges::count(bench.products, true, &ProductUse::from_table);
 }
 
 nlohmann::ordered_json to_json(const TrainBench& bench, const std::string& config) {

@@ -10,7 +10,7 @@
 namespace nmoe::cli {
 namespace {
 
-std::string describe(const cuda::GemmProblem& p) {
+std::string describe(const GemmProblem& p) {
   return fmt::format("{}[{}, {}]{} x [{}, {}]{} {} into {}", p.batch > 0 ? fmt::format("{} x ", p.batch) : "", p.rows,
                      p.depth, p.transpose_a ? "^T" : "", p.depth, p.cols, p.transpose_b ? "^T" : "",
                      dtype_name(p.input), dtype_name(p.output));
@@ -33,12 +33,12 @@ void tell(const TunedProduct& product) {
 void bench_tune_command(const BenchTuneArguments& arguments) {
   std::vector<Config> configs;
   for (const std::string& file : arguments.configs) configs.push_back(load_run_config(file, arguments.overrides));
-  cuda::ProductTable table;  // read before anything is timed, so that a bad one costs nothing
-  if (fs::exists(arguments.out)) table = cuda::parse_product_table(read_file(arguments.out), arguments.out);
+  ProductTable table;  // read before anything is timed, so that a bad one costs nothing
+  if (fs::exists(arguments.out)) table = parse_product_table(read_file(arguments.out), arguments.out);
   const TuneBench bench = bench_tune(configs, tell);
   const size_t num_before = table.size();
   table = merge_choices(std::move(table), bench.tuning);
-  write_file_atomically(arguments.out, cuda::print_product_table(table));
+  write_file_atomically(arguments.out, print_product_table(table));
 
   double heuristic_us = 0.0, chosen_us = 0.0;
   int64_t num_timed = 0, num_choices = 0;

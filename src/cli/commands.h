@@ -233,7 +233,8 @@ struct BenchTrainArguments {
   ConfigArguments config;
   int64_t steps = 10;
   int64_t warmup = 3;
-  std::string products;  // file with a table of dense products' algorithms (ops/products.h), instead of the program's
+  std::string
+      products;  // file with a table of dense products' algorithms (ops/products/products.h), instead of the program's
   bool json = false;
 };
 void bench_train_command(const BenchTrainArguments& arguments);

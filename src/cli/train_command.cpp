@@ -50,9 +50,9 @@ void train_command(const TrainArguments& arguments) {
 // Refuses what training would refuse, but for what a run of the same name has left.
 void plan_command(const PlanArguments& arguments) {
   Config config = load_run_config(arguments.config.file, arguments.config.overrides);
-  std::optional<cuda::Part> part;
+  std::optional<GpuPart> part;
   if (!arguments.device_memory.empty()) {
-    part = cuda::parse_part(arguments.device_memory, "--device-memory");
+    part = parse_gpu_part(arguments.device_memory, "--device-memory");
     if (config.run.device != "cuda") {
       throw usage_error("--device-memory is that of a GPU, but run.device = \"cpu\"",
                         "add --set run.device=cuda, or leave it out: train.memory_limit limits the CPU's");

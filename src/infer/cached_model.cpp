@@ -113,7 +113,7 @@ std::unique_ptr<Model> CachedModel::make(Storage& storage) {
   auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
   model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
   cache_ = model->make_cache(storage[ArenaKind::kCache], options_.num_slots, options_.capacity);
-  const bool has_sampler = has_token_sampler(storage.device());
+  const bool has_sampler = storage.device().token_sampler() != nullptr;
   inputs_ = state.allocate(DType::kI32, {4 * input_pitch() + (has_sampler ? kDrawInputs * max_logits() : 0)});
   logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
   if (has_sampler) {
@@ -208,10 +208,10 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   for (; !seen.empty(); seen = seen.subspan(std::min<size_t>(kMaxSeen, seen.size()))) {
     const Tensor some = seen_.rows(0, std::min<int64_t>(kMaxSeen, static_cast<int64_t>(seen.size())));
     device_->upload(some, seen.data());
-    penalise_logits(*device_, {.logits = logits, .draws = device_draws, .seen = some});
+    device_->token_sampler()->penalise_logits({.logits = logits, .draws = device_draws, .seen = some});
   }
-  sample_tokens(*device_,
-                {.logits = logits, .vocab = tokenizer_->vocab_size(), .draws = device_draws, .tokens = tokens});
+  device_->token_sampler()->sample_tokens(
+      {.logits = logits, .vocab = tokenizer_->vocab_size(), .draws = device_draws, .tokens = tokens});
   device_->download(host_sampled_.data(), tokens);
   samples.tokens = std::span<const int32_t>(host_sampled_).first(static_cast<size_t>(num_logits));
   return samples;

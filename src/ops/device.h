@@ -9,8 +9,10 @@
 // not always be the same thread, and a thread may drive several devices in turn. Event::reached() and wait(), and const
 // methods, may be called from any thread at any time.
 //
-// Lifetimes. Whatever a device has made or holds in its memory (arenas, events, recordings, prefetches) must be
+// Lifetimes. Whatever a device has made or holds in its memory (arenas, events, marks, recordings, prefetches) must be
 // destroyed before the device.
+//
+// A capability that some devices have and others lack is a pointer that may be null, never a cast to a kind of device.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +28,8 @@
 namespace nmoe {
 
 class Ops;
+class ProductAlgorithms;
+class TokenSampler;
 
 enum class Lane { kCompute, kCopy, kCommunication };
 inline constexpr Lane kLanes[] = {Lane::kCompute, Lane::kCopy, Lane::kCommunication};
@@ -45,6 +49,16 @@ class Event {
   virtual void record() = 0;         // after everything that has been enqueued on the lane so far
   virtual bool reached() const = 0;  // true before the first record()
   virtual void wait() const = 0;     // sleeps until it is reached
+};
+
+// When points in the work of the compute lane are reached, by the device's own clock. Set inside a recording, a mark is
+// part of it: each run reaches it anew.
+class Marks {
+ public:
+  virtual ~Marks() = default;
+  virtual void set(size_t index) = 0;  // behind everything that is enqueued by now
+  // Both were reached.
+  virtual double ms_between(size_t from, size_t to) const = 0;
 };
 
 // A tensor whose next contents are copied to the device on the copy lane while work on the present ones continues.
@@ -111,8 +125,15 @@ class Device {
   // libraries load kernels on first use.
   virtual std::unique_ptr<Recording> record(std::function<void()> work) = 0;
   virtual std::unique_ptr<Event> make_event(Lane lane) = 0;
+  virtual std::unique_ptr<Marks> make_marks() = 0;
   // `arena`, in memory(), provides the buffer that a device may need for receiving.
   virtual std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) = 0;
+
+  // --- what not every device has: null where there is none. They live as long as the device.
+  // Chooses tokens where the logits are (ops/sampling.h).
+  virtual TokenSampler* token_sampler() { return nullptr; }
+  // What chooses the algorithms of its dense products (ops/products/products.h).
+  virtual const ProductAlgorithms* product_algorithms() const { return nullptr; }
 
   // --- transfers, on the compute lane. A counting run transfers nothing.
   virtual void upload(Tensor destination, const void* host) = 0;  // `host` may be reused on return

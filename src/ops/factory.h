@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "ops/cuda/parts.h"
 #include "ops/ops.h"
+#include "ops/planned/gpu_part.h"
 
 namespace nmoe {
 
@@ -21,7 +21,7 @@ struct DeviceOptions {
   bool batch_invariant = false;
   int num_sms = 0;  // CUDA: multiprocessors that persistent kernels use; 0: all. Fewer is for tests
   // A kind of GPU that need not be present: the device only counts memory, as one of that kind would.
-  std::optional<cuda::Part> part = {};
+  std::optional<GpuPart> part = {};
 };
 
 // Error (usage) if the binary or the machine lacks the device; it names the preset that supports it.

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "ops/device.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -28,11 +27,14 @@ struct SampleTokens {
   Tensor tokens;      // = [N] i32; -1 where the largest logit is not finite
 };
 
-// Whether the following can be called for it. Not on the CPU, where infer/sampler.h reads the logits as they are.
-bool has_token_sampler(const Device& device);
-// On the compute lane. Weights are integers, multiples of 2^-40 of the likeliest token's: their sums have no order, and
-// a row's token depends on the row alone.
-void sample_tokens(Device& device, const SampleTokens& args);
-void penalise_logits(Device& device, const PenaliseLogits& args);
+// Of a device (Device::token_sampler), on its compute lane. Weights are integers, multiples of 2^-40 of the likeliest
+// token's: their sums have no order, and a row's token depends on the row alone. The CPU has none: infer/sampler.h
+// reads its logits as they are.
+class TokenSampler {
+ public:
+  virtual ~TokenSampler() = default;
+  virtual void sample_tokens(const SampleTokens& args) = 0;
+  virtual void penalise_logits(const PenaliseLogits& args) = 0;
+};
 
 }  // namespace nmoe

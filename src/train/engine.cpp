@@ -623,7 +623,7 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
 }
 
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<cuda::Part>& part,
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<GpuPart>& part,
                                 std::span<const int64_t> seq_lens) {
   const std::vector<BatchShape> shapes = batch_shapes(config, seq_lens);
   if (in_domain == 0) in_domain = config.parallel.ranks;

@@ -244,7 +244,7 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_
 // The storage that a step of each length, a validation and a checkpoint's staging need on each of config.parallel.ranks
 // ranks, of which `in_domain` share the experts; 0: all. `part`: if run.device is "cuda", a kind of GPU, which need not
 // be in this machine. `seq_lens`: as for an engine.
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<cuda::Part>& part = {},
+StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<GpuPart>& part = {},
                                 std::span<const int64_t> seq_lens = {});
 
 // The rows of a layer's experts on each rank in the largest microbatch; all zero if experts are not shared.

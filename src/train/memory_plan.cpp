@@ -10,10 +10,10 @@
 
 namespace nmoe {
 
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<cuda::Part>& part,
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
                        std::span<const int64_t> seq_lens) {
   const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
-  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? cuda::kHostLibraryBytes : 0);
+  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? kGpuLibraryHostBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);

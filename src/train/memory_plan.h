@@ -39,8 +39,8 @@ struct MemoryPlan {
 // `part`: plans for that kind of GPU instead, on any machine; run.device is "cuda". The memory of CUDA and its
 // libraries is then taken from an earlier measurement. `seq_lens`: the lengths of the run's sequences
 // (sequence_lengths()); empty: data.seq_len alone.
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks,
-                       const std::optional<cuda::Part>& part = {}, std::span<const int64_t> seq_lens = {});
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part = {},
+                       std::span<const int64_t> seq_lens = {});
 
 // A table with parameters and FLOPs per token below it.
 std::string print_plan(const MemoryPlan& plan, const Config& config);

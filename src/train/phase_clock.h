@@ -1,11 +1,11 @@
-// Where a step's time goes, measured by marks in its work (ops/marks.h).
+// Where a step's time goes, measured by marks in its work (Marks, ops/device.h).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "ops/marks.h"
+#include "ops/device.h"
 #include "train/step_phase.h"
 
 namespace nmoe {
@@ -13,7 +13,7 @@ namespace nmoe {
 // Of the steps that one recording runs. Threads: that which drives the device.
 class PhaseClock {
  public:
-  explicit PhaseClock(Device& device) : marks_(make_marks(device)) {}
+  explicit PhaseClock(Device& device) : marks_(device.make_marks()) {}
 
   // Called while enqueueing: before everything, and where a phase of `layer`, or kNoLayer, ends.
   void begin();

@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
-#include "ops/products.h"
+#include "ops/products/products.h"
 #include "parallel/process_group.h"
 #include "train/arithmetic_changes.h"
 #include "train/batch_stream.h"

@@ -1,17 +1,14 @@
 // The table of dense products' algorithms, as text and as choices.
-#include "ops/cuda/vendor/product_table.h"
+#include "ops/products/product_table.h"
 
 #include <gtest/gtest.h>
 
 #include "base/files.h"
-#include "ops/products.h"
+#include "ops/products/products.h"
 #include "support/errors.h"
 
 namespace nmoe::test {
 namespace {
-
-using cuda::choices_for, cuda::digest_of, cuda::parse_product_table, cuda::print_product_table;
-using cuda::GemmProblem, cuda::ProductAlgorithm, cuda::ProductChoice, cuda::ProductTable;
 
 ProductChoice choice(int64_t rows, int32_t id = 66) {
   return {.device = "NVIDIA H200",
@@ -155,7 +152,7 @@ TEST(ProductTable, TuningReplacesWhatWasTimed) {
 
 TEST(ProductTable, UsesAreCountedFromAMomentOn) {
   const auto use = [](int64_t rows, int64_t plain, int64_t added) {
-    return cuda::ProductUse{.problem = choice(rows).problem, .plain = plain, .added = added};
+    return ProductUse{.problem = choice(rows).problem, .plain = plain, .added = added};
   };
   const auto since = products_since({use(8, 1, 2), use(16, 3, 0)}, {use(8, 2, 4), use(16, 3, 0), use(32, 0, 5)});
   ASSERT_EQ(since.size(), 2U);
@@ -170,7 +167,7 @@ TEST(ProductTable, UsesAreCountedFromAMomentOn) {
 TEST(ProductTable, TheProgramsOwnIsInOrder) {
   const std::string text = read_file(NMOE_PRODUCT_TABLE);
   EXPECT_EQ(print_product_table(parse_product_table(text, NMOE_PRODUCT_TABLE)), text);
-  EXPECT_EQ(print_product_table(cuda::product_table()), text);
+  EXPECT_EQ(print_product_table(product_table()), text);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
                            "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16", "parallel.ranks=2",
                            "run.precision=" + precision, "precision.wire=" + wire});
   };
-  const cuda::Part hopper{.name = "Hopper", .memory_bytes = int64_t{64} << 30, .kernels = {.major = 9}};
+  const GpuPart hopper{.name = "Hopper", .memory_bytes = int64_t{64} << 30, .compute_major = 9};
   const auto more = [&](const std::string& precision) {
     const auto state = [&](const std::string& wire) {
       return plan_engine_storage(with(precision, wire), 0, hopper)[ArenaKind::kStepState];

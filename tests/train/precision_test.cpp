@@ -309,7 +309,7 @@ StoragePlan plan_on(const std::string& part, std::vector<std::string> overrides)
   overrides.insert(overrides.begin(), {"run.device=cuda", "run.precision=fp8"});
   Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", overrides);
   config.model.vocab_size = 512;
-  return plan_engine_storage(config, 0, cuda::parse_part(part, "part"));
+  return plan_engine_storage(config, 0, parse_gpu_part(part, "part"));
 }
 
 // A byte a value and a byte a tile of those weights that are rounded, twice.

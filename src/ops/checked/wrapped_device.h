@@ -28,9 +28,12 @@ class WrappedDevice : public Device {
   void order(Lane awaited, Lane waiting) override { device_.order(awaited, waiting); }
   std::unique_ptr<Recording> record(std::function<void()> work) override { return device_.record(std::move(work)); }
   std::unique_ptr<Event> make_event(Lane lane) override { return device_.make_event(lane); }
+  std::unique_ptr<Marks> make_marks() override { return device_.make_marks(); }
   std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override {
     return device_.make_prefetch(destination, arena);
   }
+  TokenSampler* token_sampler() override { return device_.token_sampler(); }
+  const ProductAlgorithms* product_algorithms() const override { return device_.product_algorithms(); }
   void upload(Tensor destination, const void* host) override { device_.upload(destination, host); }
   void download(void* host, Tensor source) override { device_.download(host, source); }
   void begin_download(void* host, Tensor source) override { device_.begin_download(host, source); }

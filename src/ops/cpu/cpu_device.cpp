@@ -1,6 +1,8 @@
 #include "ops/cpu/cpu_device.h"
 
+#include <chrono>
 #include <cstring>
+#include <vector>
 
 #include "ops/cpu/operations.h"
 #include "ops/cpu/peak.h"
@@ -59,6 +61,24 @@ std::unique_ptr<Event> CpuDevice::make_event(Lane) {
     void wait() const override {}
   };
   return std::make_unique<Reached>();
+}
+
+std::unique_ptr<Marks> CpuDevice::make_marks() {
+  class ClockMarks final : public Marks {
+   public:
+    void set(size_t index) override {
+      if (index >= times_.size()) times_.resize(index + 1);
+      times_[index] = Clock::now();
+    }
+    double ms_between(size_t from, size_t to) const override {
+      return std::chrono::duration<double, std::milli>(times_.at(to) - times_.at(from)).count();
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    std::vector<Clock::time_point> times_;
+  };
+  return std::make_unique<ClockMarks>();
 }
 
 std::unique_ptr<Prefetch> CpuDevice::make_prefetch(Tensor destination, Arena&) {

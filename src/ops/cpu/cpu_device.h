@@ -49,6 +49,7 @@ class CpuDevice final : public Device {
   void order(Lane, Lane) override {}
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;
+  std::unique_ptr<Marks> make_marks() override;
   std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;

@@ -12,7 +12,7 @@
 
 #include "ops/contracts/pieces.h"
 #include "ops/cuda/block_scratch.h"
-#include "ops/cuda/parts.h"
+#include "ops/cuda/kernel_set.h"
 #include "ops/operations.h"
 #include "tensor/arena.h"
 

@@ -236,6 +236,12 @@ class NoEvent final : public Event {
   void wait() const override {}
 };
 
+class NoMarks final : public Marks {
+ public:
+  void set(size_t) override {}
+  double ms_between(size_t, size_t) const override { return 0.0; }
+};
+
 class NoPrefetch final : public Prefetch {
  public:
   void send(const void*) override {}
@@ -249,7 +255,7 @@ class NoPrefetch final : public Prefetch {
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
 
-PlannedDevice::PlannedDevice(cuda::Part part, DType compute_dtype)
+PlannedDevice::PlannedDevice(GpuPart part, DType compute_dtype)
     : part_(std::move(part)),
       compute_dtype_(compute_dtype),
       lanes_{LaneState(*this, Lane::kCompute, "scratch"), LaneState(*this, Lane::kCopy, "copy scratch"),
@@ -259,7 +265,7 @@ PlannedDevice::PlannedDevice(cuda::Part part, DType compute_dtype)
 }
 
 std::optional<DeviceMemoryUse> PlannedDevice::memory_use() const {
-  return DeviceMemoryUse{.used_bytes = cuda::kContextBytes, .free_bytes = part_.memory_bytes - cuda::kContextBytes};
+  return DeviceMemoryUse{.used_bytes = kGpuContextBytes, .free_bytes = part_.memory_bytes - kGpuContextBytes};
 }
 
 void* PlannedDevice::NoMemory::allocate(int64_t bytes) {
@@ -273,6 +279,8 @@ std::unique_ptr<Recording> PlannedDevice::record(std::function<void()>) {
 }
 
 std::unique_ptr<Event> PlannedDevice::make_event(Lane) { return std::make_unique<NoEvent>(); }
+
+std::unique_ptr<Marks> PlannedDevice::make_marks() { return std::make_unique<NoMarks>(); }
 
 std::unique_ptr<Prefetch> PlannedDevice::make_prefetch(Tensor destination, Arena& arena) {
   arena.allocate(destination.dtype(), destination.shape());  // where the next content waits

@@ -6,6 +6,7 @@
 
 #include "ops/cuda/scratch.h"
 #include "ops/ops.h"
+#include "ops/planned/gpu_part.h"
 
 namespace nmoe::planned {
 
@@ -30,12 +31,12 @@ class PlannedOps final : public Ops {
 class PlannedDevice final : public Device {
  public:
   // compute_dtype: BF16 or F32.
-  PlannedDevice(cuda::Part part, DType compute_dtype);
+  PlannedDevice(GpuPart part, DType compute_dtype);
 
   int index() const override { return 0; }
   std::string description() const override { return part_.name + ", planned"; }
   SoftwareVersions software() const override { return {}; }
-  double peak_flops() override { return cuda::peak_flops(part_.kernels, compute_dtype_); }
+  double peak_flops() override { return cuda::peak_flops(kernels(), compute_dtype_); }
   std::string peak_source() const override { return "NVIDIA's datasheet"; }
 
   MemorySource& memory() override { return memory_; }
@@ -49,6 +50,7 @@ class PlannedDevice final : public Device {
   void order(Lane, Lane) override {}
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;
+  std::unique_ptr<Marks> make_marks() override;
   std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
 
   void upload(Tensor, const void*) override {}
@@ -71,13 +73,14 @@ class PlannedDevice final : public Device {
   };
   struct LaneState {
     LaneState(PlannedDevice& device, Lane lane, const char* scratch_name)
-        : scratch(scratch_name), ops(device, lane, device.compute_dtype_, device.part_.kernels) {}
+        : scratch(scratch_name), ops(device, lane, device.compute_dtype_, device.kernels()) {}
     Arena scratch;
     PlannedOps ops;
   };
+  cuda::KernelSet kernels() const { return {.major = part_.compute_major}; }
   Ops& lane_ops(Lane lane) override { return lanes_[static_cast<size_t>(lane)].ops; }
 
-  cuda::Part part_;
+  GpuPart part_;
   DType compute_dtype_;
   NoMemory memory_{true}, host_memory_{false};
   std::array<LaneState, kNumLanes> lanes_;  // in the order of kLanes

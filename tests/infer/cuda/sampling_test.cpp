@@ -48,9 +48,10 @@ class CudaSampling : public testing::Test {
     if (!pairs.empty()) {
       const Tensor device_seen = arena_.allocate(DType::kI32, {static_cast<int64_t>(pairs.size()) / 2, 2});
       device_->upload(device_seen, pairs.data());
-      penalise_logits(*device_, {.logits = device_logits, .draws = draws, .seen = device_seen});
+      device_->token_sampler()->penalise_logits({.logits = device_logits, .draws = draws, .seen = device_seen});
     }
-    sample_tokens(*device_, {.logits = device_logits, .vocab = vocab, .draws = draws, .tokens = tokens});
+    device_->token_sampler()->sample_tokens(
+        {.logits = device_logits, .vocab = vocab, .draws = draws, .tokens = tokens});
     std::vector<int32_t> result(static_cast<size_t>(N));
     device_->download(result.data(), tokens);
     return result;

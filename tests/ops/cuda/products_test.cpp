@@ -1,5 +1,5 @@
 // Whose algorithms dense products are computed by: the table's, or else the heuristic's. Needs a GPU: label gpu.
-#include "ops/products.h"
+#include "ops/products/products.h"
 
 #include "ops/cuda/cuda_test.h"
 #include "ops/cuda/runtime/cuda_ops.h"
@@ -8,7 +8,7 @@
 namespace nmoe::test {
 namespace {
 
-using cuda::CublasLt, cuda::GemmProblem, cuda::ProductAlgorithm, cuda::ProductChoice, cuda::ProductTable;
+using cuda::CublasLt;
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 

@@ -8,9 +8,9 @@
 namespace nmoe {
 namespace {
 
-cuda::Part this_part() {
+GpuPart this_part() {
   const auto use = make_device({.kind = "cuda", .compute_dtype = DType::kBF16})->memory_use();
-  return {.name = "this", .memory_bytes = use->used_bytes + use->free_bytes, .kernels = {.major = 9}};
+  return {.name = "this", .memory_bytes = use->used_bytes + use->free_bytes, .compute_major = 9};
 }
 
 void expect_same_plan(const std::string& file, std::vector<std::string> overrides) {

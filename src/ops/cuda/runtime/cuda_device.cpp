@@ -5,12 +5,14 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "ops/cuda/parts.h"
+#include "ops/cuda/kernel_set.h"
+#include "ops/cuda/kernels/token_sampler.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/runtime/recording.h"
 #include "ops/cuda/vendor/cudnn_library.h"
 #include "ops/cuda/vendor/nccl.h"
+#include "ops/cuda/vendor/product_tuning.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -175,6 +177,26 @@ std::unique_ptr<Event> CudaDevice::make_event(Lane lane) {
 
 std::unique_ptr<Marks> CudaDevice::make_marks() {
   return std::make_unique<StreamMarks>(index_, stream(Lane::kCompute));
+}
+
+void CudaDevice::Sampler::sample_tokens(const SampleTokens& args) {
+  device_.make_current();
+  cuda::sample_tokens(device_.state(Lane::kCompute).ops->context(), args);
+}
+
+void CudaDevice::Sampler::penalise_logits(const PenaliseLogits& args) {
+  device_.make_current();
+  cuda::penalise_logits(device_.state(Lane::kCompute).ops->context(), args);
+}
+
+std::string CudaDevice::Algorithms::identity() const { return device_.libraries_.cublas_lt.identity(); }
+
+std::vector<ProductUse> CudaDevice::Algorithms::uses() const { return device_.libraries_.cublas_lt.uses(); }
+
+ProductTuning CudaDevice::Algorithms::tune(const std::vector<ProductUse>& uses,
+                                           const std::function<void(const TunedProduct&)>& told) const {
+  device_.make_current();
+  return cuda::tune_products(uses, told);
 }
 
 std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& arena) {

@@ -15,6 +15,8 @@
 #include "ops/cuda/runtime/memory.h"
 #include "ops/cuda/runtime/stream.h"
 #include "ops/ops.h"
+#include "ops/products/products.h"
+#include "ops/sampling.h"
 
 namespace nmoe::cuda {
 
@@ -38,21 +40,43 @@ class CudaDevice final : public Device {
   void enable_peer_access(int index) override;
   std::unique_ptr<AcrossLink> link_across(int64_t index, int64_t count, const GatherAcross& gather) override;
   Arena& scratch(Lane lane) override { return state(lane).scratch; }
-  // For what lies below the operations.
-  Context& context(Lane lane) { return state(lane).ops->context(); }
 
   bool lanes_overlap() const override { return true; }
   void order(Lane awaited, Lane waiting) override;
   std::unique_ptr<Recording> record(std::function<void()> work) override;
   std::unique_ptr<Event> make_event(Lane lane) override;
-  std::unique_ptr<Marks> make_marks();
+  std::unique_ptr<Marks> make_marks() override;
   std::unique_ptr<Prefetch> make_prefetch(Tensor destination, Arena& arena) override;
+
+  TokenSampler* token_sampler() override { return &token_sampler_; }
+  const ProductAlgorithms* product_algorithms() const override { return &product_algorithms_; }
 
   void upload(Tensor destination, const void* host) override;
   void download(void* host, Tensor source) override;
   void begin_download(void* host, Tensor source) override;
 
  private:
+  class Sampler final : public TokenSampler {
+   public:
+    explicit Sampler(CudaDevice& device) : device_(device) {}
+    void sample_tokens(const SampleTokens& args) override;
+    void penalise_logits(const PenaliseLogits& args) override;
+
+   private:
+    CudaDevice& device_;
+  };
+  // cuBLASLt's, as the device's libraries hold it.
+  class Algorithms final : public ProductAlgorithms {
+   public:
+    explicit Algorithms(const CudaDevice& device) : device_(device) {}
+    std::string identity() const override;
+    std::vector<ProductUse> uses() const override;
+    ProductTuning tune(const std::vector<ProductUse>& uses,
+                       const std::function<void(const TunedProduct&)>& told) const override;
+
+   private:
+    const CudaDevice& device_;
+  };
   struct LaneState {
     LaneState(CudaDevice& device, Lane lane, const char* scratch_name);
     CudaStream stream;
@@ -75,6 +99,8 @@ class CudaDevice final : public Device {
   PinnedMemory host_memory_;
   CudaEvent order_;                         // what order() records and waits for
   std::array<LaneState, kNumLanes> lanes_;  // in the order of kLanes; their scratch is of memory_
+  Sampler token_sampler_{*this};
+  Algorithms product_algorithms_{*this};
 };
 
 }  // namespace nmoe::cuda

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/marks.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::cuda {

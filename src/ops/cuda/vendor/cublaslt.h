@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/vendor/product_table.h"
+#include "ops/products/product_table.h"
 
 namespace nmoe::cuda {
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "ops/cuda/vendor/cublaslt.h"
-#include "ops/products.h"
+#include "ops/products/products.h"
 
 namespace nmoe::cuda {
 
-// ops/products.h. Of the products in `uses`, those that make up more than a thousandth of the time of
+// ops/products/products.h. Of the products in `uses`, those that make up more than a thousandth of the time of
 // all and are not of blocks, on random operands that rotate through more memory than the L2 cache has. A choice is an
 // algorithm that is faster by more than measurements vary, gives the same bits in repetitions and, but for rounding,
 // the heuristic's values. The device is current and has room for one product's operands a few times.

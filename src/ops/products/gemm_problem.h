@@ -7,7 +7,7 @@
 #include "base/kinds.h"
 #include "tensor/dtype.h"
 
-namespace nmoe::cuda {
+namespace nmoe {
 
 // All that an algorithm is chosen by: d [rows, cols] = op(a) [rows, depth] op(b) [depth, cols], of matrices or of
 // stacks of them, row-major and dense; op transposes or does not.
@@ -27,4 +27,4 @@ struct GemmProblem {
   auto operator<=>(const GemmProblem&) const = default;
 };
 
-}  // namespace nmoe::cuda
+}  // namespace nmoe

@@ -20,9 +20,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/cuda/vendor/gemm_problem.h"
+#include "ops/products/gemm_problem.h"
 
-namespace nmoe::cuda {
+namespace nmoe {
 
 // An algorithm by the attributes that cuBLASLt restores it from (CUBLASLT_ALGO_CONFIG_*), in its own numbers.
 struct ProductAlgorithm {
@@ -78,4 +78,4 @@ const ProductTable& product_table();
 // Another from here on, for devices that are not made yet; not while another thread asks for it.
 void set_product_table(ProductTable table);
 
-}  // namespace nmoe::cuda
+}  // namespace nmoe

@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-namespace nmoe::cuda {
+namespace nmoe {
 
 extern const std::string_view kProductTableText;
 
-}  // namespace nmoe::cuda
+}  // namespace nmoe

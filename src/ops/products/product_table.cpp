@@ -1,4 +1,4 @@
-#include "ops/cuda/vendor/product_table.h"
+#include "ops/products/product_table.h"
 
 #include <fmt/format.h>
 
@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/sha256.h"
-#include "ops/cuda/vendor/product_table_text.h"
+#include "ops/products/product_table_text.h"
 
-namespace nmoe::cuda {
+namespace nmoe {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -242,4 +242,4 @@ const ProductTable& product_table() { return in_use().table; }
 
 void set_product_table(ProductTable table) { in_use().table = std::move(table); }
 
-}  // namespace nmoe::cuda
+}  // namespace nmoe

@@ -1,4 +1,4 @@
-#include "ops/cuda/parts.h"
+#include "ops/planned/gpu_part.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace nmoe::cuda {
+namespace nmoe {
 namespace {
 
 constexpr int64_t mebibytes(int64_t count) { return count << 20; }
@@ -16,7 +16,7 @@ constexpr int64_t mebibytes(int64_t count) { return count << 20; }
 struct KnownPart {
   std::string_view name;
   int64_t memory_bytes;
-  int major;
+  int compute_major;
 };
 constexpr KnownPart kKnown[] = {
     {"h100-80g", mebibytes(81'000), 9},
@@ -26,15 +26,15 @@ constexpr KnownPart kKnown[] = {
 
 }  // namespace
 
-Part parse_part(std::string_view text, std::string_view what) {
+GpuPart parse_gpu_part(std::string_view text, std::string_view what) {
   std::vector<std::string> names;
   for (const KnownPart& known : kKnown) {
-    if (known.name == text) return {std::string(text), known.memory_bytes, {.major = known.major}};
+    if (known.name == text) return {std::string(text), known.memory_bytes, known.compute_major};
     names.emplace_back(known.name);
   }
-  if (const auto bytes = try_parse_bytes(text); bytes && *bytes > 0) return {std::string(text), *bytes, {.major = 9}};
+  if (const auto bytes = try_parse_bytes(text); bytes && *bytes > 0) return {std::string(text), *bytes, 9};
   throw usage_error(fmt::format("{} {}: that is neither a size nor a part that is known", what, text),
                     fmt::format("name {}, or a size such as \"80 GiB\"", join_or(names)));
 }
 
-}  // namespace nmoe::cuda
+}  // namespace nmoe
