@@ -81,12 +81,12 @@ void Optimizer::place_experts() {
   }
 }
 
-void Optimizer::write_rates(const Progress& progress, Tensor rates) const {
+void Optimizer::write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const {
   NMOE_CHECK(progress.steps >= 1, "step {}: steps count from 1", progress.steps);
   const auto steps = static_cast<double>(progress.steps);
   for (size_t i = 0; i < groups_.size(); ++i) {
     double* values = rates[static_cast<int64_t>(i)].data<double>();
-    values[0] = scheduled_rate(config_.schedule, groups_[i]->lr, progress);
+    values[0] = scheduled_rate(config_.schedule, groups_[i]->lr, progress, step_tokens);
     values[1] = 1 / (1 - std::pow(config_.adamw.beta1, steps));
     values[2] = 1 / (1 - std::pow(config_.adamw.beta2, steps));
   }

@@ -38,9 +38,9 @@ class Optimizer {
   // After weights were told which experts are here (Weight::place_experts).
   void place_experts();
 
-  // Fills `rates`, made by allocate_rates in host memory, for the step that `progress` ends with; progress.steps is its
-  // number, from 1.
-  void write_rates(const Progress& progress, Tensor rates) const;
+  // Fills `rates`, made by allocate_rates in host memory, for the step of `step_tokens` tokens that `progress` ends
+  // with; progress.steps is its number, from 1.
+  void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
   // Not finite: nothing is changed.
   void step(Tensor grad_scale);

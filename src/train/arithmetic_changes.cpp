@@ -5,9 +5,16 @@
 #include <vector>
 
 namespace nmoe {
+namespace {
+
+bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
+
+}  // namespace
 
 std::span<const ArithmeticChange> arithmetic_changes() {
-  static const std::vector<ArithmeticChange> changes = {};
+  static const std::vector<ArithmeticChange> changes = {
+      {"optim.schedule's decay counts what was done before a step, so that its last step has a rate above 0", rates_decay},
+  };
   return changes;
 }
 

@@ -330,7 +330,7 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
   StepSlot& next = slot(num_enqueued_);
   next.set_num_targets(num_targets);
   if (!ops_.counting()) {
-    optimizer_->write_rates(progress, next.inputs().rates);
+    optimizer_->write_rates(progress, step_tokens(config_), next.inputs().rates);
     const Philox keys(static_cast<uint64_t>(config_.run.seed), "rounding");
     *next.inputs().rounding_key.data<int64_t>() =
         static_cast<int64_t>(keys.bits(static_cast<uint64_t>(progress.steps)));

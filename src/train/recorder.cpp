@@ -104,7 +104,7 @@ double Recorder::tokens_per_s(const StepReport& report) const {
 }
 
 double Recorder::rate(const Progress& progress, WeightGroup group) const {
-  return scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, progress);
+  return scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, progress, step_tokens(config_));
 }
 
 void Recorder::message(std::string_view text) {

@@ -25,7 +25,7 @@ std::string describe_schedule(const Config& config) {
   if (schedule.warmup > 0) text += fmt::format("from 0 to their peaks at {}, ", at(schedule.warmup));
   if (schedule.decay == 0) return text + "then held for ever";
   if (schedule.hold > 0) text += fmt::format("held to {}, ", at(schedule.warmup + schedule.hold));
-  text += fmt::format("then down to {} at {}", schedule.floor, at(schedule_span(schedule)));
+  text += fmt::format("then down to {} after {}", schedule.floor, at(schedule_span(schedule)));
   if (schedule.floor > 0) text += ", and held there";
   return text;
 }

@@ -114,14 +114,14 @@ TEST_F(ConfigCommandTest, PlanPrintsTheScheduleAndRefusesToTrainBeyondIt) {
   };
   EXPECT_TRUE(contains(plan({}).out, "20 steps of 128 tokens: 2.56 k tokens, "));
   EXPECT_TRUE(contains(
-      plan({}).out, "learning rates: from 0 to their peaks at step 5, held to step 15, then down to 0 at step 55\n"));
+      plan({}).out, "learning rates: from 0 to their peaks at step 5, held to step 15, then down to 0 after step 55\n"));
   EXPECT_EQ(plan({"train.steps=55"}).exit_code, 0);
   expect_error(plan({"train.steps=56"}), 2,
                "train.steps = 56, but the learning rate is 0 from step 56 on: optim.schedule ends after 55 steps",
                "set train.steps = 55, lengthen optim.schedule.hold or decay, or set optim.schedule.floor");
   const Outcome held = plan({"train.steps=56", "optim.schedule.floor=1e-4"});
   EXPECT_EQ(held.exit_code, 0) << held.err;
-  EXPECT_TRUE(contains(held.out, "then down to 0.0001 at step 55, and held there\n"));
+  EXPECT_TRUE(contains(held.out, "then down to 0.0001 after step 55, and held there\n"));
 }
 
 // On a machine without one, from a program without CUDA.

@@ -50,7 +50,7 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
   for (const Weight& weight : model_.weights().all()) {
     if (weight.grad.defined()) ops_->fill({weight.grad, 0.0});
   }
-  optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
+  optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
   optimizer.step(grad_scale_);
   for (const auto& [name, after] : weights()) {
     double rate = 0;
@@ -95,7 +95,7 @@ TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
   for (const Weight& weight : model_.weights().all()) {
     if (weight.grad.defined()) ops_->fill({weight.grad, 0.25});
   }
-  optimizer.write_rates({.steps = 1, .tokens = 1}, rates_);
+  optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
   optimizer.step(grad_scale_);
   for (const NamedTensor& state : optimizer.state()) {
     if (!state.name.starts_with("adamw.m.")) continue;
