@@ -55,13 +55,17 @@ else()
   set(NMOE_SMALL_FLAGS $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Os>)
 endif()
 
-# What most of src/ includes and others wrote, read from a precompiled header: a fifth of the time of a build that nothing
-# was compiled for before. Builds without it share compiled files through ccache, which these headers would keep apart.
-if(NMOE_SANITIZE)
-  set(NMOE_PRECOMPILE ON)
-else()
-  option(NMOE_PRECOMPILE "Read common headers from precompiled ones" OFF)
+# Where nobody edits, every source is compiled but once: then several files of a folder as one (nmoe_unite below). So where
+# tests are not built, and in what scripts configure. Builds without compile one file again where one has changed, and find
+# an #include that is missing.
+set(unite ON)
+if(NMOE_BUILD_TESTS)
+  set(unite OFF)
 endif()
+option(NMOE_UNITE "Compile several files of a folder as one: half the time where nothing was compiled before" ${unite})
+
+# Sanitizer builds, which share nothing with others, also read what most of src/ includes and others wrote from a
+# precompiled header. It would keep apart what builds for CPU and GPUs share through ccache.
 function(nmoe_precompile name)
   file(WRITE ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp "")
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/precompiled/${name}.cpp)
@@ -73,8 +77,9 @@ function(nmoe_precompile name)
     <optional> <span> <string> <string_view> <thread> <utility> <vector>)
 endfunction()
 
-# Compiles up to eight files of a target as one, which then read the headers that they share once: sanitizer builds and
-# tests, half of their time. No two files of a target may give two things one name therefore, anonymous namespaces or not.
+# Compiles up to eight files of a target as one, which then read the headers that they share once: tests always, half of
+# their time, src/ with NMOE_UNITE and under sanitizers. No two files of a target may give two things one name therefore,
+# anonymous namespaces or not.
 function(nmoe_unite name)
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   target_link_libraries(${name} PRIVATE nmoe_united)
@@ -91,20 +96,19 @@ function(nmoe_library name)
   cmake_parse_arguments(ARG "HOT;SMALL;OWN_FLAGS" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nmoe_compile ${ARG_DEPENDS} PRIVATE nmoe_isa ${ARG_PRIVATE_DEPENDS})
+  set(precompiled nmoe_precompiled)
   if(ARG_HOT)
     target_compile_options(${name} PRIVATE ${NMOE_HOT_FLAGS})
     set(precompiled nmoe_precompiled_hot)
   elseif(ARG_SMALL AND NOT NMOE_SANITIZE)
     target_compile_options(${name} PRIVATE ${NMOE_SMALL_FLAGS})
-    set(precompiled nmoe_precompiled_small)
   else()
     target_compile_options(${name} PRIVATE ${NMOE_OTHER_FLAGS})
-    set(precompiled nmoe_precompiled)
   endif()
-  if(NMOE_PRECOMPILE AND NOT ARG_OWN_FLAGS)
-    target_precompile_headers(${name} REUSE_FROM ${precompiled})
+  if(NMOE_UNITE OR NMOE_SANITIZE)
+    nmoe_unite(${name})
   endif()
   if(NMOE_SANITIZE AND NOT ARG_OWN_FLAGS)
-    nmoe_unite(${name})
+    target_precompile_headers(${name} REUSE_FROM ${precompiled})
   endif()
 endfunction()

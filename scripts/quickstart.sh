@@ -24,8 +24,8 @@ step 'Set-up'
 scripts/setup.sh --quickstart
 
 step 'Build'
-# Nothing was compiled before: precompiled headers, and no preprocessing of each file to look for it in ccache.
-[[ -f build/cpu/build.ninja ]] || cmake --preset cpu -DNMOE_BUILD_TESTS=OFF -DNMOE_PRECOMPILE=ON > /dev/null
+[[ -f build/cpu/build.ninja ]] || cmake --preset cpu -DNMOE_BUILD_TESTS=OFF > /dev/null
+# Nothing was compiled before: no preprocessing of each file to look for it in ccache.
 CCACHE_DEPEND=1 cmake --build --preset cpu --target n
 "$n" --version
 
