@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# That a build for Blackwell multiplies by its tensor cores, which nobody here can run: looks for the instructions.
+# That a build for Blackwell multiplies by its tensor cores, which nobody here can run: compiles the kernel that does, and
+# looks for the instructions.
 #
-#   scripts/sm100_check.sh BUILD     BUILD: a folder that `cmake --preset blackwell` and `cmake --build` made
+#   scripts/sm100_check.sh BUILD     BUILD: a folder that `cmake --preset blackwell` configured
 #
-# In the program's machine code where there is cuobjdump; else in the PTX of the kernel, whose instructions ptxas has
-# translated one by one.
+# In the kernel's machine code where there is cuobjdump; else in its PTX, whose instructions ptxas translates one by one.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +15,9 @@ text=$(mktemp)
 trap 'rm -f "$text"' EXIT
 
 if cuobjdump=$(command -v cuobjdump || command -v /usr/local/cuda/bin/cuobjdump); then
-  "$cuobjdump" -sass "$build/n" > "$text"
+  object=src/ops/CMakeFiles/nmoe_ops_cuda.dir/${kernel#src/ops/}.o
+  cmake --build "$build" --target "$object"
+  "$cuobjdump" -sass "$build/$object" > "$text"
   # BF16, FP8 with scales, FP4 with scales, scales to tensor memory.
   wanted=(UTCHMMA UTCQMMA UTCOMMA UTCCP)
 else
@@ -36,7 +38,7 @@ for instruction in "${wanted[@]}"; do
   count=$(grep -cF "$instruction" "$text" || true)
   printf '%6d  %s\n' "$count" "$instruction"
   if [[ $count == 0 ]]; then
-    printf 'error: no %s in %s\n' "$instruction" "$build/n" >&2
+    printf 'error: no %s in %s, compiled as in %s\n' "$instruction" "$kernel" "$build" >&2
     exit 1
   fi
 done

@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # Builds and runs every test.
 #
-#   scripts/test.sh           all tests but those labelled slow
-#   scripts/test.sh --all     slow ones too
-#   scripts/test.sh --asan    the tests that suit it, under AddressSanitizer and UndefinedBehaviorSanitizer
-#   scripts/test.sh --tsan    the tests that suit it, under ThreadSanitizer
+#   scripts/test.sh                    all tests but those labelled slow
+#   scripts/test.sh --all              slow ones too
+#   scripts/test.sh --asan [FOLDER...] the tests that suit it, under AddressSanitizer and UndefinedBehaviorSanitizer; only
+#                                      those of these folders of tests/, if any is named
+#   scripts/test.sh --tsan [FOLDER...] the tests that suit it, under ThreadSanitizer
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  printf 'usage: scripts/test.sh [--all | --asan [FOLDER...] | --tsan [FOLDER...]]\n' >&2
+  exit 2
+}
 
 # Sanitizers are for our own memory and threads: programs that mostly run other people's code gain nothing.
 preset=cpu
@@ -30,11 +36,27 @@ case ${1:-} in
     # Without what computes for long on one thread.
     export GTEST_FILTER='-*Differences*:*AgreesWithDouble*:*IsItsDefinition*:*IsTheDefinition*:*EveryByteOf*:*EveryTensorIs*'
     ;;
-  *) printf 'usage: scripts/test.sh [--all | --asan | --tsan]\n' >&2; exit 2 ;;
+  *) usage ;;
 esac
+shift $(($# > 0))
+if (($# > 0)); then
+  ((${#programs[@]} > 0)) || usage
+  suitable=" ${programs[*]} " programs=()
+  for folder in "$@"; do
+    [[ -d tests/$folder ]] || { printf 'test.sh: error: there is no folder tests/%s\n' "$folder" >&2; exit 2; }
+    if [[ $suitable == *" ${folder}_test "* ]]; then programs+=("${folder}_test"); fi
+  done
+  if ((${#programs[@]} == 0)); then
+    printf 'none of these folders has tests that suit the preset %s: %s\n' "$preset" "$*"
+    exit
+  fi
+fi
 
 scripts/setup.sh --test
-cmake --preset "$preset" -DNMOE_BUILD_TESTS=ON
+# A folder that nobody has configured is compiled from nothing, with files united.
+options=(-DNMOE_BUILD_TESTS=ON)
+[[ -f build/$preset/build.ninja ]] || options+=(-DNMOE_UNITE=ON)
+cmake --preset "$preset" "${options[@]}"
 cmake --build --preset "$preset" ${programs[@]:+--target "${programs[@]}"}
 # Three at once on 2 cores: many tests wait for something.
 ctest --preset "$preset" --parallel 3 "${labels[@]}" ${programs[@]:+--tests-regex "^($(IFS='|'; echo "${programs[*]}"))(/[0-9]+)?$"}
