@@ -10,11 +10,11 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench/timing.h"
-#include "model/exchange_cost.h"
+#include "model/experts_exchange.h"
 #include "model/weight.h"
 #include "parallel/domain.h"
-#include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
+#include "rdep/placement.h"
 #include "tensor/convert.h"
 #include "train/batch_shape.h"
 #include "train/engine.h"
@@ -59,7 +59,7 @@ class RankExchange {
         ops_(device_.ops()),
         config_(config),
         domain_(rank, storage, std::chrono::seconds(config.parallel.timeout_s)),
-        window_(domain_.peers(), ops_, config.model,
+        window_(domain_.peers(), ops_, exchange_shape(config.model),
                 {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
                 {.wire = config.precision.wire}, storage[ArenaKind::kPeerWindow], storage[ArenaKind::kStepState]) {
     const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
@@ -254,7 +254,7 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   bench.row_bytes = bench.width * static_cast<int64_t>(dtype_bytes(device.ops().compute_dtype()));
   bench.sent_row_bytes = config.precision.wire == RowFormat::kFp8 ? row_code_bytes(bench.width) : bench.row_bytes;
   bench.expected_rows_per_token =
-      ExchangeCost(config, device.ops().compute_dtype(), communicator.count()).rows_per_token();
+      exchange_cost(config, device.ops().compute_dtype(), communicator.count()).rows_per_token();
 
   exchange.route(draw_experts(config, communicator.index(), bench.tokens, options.skew));
   exchange.plan();

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "config/load.h"
+#include "model/experts_exchange.h"
 #include "parallel/thread_group.h"
 #include "train/batch_stream.h"
 #include "train/engine.h"
@@ -282,7 +283,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.peak_source = device.peak_source();
   const std::vector<LayerTraffic> traffic = steps.traffic();
   time_phases(steps, bench);
-  add_traffic(traffic, ExchangeCost(config, device.ops().compute_dtype(), communicator.domain().count()), bench);
+  add_traffic(traffic, exchange_cost(config, device.ops().compute_dtype(), communicator.domain().count()), bench);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.flops_per_token * bench.tokens_per_s;
   return bench;

@@ -9,10 +9,10 @@
 
 #include "config/config.h"
 #include "model/cost.h"
-#include "model/exchange_stats.h"
 #include "ops/device.h"
 #include "ops/products/products.h"
-#include "train/expert_moves.h"
+#include "rdep/moves.h"
+#include "rdep/statistics.h"
 
 namespace nmoe {
 

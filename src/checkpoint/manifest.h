@@ -22,7 +22,7 @@
 
 #include "base/files.h"
 #include "data/stream/cursor.h"
-#include "parallel/expert_placement.h"
+#include "rdep/placement.h"
 #include "tensor/chunks.h"
 #include "tensor/tensor.h"
 

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "model/experts_exchange.h"
 #include "model/rope_table.h"
-#include "parallel/expert_placement.h"
+#include "rdep/placement.h"
 
 namespace nmoe {
 namespace {
@@ -80,7 +81,7 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, con
   const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
   const bool gives_codes =
       std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->codes.defined(); });
-  window_.emplace(peers, ops_, config_, limits,
+  window_.emplace(peers, ops_, exchange_shape(config_), limits,
                   ExchangeForm{.received = received, .wire = passes_.wire, .gives_codes = gives_codes}, window, state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
   expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / peers.count()});

@@ -14,7 +14,7 @@
 #include "model/pass.h"
 #include "model/spec.h"
 #include "model/weight.h"
-#include "parallel/expert_placement.h"
+#include "rdep/placement.h"
 
 namespace nmoe {
 

@@ -14,6 +14,10 @@ constexpr const char* kSharedPrefix = "moe.shared.";
 
 std::string moe_prefix(const Layer& layer) { return layer.name + "moe."; }
 
+ExchangePass exchange_pass(const Pass& pass) {
+  return {.ops = pass.ops, .activations = pass.activations, .timed = pass.in_step()};
+}
+
 }  // namespace
 
 void Moe::describe(const Layer& layer, WeightList& weights) {
@@ -251,7 +255,7 @@ void Moe::forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor
   for (const RaggedRows& part : saved_.routed.parts) {
     experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
   }
-  exchange_->combine(pass, rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
+  exchange_->combine(exchange_pass(pass), rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
 }
 
 void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, Tensor y) {
@@ -272,9 +276,9 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
             .hidden = {},
             .hidden_columns = {}};
   route(pass);
-  saved_.routed = exchange_->plan(pass, saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
+  saved_.routed = exchange_->plan(exchange_pass(pass), saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
   const int64_t R = saved_.routed.capacity;
-  exchange_->begin_dispatch(pass, sent(pass, coded_x), saved_.weights);
+  exchange_->begin_dispatch(exchange_pass(pass), sent(pass, coded_x), saved_.weights);
   if (shared_) {
     shared_->forward(pass, coded_x, residual, y);
   } else if (residual.raw() != y.raw()) {
@@ -282,7 +286,7 @@ void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, T
   }
   saved_.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
-  const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
+  const ArrivedRows arrived = exchange_->end_dispatch(exchange_pass(pass), saved_.row_weight);
   saved_.rows = arrived.rows;
   if (pass.keeps_pre_codes()) saved_.pre_codes = push_row_codes(pass.activations, R, W);
   const int64_t without_pre = pass.activations.mark();
@@ -348,8 +352,8 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops_pre()) saved_.pre = pass.push(saved_.pre.shape());
   if (pass.drops(Recompute::kExperts)) {
-    exchange_->begin_dispatch(pass, sent(pass, saved_.x), saved_.weights);
-    const ArrivedRows arrived = exchange_->end_dispatch(pass, saved_.row_weight);
+    exchange_->begin_dispatch(exchange_pass(pass), sent(pass, saved_.x), saved_.weights);
+    const ArrivedRows arrived = exchange_->end_dispatch(exchange_pass(pass), saved_.row_weight);
     saved_.rows = arrived.rows;
     saved_.hidden = pass.push(saved_.hidden.shape());
     if (pass.saves_codes()) saved_.pre_codes = push_row_codes(pass.activations, R, saved_.pre.dim(1));
@@ -368,11 +372,12 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
 
   // Overflow alone wants tokens once more, where forward's were the last.
   const bool wants_tokens = saved_.routed.chunk_capacity() > 0 && !pass.drops(Recompute::kExperts);
-  exchange_->begin_combine_backward(pass, sent(pass, coded_dy), wants_tokens ? sent(pass, saved_.x) : CodedRows({}),
+  exchange_->begin_combine_backward(exchange_pass(pass), sent(pass, coded_dy),
+                                    wants_tokens ? sent(pass, saved_.x) : CodedRows({}),
                                     wants_tokens ? saved_.weights : Tensor());
   if (shared_) shared_->backward(pass, coded_dy, dx);
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
-  const ArrivedRows arrived = exchange_->end_combine_backward(pass, gradients.drows);
+  const ArrivedRows arrived = exchange_->end_combine_backward(exchange_pass(pass), gradients.drows);
   gradients.dy = arrived.rows;
   gradients.source_codes = codes_of(arrived, coded_dy);
   const std::vector<ColumnCodes> pre_columns =
@@ -388,11 +393,11 @@ void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
   };
   for_each_part(
       [&](const RaggedRows& rows, size_t part) { backward_experts(pass, rows, rows_of_part(part), gradients); });
-  exchange_->begin_dispatch_backward(pass, gradients.drows, gradients.drow_weight);
+  exchange_->begin_dispatch_backward(exchange_pass(pass), gradients.drows, gradients.drow_weight);
   for_each_part([&](const RaggedRows& rows, size_t part) { backward_in_weight(pass, rows, rows_of_part(part)); });
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange_->end_dispatch_backward(pass, dx, dweights, /*accumulate=*/shared_.has_value(),
+  exchange_->end_dispatch_backward(exchange_pass(pass), dx, dweights, /*accumulate=*/shared_.has_value(),
                                    overflow_backward(pass, gradients));
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),

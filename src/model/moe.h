@@ -2,7 +2,7 @@
 // top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is processed.
 //
 // T tokens, D model width, E routed experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the
-// routing uses a part: model/token_exchange.h), F expert width, W pre-activation width.
+// routing uses a part: rdep/routed_rows.h), F expert width, W pre-activation width.
 #pragma once
 
 #include <array>
@@ -11,8 +11,7 @@
 #include <optional>
 
 #include "model/mlp.h"
-#include "model/remote_exchange.h"
-#include "model/token_exchange.h"
+#include "rdep/exchange.h"
 
 namespace nmoe {
 
@@ -40,7 +39,7 @@ class Moe final : public FeedForward {
   void send_as(RowFormat wire) { wire_ = wire; }
   // Sets where its router's statistics are stored. To be called before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
-  // From now on, the ranks of a domain share the experts, which are where `places` says (remote_exchange.h); stacked
+  // From now on, the ranks of a domain share the experts, which are where `places` says (rdep/exchange.h); stacked
   // weights contain only this rank's experts. `stats`: where this rank's statistics of the layer's exchange are stored.
   void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
   std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }

@@ -7,6 +7,7 @@
 
 #include "config/config.h"
 #include "model/intermediate.h"
+#include "ops/coded_rows.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
 
@@ -57,14 +58,6 @@ struct RopeTables {
   std::map<int64_t, RopeTable> by_dim;
 
   const RopeTable& of(int64_t rope_dim) const { return by_dim.at(rope_dim); }
-};
-
-// Rows [N, D], and their codes in FP8 if the operation that made the rows wrote them.
-struct CodedRows {
-  Tensor rows;
-  RowCodes codes;
-
-  CodedRows(Tensor of, RowCodes made = {}) : rows(of), codes(made) {}
 };
 
 // Activations are a stack: forward pushes what backward needs, backward pops it again.

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
-#include "parallel/expert_placement.h"
+#include "rdep/placement.h"
 
 namespace nmoe {
 namespace {
@@ -50,14 +50,6 @@ OperandRounding Weight::input_gradient_rounding(Ops& ops) {
   OperandRounding rounding = gradient_rounding(format);
   if (!in_act) rounding.weight = codes_now(ops);
   return rounding;
-}
-
-RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width) {
-  constexpr int64_t n = block_size(OperandFormat::kFp8);
-  RowCodes rows;
-  rows.values = activations.allocate(DType::kU8, {num_rows, width});
-  rows.scales = activations.allocate(DType::kU8, {num_rows, (width + n - 1) / n});
-  return rows;
 }
 
 RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width) const {

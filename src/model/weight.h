@@ -15,6 +15,7 @@
 
 #include "model/flat_weights.h"
 #include "model/spec.h"
+#include "ops/coded_rows.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
 
@@ -25,9 +26,6 @@ namespace nmoe {
 enum class Measured { kInputs, kWeights, kGradients, kOutputs, kInputGradients };
 inline constexpr int64_t kNumMeasured = 5;
 constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
-
-// Memory for codes of rows [N, width] on the activation stack.
-RowCodes push_row_codes(Arena& activations, int64_t num_rows, int64_t width);
 
 // One weight. In a step, the first operation that produces its gradient writes it (=) and all later ones add to it
 // (+=): those of further microbatches, and of further uses, as by a tied head. Which of the two an operation does is
@@ -71,7 +69,7 @@ class Weight {
   // range, or one for each series of experts that are neighbours in both. An empty range if it updates none.
   std::vector<ElementRange> updated_elements() const;
   // For stacked experts: sets which expert is in each slot of this rank, whose index is `rank`, from the places [E] of
-  // all experts (parallel/expert_placement.h). Initially they are in order.
+  // all experts (rdep/placement.h). Initially they are in order.
   void place_experts(std::span<const int32_t> places, int64_t rank);
   // The expert in each slot of this rank.
   std::vector<int32_t> experts_here() const;

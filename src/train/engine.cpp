@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "data/stream/loader.h"
+#include "model/experts_exchange.h"
 #include "model/operand_formats.h"
 
 namespace nmoe {
@@ -668,8 +669,8 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
 ExpertRows plan_expert_rows(const Config& config, int64_t in_domain, std::span<const int64_t> seq_lens) {
   if (in_domain == 0) in_domain = config.parallel.ranks;
   if (in_domain == 1 || config.model.moe.num_experts == 0) return {};
-  const Received received = config.parallel.logical_shards > 0 ? Received::kApart : Received::kTogether;
-  return expert_rows(config.model, in_domain, exchange_limits(config, batch_shapes(config, seq_lens)), received);
+  return expert_rows(exchange_shape(config.model), in_domain, exchange_limits(config, batch_shapes(config, seq_lens)),
+                     exchange_form(config).received);
 }
 
 }  // namespace nmoe

@@ -35,8 +35,8 @@
 #include "ops/storage.h"
 #include "optim/optimizer.h"
 #include "parallel/domain.h"
+#include "rdep/moves.h"
 #include "tensor/named_tensor.h"
-#include "train/expert_moves.h"
 #include "train/phase_clock.h"
 #include "train/precision_checks.h"
 #include "train/step_exchange.h"
@@ -125,7 +125,7 @@ class Engine {
   // Makes every part of every layer fall back, as checks may do: for a memory plan.
   void leave_precision();
 
-  // --- experts that the ranks of a domain share (parallel/expert_placement.h)
+  // --- experts that the ranks of a domain share (rdep/placement.h)
   bool shares_experts() const { return !experts_.places.empty(); }
   const ExpertState& experts() const { return experts_; }
   // Sets the places and rows with which a run continues, before initialise() or restore(); moves nothing. Ignored if

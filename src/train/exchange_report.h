@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "model/exchange_cost.h"
+#include "rdep/cost.h"
 #include "track/record.h"
 #include "train/step_exchange.h"
 

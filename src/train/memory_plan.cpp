@@ -4,7 +4,7 @@
 
 #include "base/process.h"
 #include "base/text.h"
-#include "model/exchange_cost.h"
+#include "model/experts_exchange.h"
 #include "model/spec.h"
 #include "train/rehearsal.h"
 
@@ -56,7 +56,7 @@ std::string describe_exchange(const Config& config, int64_t ranks) {
   const auto layers =
       std::ranges::count(describe_model(config.model).layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward);
   if (ranks == 1 || layers == 0) return "";
-  const ExchangeCost cost(config, device_options(config.run).compute_dtype, ranks);
+  const ExchangeCost cost = exchange_cost(config, device_options(config.run).compute_dtype, ranks);
   const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
   const double layer = cost.bytes_per_token() * tokens;
   return fmt::format(

@@ -14,7 +14,7 @@
 #include "base/progress.h"
 #include "config/config.h"
 #include "eval/evaluate.h"
-#include "model/exchange_cost.h"
+#include "rdep/cost.h"
 #include "track/metrics.h"
 #include "track/run_files.h"
 #include "track/run_log.h"

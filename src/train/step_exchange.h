@@ -70,7 +70,7 @@ struct RankTraffic {
   int64_t sent_copies = 0;
   int64_t received = 0;  // tokens that others sent to it, and their copies here
   int64_t received_copies = 0;
-  // By transfer (model/exchange_stats.h): time waiting for the others of its domain, duration of the transfer, and the
+  // By transfer (rdep/statistics.h): time waiting for the others of its domain, duration of the transfer, and the
   // part of that which other work did not hide.
   std::array<double, kTransfers.size()> waited_ms{}, lasted_ms{}, exposed_ms{};
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "model/experts_exchange.h"
 #include "support/errors.h"
 #include "train/exchange_report.h"
 
@@ -82,7 +83,7 @@ TEST(ExchangeReportTest, NumbersByHand) {
   config.model.dim = 4;
   config.model.moe.num_experts = 8;
   config.model.moe.top_k = 2;
-  const ExchangeCost cost(config, DType::kBF16, 2);
+  const ExchangeCost cost = exchange_cost(config, DType::kBF16, 2);
   const std::vector<LayerTraffic> layers = {{.layer = 3,
                                              .ranks = {{.rows = 10,
                                                         .sent = 10,

@@ -1,4 +1,4 @@
-#include "train/expert_moves.h"
+#include "rdep/moves.h"
 
 #include <algorithm>
 

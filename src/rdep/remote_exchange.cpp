@@ -1,61 +1,10 @@
-#include "model/remote_exchange.h"
-
-#include <algorithm>
-#include <cmath>
 #include <functional>
 #include <initializer_list>
-#include <numeric>
 #include <vector>
 
-#include "model/weight.h"
+#include "rdep/exchange.h"
 
 namespace nmoe {
-
-ExpertRows expert_rows(const ModelConfig& config, int64_t num_ranks, const ExchangeLimits& limits, Received received) {
-  const int64_t W = num_ranks, M = limits.max_tokens, K = config.moe.top_k, U = config.moe.num_experts / W;
-  ExpertRows rows{.worst = W * M * std::min(K, U)};
-  const double wanted = std::ceil(limits.capacity_factor * static_cast<double>(M * K));
-  const bool all = received == Received::kApart || wanted >= static_cast<double>(rows.worst);
-  rows.kept = all ? rows.worst : std::max<int64_t>(static_cast<int64_t>(wanted), 1);
-  const auto pieces_of = [](int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; };
-  if (rows.kept == rows.worst) return rows;
-  rows.num_chunks = pieces_of(rows.worst - rows.kept, rows.kept);
-  rows.chunk = pieces_of(rows.worst - rows.kept, rows.num_chunks);
-  return rows;
-}
-
-ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ModelConfig& config, const ExchangeLimits& limits,
-                               const ExchangeForm& form, Arena& window, Arena& state)
-    : peers_(peers),
-      num_slots_(config.moe.num_experts / peers.count()),
-      max_tokens_(limits.max_tokens),
-      width_(config.dim),
-      received_(form.received),
-      expert_rows_(nmoe::expert_rows(config, peers.count(), limits, form.received)) {
-  const int64_t W = peers.count(), M = max_tokens_, D = config.dim, K = config.moe.top_k;
-  const bool apart = received_ == Received::kApart, coded = form.wire == RowFormat::kFp8;
-  for (ExchangeInbox& inbox : inboxes_) {
-    inbox = {.rows = coded ? Tensor() : window.allocate(ops.compute_dtype(), {W, M, D}),
-             .slots = window.allocate(DType::kI32, {W, M, K}),
-             .weights = window.allocate(ops.stat_dtype(), {W, M, K}),
-             .counts = window.allocate(DType::kI32, {W}),
-             .tokens = apart ? window.allocate(DType::kI32, {W, M}) : Tensor(),
-             .codes = coded ? push_row_codes(window, W * M, D) : RowCodes()};
-  }
-  if (apart) {
-    copies_ = {.rows = window.allocate(ops.compute_dtype(), {M, K, D}),
-               .weights = window.allocate(ops.stat_dtype(), {M, K}),
-               .row_of = state.allocate(DType::kI32, {M, K})};
-    std::vector<int32_t> rows(static_cast<size_t>(M * K));
-    std::iota(rows.begin(), rows.end(), 0);
-    ops.device().upload(copies_.row_of, rows.data());
-  } else {
-    returns_ = {.rows = window.allocate(ops.compute_dtype(), {W, M, D}),
-                .weights = window.allocate(ops.stat_dtype(), {W, M, K})};
-  }
-  if (expert_rows_.num_chunks > 0) loads_ = window.allocate(DType::kI32, {W});
-  if (coded && form.gives_codes) row_codes_ = push_row_codes(state, expert_rows_.kept, D);
-}
 
 namespace {
 
@@ -69,7 +18,7 @@ class RemoteExchange final : public TokenExchange {
         places_(places),
         stats_(stats) {}
 
-  RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
+  RoutedRows plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) override {
     const ExpertRows& room = window_.expert_rows();
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
                   U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = room.kept;
@@ -109,7 +58,7 @@ class RemoteExchange final : public TokenExchange {
     return routed;
   }
 
-  void begin_dispatch(const Pass& pass, const CodedRows& x, Tensor weights) override {
+  void begin_dispatch(const ExchangePass& pass, const CodedRows& x, Tensor weights) override {
     inbox_ = &window_.next_inbox();
     begin_moving(pass, Transfer::kDispatch, [&](Ops& ops) {
       ops.exchange_send({.peers = peers_,
@@ -123,7 +72,7 @@ class RemoteExchange final : public TokenExchange {
       meet(pass, ops, Transfer::kDispatch);
     });
   }
-  ArrivedRows end_dispatch(const Pass& pass, Tensor row_weight) override {
+  ArrivedRows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
     Ops& ops = pass.ops;
     const Tensor rows = pass.push({window_.expert_rows().kept, window_.width()});
     end_moving(pass, Transfer::kDispatch);
@@ -148,7 +97,8 @@ class RemoteExchange final : public TokenExchange {
     return {rows, window_.row_codes()};
   }
 
-  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork& overflow) override {
+  void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate,
+               const OverflowWork& overflow) override {
     begin_returning(pass, Transfer::kCombine, rows, {});
     if (!chunks_.empty()) tell_load(pass.ops);
     end_returning(pass, Transfer::kCombine, y, {}, accumulate, [&](const Part& chunk) {
@@ -160,7 +110,8 @@ class RemoteExchange final : public TokenExchange {
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void begin_combine_backward(const Pass& pass, const CodedRows& dy, const CodedRows& x, Tensor weights) override {
+  void begin_combine_backward(const ExchangePass& pass, const CodedRows& dy, const CodedRows& x,
+                              Tensor weights) override {
     const bool again = !chunks_.empty() && x.rows.defined();
     // Both inboxes are free: everybody came to the barrier of a return since they were read.
     if (again) arrived_ = &window_.next_inbox();
@@ -188,15 +139,15 @@ class RemoteExchange final : public TokenExchange {
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
-  ArrivedRows end_combine_backward(const Pass& pass, Tensor drows) override {
+  ArrivedRows end_combine_backward(const ExchangePass& pass, Tensor drows) override {
     end_moving(pass, Transfer::kCombineBackward);
     for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows, window_.row_codes());
     return {drows, window_.row_codes()};
   }
-  void begin_dispatch_backward(const Pass& pass, Tensor drows, Tensor drow_weight) override {
+  void begin_dispatch_backward(const ExchangePass& pass, Tensor drows, Tensor drow_weight) override {
     begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);
   }
-  void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+  void end_dispatch_backward(const ExchangePass& pass, Tensor dx, Tensor dweights, bool accumulate,
                              const OverflowWork& overflow) override {
     end_returning(pass, Transfer::kDispatchBackward, dx, dweights, accumulate, [&](const Part& chunk) {
       gather_chunk(pass.ops, chunk, overflow);
@@ -259,17 +210,17 @@ class RemoteExchange final : public TokenExchange {
   // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
   // then, also what others are told by its barrier that they may write over.
   template <class Move>
-  void begin_moving(const Pass& pass, Transfer transfer, const Move& move) const {
+  void begin_moving(const ExchangePass& pass, Transfer transfer, const Move& move) const {
     Device& device = pass.ops.device();
     device.order(Lane::kCompute, Lane::kCommunication);
     Ops& ops = device.ops(Lane::kCommunication);
     timed(ops, {kept(pass, stats_.lasted, transfer)}, [&] { move(ops); });
   }
-  void end_moving(const Pass& pass, Transfer transfer) const {
+  void end_moving(const ExchangePass& pass, Transfer transfer) const {
     timed(pass.ops, {kept(pass, stats_.exposed, transfer)},
           [&] { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); });
   }
-  void meet(const Pass& pass, Ops& ops, Transfer transfer) const {
+  void meet(const ExchangePass& pass, Ops& ops, Transfer transfer) const {
     ops.peer_barrier(
         {.peers = peers_, .place = {work_of(transfer), layer_}, .waited = kept(pass, stats_.waited, transfer)});
   }
@@ -287,9 +238,9 @@ class RemoteExchange final : public TokenExchange {
     NMOE_CHECK(false, "a transfer {}", static_cast<int>(transfer));
   }
   // Where a transfer's time is kept: in a step alone, that of what backward does again included.
-  static Tensor kept(const Pass& pass, const Tensor& times, Transfer transfer) {
+  static Tensor kept(const ExchangePass& pass, const Tensor& times, Transfer transfer) {
     const auto i = static_cast<int64_t>(transfer);
-    return pass.in_step() && times.defined() ? times.rows(i, i + 1) : Tensor();
+    return pass.timed && times.defined() ? times.rows(i, i + 1) : Tensor();
   }
 
   // The number of rows that came, of which there may be more than are kept: overflow.
@@ -319,7 +270,7 @@ class RemoteExchange final : public TokenExchange {
 
   // In all blocks: rows are summed on their way, for which few have not the bandwidth of the memory. The barrier comes
   // when all rows are home: overflow's are behind what was begun.
-  void begin_returning(const Pass& pass, Transfer transfer, Tensor rows, Tensor row_weight) {
+  void begin_returning(const ExchangePass& pass, Transfer transfer, Tensor rows, Tensor row_weight) {
     const int64_t rank = peers_.index(), M = window_.max_tokens();
     own_ = {.rank = rank,
             .rows = rows,
@@ -335,7 +286,7 @@ class RemoteExchange final : public TokenExchange {
       if (chunks_.empty()) meet(pass, ops, transfer);
     });
   }
-  void end_returning(const Pass& pass, Transfer transfer, Tensor y, Tensor weights, bool accumulate,
+  void end_returning(const ExchangePass& pass, Transfer transfer, Tensor y, Tensor weights, bool accumulate,
                      const std::function<void(const Part& chunk)>& work_off) const {
     end_moving(pass, transfer);
     for (const Part& chunk : chunks_) work_off(chunk);

@@ -1,6 +1,5 @@
 // Tokens sent to experts of other ranks and back, against what every rank could have computed from the whole routing.
 // NMOE_TEST_DEVICE: on CPU threads, or on as many GPUs as there are.
-#include "model/remote_exchange.h"
 
 #include <gtest/gtest.h>
 
@@ -13,11 +12,11 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "model/exchange_cost.h"
-#include "model/weight.h"
 #include "parallel/domain.h"
-#include "parallel/expert_placement.h"
 #include "parallel/thread_group.h"
+#include "rdep/cost.h"
+#include "rdep/exchange.h"
+#include "rdep/placement.h"
 #include "support/errors.h"
 #include "tensor/low_precision.h"
 
@@ -25,6 +24,7 @@ namespace nmoe {
 namespace {
 
 constexpr int64_t kExperts = 8, kTopK = 3, kWidth = 24, kRoom = 9;  // tokens of a rank at most
+constexpr ExchangeShape kShape{.num_experts = kExperts, .top_k = kTopK, .width = kWidth};
 
 // What a test routes: tokens of each rank, and the experts of a token.
 struct Routing {
@@ -75,14 +75,14 @@ struct RankTest {
         device(*memory->device),
         ops(device.ops()),
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
-        window(domain.peers(), ops, config(), {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
+        window(domain.peers(), ops, kShape, {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
                {.received = mode.received, .wire = mode.wire, .gives_codes = true},
                memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
         places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
         exchange(make_remote_exchange(window, 0, places)),
         rank(communicator.index()),
         num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
-        pass{.ops = ops, .activations = arena(), .batch = batch, .rope = rope, .scale = {}} {
+        pass{.ops = ops, .activations = arena()} {
     device.upload(places, routing.places.data());
     std::vector<int32_t> experts;
     std::vector<float> values, weights;
@@ -101,13 +101,6 @@ struct RankTest {
 
   static int index_of(const Communicator& communicator) {
     return std::string_view(NMOE_TEST_DEVICE) == "cpu" ? 0 : static_cast<int>(communicator.index());
-  }
-  static ModelConfig config() {
-    ModelConfig config;
-    config.dim = kWidth;
-    config.moe.num_experts = kExperts;
-    config.moe.top_k = kTopK;
-    return config;
   }
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
@@ -139,9 +132,7 @@ struct RankTest {
   Tensor places;
   std::unique_ptr<TokenExchange> exchange;
   int64_t rank, num_tokens;
-  Batch batch;
-  RopeTables rope;
-  Pass pass;
+  ExchangePass pass;
   Tensor top_idx, x, gate;
   CodedRows sent{Tensor()};  // x, and what travels of it
 };
@@ -416,11 +407,8 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
   if (mode().capacity_factor < 1) GTEST_SKIP() << "what overflows crosses more than once";
   constexpr auto kMark = std::byte{0xC3};  // in no number that is sent here
   const Routing routing{.num_tokens = {5, kRoom, 3, kRoom}};
-  Config config;
-  config.model = RankTest::config();
-  config.parallel.logical_shards = apart() ? 1 : 0;
-  config.precision.wire = mode().wire;
-  const ExchangeCost cost(config, DType::kF32, num_ranks());
+  const ExchangeForm form{.received = mode().received, .wire = mode().wire};
+  const ExchangeCost cost(kShape, form, {}, DType::kF32, num_ranks());
   run(routing, [&](RankTest& test) {
     const int64_t W = num_ranks(), M = kRoom;
     const ArenaScope scope(test.arena());
@@ -429,7 +417,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
                               .lasted = test.pass.push_i32({kTransfers.size()}),
                               .exposed = test.pass.push_i32({kTransfers.size()})};
     for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
-    test.pass.scale.loss = stats.waited;  // that of a step
+    test.pass.timed = true;
     const auto exchange = make_remote_exchange(test.window, 0, test.places, stats);
     const std::array inboxes = {test.window.next_inbox(),
                                 test.window.next_inbox()};  // in the order of their next turns
@@ -591,7 +579,7 @@ TEST_P(RemoteExchangeTest, SumsAreAddedRankByRank) {
   run(routing, [&](RankTest& test) {
     const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kF32, {size});
     const int64_t begin = kPart * test.rank, end = begin + kPart;
-    const Tensor sum = test.pass.push_stat({end - begin});
+    const Tensor sum = test.arena().allocate(test.ops.stat_dtype(), {end - begin});
     std::vector<float> expected(kPart);
     for (int64_t round = 0; round < 3; ++round) {
       std::vector<float> mine;

@@ -1,6 +1,6 @@
 // Moves stacked experts, with all of their state on a rank, between the ranks of a domain.
 //
-// U slots for experts on a rank (parallel/expert_placement.h).
+// U slots for experts on a rank (rdep/placement.h).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "ops/ops.h"
 #include "ops/peers.h"
-#include "parallel/expert_placement.h"
+#include "rdep/placement.h"
 
 namespace nmoe {
 

@@ -1,4 +1,4 @@
-#include "parallel/expert_placement.h"
+#include "rdep/placement.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "model/token_exchange.h"
+#include "rdep/exchange.h"
 
 namespace nmoe {
 namespace {
@@ -7,7 +7,7 @@ class LocalExchange final : public TokenExchange {
  public:
   explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
 
-  RoutedRows plan(const Pass& pass, Tensor top_idx, Tensor counts) override {
+  RoutedRows plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) override {
     const int64_t capacity = top_idx.num_elements();
     plan_ = {.offsets = pass.push_i32({num_experts_ + 1}),
              .row_of = pass.push_i32(top_idx.shape()),
@@ -16,23 +16,23 @@ class LocalExchange final : public TokenExchange {
     return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
 
-  void begin_dispatch(const Pass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
-  ArrivedRows end_dispatch(const Pass& pass, Tensor row_weight) override {
+  void begin_dispatch(const ExchangePass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
+  ArrivedRows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
     return rows_begun(pass);
   }
-  void combine(const Pass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
+  void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
   }
 
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
-  void begin_combine_backward(const Pass&, const CodedRows& dy, const CodedRows&, Tensor) override { x_ = dy; }
-  ArrivedRows end_combine_backward(const Pass& pass, Tensor) override { return rows_begun(pass); }
-  void begin_dispatch_backward(const Pass&, Tensor drows, Tensor drow_weight) override {
+  void begin_combine_backward(const ExchangePass&, const CodedRows& dy, const CodedRows&, Tensor) override { x_ = dy; }
+  ArrivedRows end_combine_backward(const ExchangePass& pass, Tensor) override { return rows_begun(pass); }
+  void begin_dispatch_backward(const ExchangePass&, Tensor drows, Tensor drow_weight) override {
     rows_ = drows, weights_ = drow_weight;
   }
-  void end_dispatch_backward(const Pass& pass, Tensor dx, Tensor dweights, bool accumulate,
+  void end_dispatch_backward(const ExchangePass& pass, Tensor dx, Tensor dweights, bool accumulate,
                              const OverflowWork&) override {
     pass.ops.moe_combine({.rows = rows_, .plan = plan_, .y = dx, .accumulate = accumulate});
     pass.ops.moe_combine_weights({.row_weight = weights_, .plan = plan_, .weights = dweights});
@@ -40,7 +40,7 @@ class LocalExchange final : public TokenExchange {
 
  private:
   // The rows of experts, in the tokens that were begun.
-  ArrivedRows rows_begun(const Pass& pass) const {
+  ArrivedRows rows_begun(const ExchangePass& pass) const {
     Tensor tokens = x_.rows;
     if (x_.codes.defined()) {
       tokens = pass.push(x_.rows.shape());

@@ -1,4 +1,4 @@
-#include "model/exchange_cost.h"
+#include "rdep/cost.h"
 
 #include <algorithm>
 
@@ -7,18 +7,17 @@
 
 namespace nmoe {
 
-ExchangeCost::ExchangeCost(const Config& config, DType act, int64_t num_ranks)
-    : row_bytes_(static_cast<double>(config.model.dim) * static_cast<double>(dtype_bytes(act))),
+ExchangeCost::ExchangeCost(const ExchangeShape& shape, const ExchangeForm& form, const ForwardTransfers& forward,
+                           DType act, int64_t num_ranks)
+    : row_bytes_(static_cast<double>(shape.width) * static_cast<double>(dtype_bytes(act))),
       sent_row_bytes_(row_bytes_),
       slot_bytes_(static_cast<double>(dtype_bytes(DType::kI32))),
       weight_bytes_(static_cast<double>(dtype_bytes(act == DType::kF64 ? DType::kF64 : DType::kF32))),
-      apart_(config.parallel.logical_shards > 0),
-      recompute_(config.train.recompute),
-      top_k_(static_cast<double>(config.model.moe.top_k)) {
-  if (config.precision.wire == RowFormat::kFp8) {
-    sent_row_bytes_ = static_cast<double>(row_code_bytes(config.model.dim));
-  }
-  const auto experts = static_cast<double>(config.model.moe.num_experts), others = static_cast<double>(num_ranks - 1);
+      apart_(form.received == Received::kApart),
+      forward_(forward),
+      top_k_(static_cast<double>(shape.top_k)) {
+  if (form.wire == RowFormat::kFp8) sent_row_bytes_ = static_cast<double>(row_code_bytes(shape.width));
+  const auto experts = static_cast<double>(shape.num_experts), others = static_cast<double>(num_ranks - 1);
   const double on_a_rank = experts / static_cast<double>(num_ranks);
   double misses = 1.0;  // the chance that none of a token's choices is on a certain rank
   for (double k = 0; k < top_k_; ++k) misses *= std::max(0.0, experts - on_a_rank - k) / (experts - k);
@@ -43,9 +42,8 @@ double ExchangeCost::bytes(Transfer transfer, double rows, double copies) const 
 }
 
 int64_t ExchangeCost::times(Transfer transfer) const {
-  const bool again = (transfer == Transfer::kDispatch && recompute_ >= Recompute::kExperts) ||
-                     (transfer == Transfer::kCombine && recompute_ >= Recompute::kBlocks);
-  return again ? 2 : 1;
+  if (transfer == Transfer::kDispatch) return forward_.dispatches;
+  return transfer == Transfer::kCombine ? forward_.combines : 1;
 }
 
 double ExchangeCost::bytes_per_token() const {

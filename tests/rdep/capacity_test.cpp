@@ -1,19 +1,17 @@
 // How many rows of experts a rank has room for.
+#include "rdep/capacity.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
-
-#include "model/remote_exchange.h"
 
 namespace nmoe {
 namespace {
 
 TEST(ExpertRowsTest, AreTheAverageTimesAFactorAndTheWorstInChunks) {
-  ModelConfig config;
-  config.moe.num_experts = 8;
-  config.moe.top_k = 3;
+  const ExchangeShape shape{.num_experts = 8, .top_k = 3};
   const auto rows = [&](int64_t num_ranks, double factor, Received received = Received::kTogether) {
-    return expert_rows(config, num_ranks, {.max_tokens = 100, .capacity_factor = factor}, received);
+    return expert_rows(shape, num_ranks, {.max_tokens = 100, .capacity_factor = factor}, received);
   };
   const auto expect = [](const ExpertRows& got, const std::array<int64_t, 4>& wanted) {
     EXPECT_EQ((std::array{got.worst, got.kept, got.num_chunks, got.chunk}), wanted);

@@ -1,4 +1,4 @@
-#include "model/exchange_stats.h"
+#include "rdep/statistics.h"
 
 #include "base/error.h"
 

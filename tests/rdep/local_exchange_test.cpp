@@ -3,8 +3,7 @@
 
 #include <set>
 
-#include "model/token_exchange.h"
-#include "model/weight.h"
+#include "rdep/exchange.h"
 #include "support/tensors.h"
 
 namespace nmoe::test {
@@ -38,9 +37,7 @@ TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
   const ReadyDevice device = cpu_device(DType::kF32);
   Arena activations("activations");
   activations.reserve(device.device().memory(), 1 << 20);
-  const Batch batch;
-  const RopeTables rope;
-  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}};
+  const ExchangePass pass{.ops = *device, .activations = activations};
   const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), x = pool.normal({kTokens, kWidth});
   const Tensor dy = pool.normal(x.shape()), weights = pool.normal({kTokens, kTopK});
 
@@ -79,9 +76,7 @@ TEST(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
   const ReadyDevice device = cpu_device(DType::kF32);
   Arena activations("activations");
   activations.reserve(device.device().memory(), 1 << 20);
-  const Batch batch;
-  const RopeTables rope;
-  const Pass pass{.ops = *device, .activations = activations, .batch = batch, .rope = rope, .scale = {}};
+  const ExchangePass pass{.ops = *device, .activations = activations};
   const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), weights = pool.normal({kTokens, kTopK});
   const auto coded = [&](Tensor rows) {
     const RowCodes codes = push_row_codes(activations, kTokens, kWidth);
