@@ -25,8 +25,8 @@ double scheduled_rate(const ScheduleConfig& schedule, double peak, const Progres
 // warmup + hold + decay, in schedule.unit.
 int64_t schedule_span(const ScheduleConfig& schedule);
 
-// The last step with a rate above 0, which begins before the decay's end; nothing where rates go on: without a decay, or
-// with a floor. Steps are of `step_tokens` tokens.
+// The last step with a rate above 0, which begins before the decay's end; nothing where rates go on: without a decay,
+// or with a floor. Steps are of `step_tokens` tokens.
 std::optional<int64_t> last_learning_step(const ScheduleConfig& schedule, int64_t step_tokens);
 
 }  // namespace nmoe

@@ -13,7 +13,8 @@ bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0;
 
 std::span<const ArithmeticChange> arithmetic_changes() {
   static const std::vector<ArithmeticChange> changes = {
-      {"optim.schedule's decay counts what was done before a step, so that its last step has a rate above 0", rates_decay},
+      {"optim.schedule's decay counts what was done before a step, so that its last step has a rate above 0",
+       rates_decay},
   };
   return changes;
 }

@@ -113,8 +113,9 @@ TEST_F(ConfigCommandTest, PlanPrintsTheScheduleAndRefusesToTrainBeyondIt) {
     return n(arguments);
   };
   EXPECT_TRUE(contains(plan({}).out, "20 steps of 128 tokens: 2.56 k tokens, "));
-  EXPECT_TRUE(contains(
-      plan({}).out, "learning rates: from 0 to their peaks at step 5, held to step 15, then down to 0 after step 55\n"));
+  EXPECT_TRUE(
+      contains(plan({}).out,
+               "learning rates: from 0 to their peaks at step 5, held to step 15, then down to 0 after step 55\n"));
   EXPECT_EQ(plan({"train.steps=55"}).exit_code, 0);
   expect_error(plan({"train.steps=56"}), 2,
                "train.steps = 56, but the learning rate is 0 from step 56 on: optim.schedule ends after 55 steps",

@@ -96,7 +96,8 @@ void expect_sweep(const Tokenizer& tokenizer, const json& expected) {
     for (char32_t page = 0; page < kDigestPages; ++page) {
       digest.add(encode(tokenizer, sweep_text(static_cast<char32_t>(i) * kDigestPages + page)));
     }
-    EXPECT_EQ(digest.finish(), expected["sweep"][i].get<std::string>()) << "from U+" << std::hex << i * kDigestPages * kPage;
+    EXPECT_EQ(digest.finish(), expected["sweep"][i].get<std::string>())
+        << "from U+" << std::hex << i * kDigestPages * kPage;
   }
 }
 

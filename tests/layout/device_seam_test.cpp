@@ -52,7 +52,8 @@ TEST(DeviceSeam, NoDeviceIsCastToItsKind) {
 TEST(DeviceSeam, NamesAreFound) {
   EXPECT_EQ(names_of_devices("a.h", "int x;\nstd::optional<cuda::Part> part;\n"),
             std::vector<std::string>{"a.h:2: std::optional<cuda::Part> part;"});
-  EXPECT_EQ(names_of_devices("a.h", "#include \"ops/cuda/parts.h\"\nauto* d = dynamic_cast<CudaDevice*>(&x);").size(), 2U);
+  EXPECT_EQ(names_of_devices("a.h", "#include \"ops/cuda/parts.h\"\nauto* d = dynamic_cast<CudaDevice*>(&x);").size(),
+            2U);
 }
 
 }  // namespace
