@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/failure.h"
 #include "base/process.h"
 #include "base/say.h"
 
@@ -49,6 +50,8 @@ std::string remedy_for(int error, const fs::path& path) {
     case EMFILE:
     case ENFILE:
       return "too many files are open: raise the limit (ulimit -n)";
+    case ENOMEM:
+      return out_of_memory("").remedy();
     case EIO:
       return "the storage device reports a fault: see the system log (dmesg)";
     default:

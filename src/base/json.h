@@ -60,6 +60,19 @@ std::vector<T> integers_of(const Json& list) {
   return numbers;
 }
 
+// The value as text, on one line or indented by `indent`. Texts in it that are not UTF-8, such as names of files, get
+// replacement characters.
+template <class Json>
+std::string json_text(const Json& value, int indent = -1) {
+  return value.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+// The same for standard output, which may be a terminal: in ASCII, so that no name in it steers one.
+template <class Json>
+std::string printed_json(const Json& value, int indent = -1) {
+  return value.dump(indent, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
 extern template nlohmann::json parse_json(std::string_view, int64_t);
 extern template nlohmann::ordered_json parse_json(std::string_view, int64_t);
 extern template nlohmann::json try_parse_json(std::string_view);

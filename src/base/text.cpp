@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace nmoe {
 namespace {
@@ -50,6 +51,16 @@ bool equal_ignoring_case(std::string_view a, std::string_view b) {
   return std::ranges::equal(a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
+// ASCII's, and those of Latin-1, which alone are such bytes in text that is not UTF-8.
+bool is_control(uint32_t code) { return code < 0x20 || (code >= 0x7F && code < 0xA0); }
+
+// Marks that change the order in which characters are shown (Unicode's Bidi_Control), and ends of lines that are none
+// of ours.
+bool turns_direction(uint32_t code) {
+  return code == 0x061C || code == 0x200E || code == 0x200F || (code >= 0x2028 && code <= 0x202E) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+
 struct ByteUnit {
   std::string_view name;
   double bytes;
@@ -66,6 +77,9 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   std::string best;
   size_t best_distance = 0;
   for (const std::string& candidate : candidates) {
+    // As many slips at least as one is longer than the other: no need to look through what may be very long.
+    const auto [shorter, longer] = std::minmax({word.size(), candidate.size()});
+    if (3 * (longer - shorter) > longer) continue;
     const size_t distance = edit_distance(word, candidate);
     if (3 * distance > std::max(word.size(), candidate.size())) continue;
     if (best.empty() || distance < best_distance) {
@@ -85,18 +99,18 @@ std::string join_or(std::span<const std::string> words) {
 
 std::string terminal_safe(std::string_view text) {
   std::string shown;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
+  for_each_char(text, [&](uint32_t code, size_t place, size_t length) {
+    const auto byte = static_cast<unsigned char>(text[place]);
+    if (length == 1 && is_control(byte) && byte != '\n' && byte != '\t') {
       shown += fmt::format("\\x{:02x}", byte);
-    } else if (byte == 0xC2 && next >= 0x80 && next < 0xA0) {
-      shown += fmt::format("\\x{:02x}", next);
-      ++i;
+    } else if (is_control(code) && length > 1) {
+      shown += fmt::format("\\x{:02x}", code);
+    } else if (turns_direction(code)) {
+      shown += fmt::format("\\u{:04x}", code);
     } else {
-      shown += text[i];
+      shown += text.substr(place, length);
     }
-  }
+  });
   return shown;
 }
 

@@ -17,8 +17,8 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 // "a", "b", "c" -> "a, b or c".
 std::string join_or(std::span<const std::string> words);
 
-// The text with its control characters, but for line ends and tabs, as \x1b: what would steer a terminal is shown.
-// Those of Latin-1 (U+0080 to U+009F) are found where the text is UTF-8.
+// The text with its control characters, but for line ends and tabs, as \x1b, and marks that turn the direction of
+// writing as \u202e: what would steer a terminal is shown. Other bytes that are not UTF-8 stay as they are.
 std::string terminal_safe(std::string_view text);
 
 std::string human_bytes(int64_t bytes);  // 512 -> "512 B", 1536 -> "1.50 KiB", up to TiB

@@ -2,22 +2,9 @@
 
 #include <utility>
 
-#include "data/tokenizer/unicode.h"
+#include "base/utf8.h"
 
 namespace nmoe {
-
-std::string as_utf8(std::string_view bytes) {
-  std::string text;
-  while (!bytes.empty()) {
-    const size_t valid = valid_utf8_size(bytes);
-    text += bytes.substr(0, valid);
-    bytes.remove_prefix(valid);
-    if (bytes.empty()) break;
-    text += "\uFFFD";
-    bytes.remove_prefix(1);
-  }
-  return text;
-}
 
 void AnswerWriter::write(std::span<const AnswerPrompt> prompts, const GenerationSpec& spec,
                          const std::function<void(std::vector<Written> written)>& done) {

@@ -17,9 +17,6 @@
 
 namespace nmoe {
 
-// Bytes that are not UTF-8 become U+FFFD: journals, reports and Python sources are UTF-8, a model's output need not be.
-std::string as_utf8(std::string_view bytes);
-
 struct AnswerPrompt {
   const std::vector<int32_t>* tokens = nullptr;
   uint64_t seed = 0;  // of its first sample; the next ones have the next seeds

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
+#include "base/utf8.h"
 #include "data/prep/records.h"
 #include "eval/answer_number.h"
 

@@ -1,10 +1,9 @@
 #include "mon/grid.h"
 
+#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
-
-#include "base/text.h"
 
 namespace nmoe::mon {
 namespace {
@@ -46,24 +45,35 @@ void Grid::set(int x, int y, char32_t glyph, Style style) {
 }
 
 int Grid::put(int x, int y, std::string_view text, Style style, int max_width) {
-  const std::string safe = terminal_safe(text);
-  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(safe.data());
+  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
   const int end = max_width < width_ - x ? x + max_width : width_;
-  for (size_t i = 0; i < safe.size();) {
-    utf8proc_int32_t code = 0;
-    const utf8proc_ssize_t size = utf8proc_iterate(bytes + i, static_cast<utf8proc_ssize_t>(safe.size() - i), &code);
-    i += size > 0 ? static_cast<size_t>(size) : 1;
-    char32_t glyph = size > 0 ? static_cast<char32_t>(code) : U'?';
-    if (glyph == U'\n' || glyph == U'\t') glyph = U' ';
+  const auto place = [&](char32_t glyph) {  // false: there is no room
     int width = width_of(glyph);
     if (width != 1 && width != 2) {
       glyph = U'?';
       width = 1;
     }
-    if (x + width > end) break;
+    if (x + width > end) return false;
     set(x, y, glyph, style);
     if (width == 2) set(x + 1, y, 0, style);
     x += width;
+    return true;
+  };
+  for (size_t i = 0; i < text.size();) {
+    utf8proc_int32_t code = 0;
+    const utf8proc_ssize_t size = utf8proc_iterate(bytes + i, static_cast<utf8proc_ssize_t>(text.size() - i), &code);
+    i += size > 0 ? static_cast<size_t>(size) : 1;
+    const auto glyph = size > 0 ? static_cast<char32_t>(code) : U'?';
+    if (glyph == U'\n' || glyph == U'\t') {
+      if (!place(U' ')) break;
+    } else if (glyph < 0x20 || (glyph >= 0x7f && glyph < 0xa0)) {
+      if (!std::ranges::all_of(fmt::format("\\x{:02x}", code),
+                               [&](char c) { return place(static_cast<char32_t>(c)); })) {
+        break;
+      }
+    } else if (!place(glyph)) {
+      break;
+    }
   }
   return x;
 }

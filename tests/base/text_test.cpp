@@ -22,6 +22,19 @@ TEST(TerminalSafe, ShowsWhatWouldSteer) {
             "2J \xC2\xA0 \xC3\xA4 \xC2");
 }
 
+TEST(TerminalSafe, ShowsWhatTurnsTheDirectionOfWriting) {
+  EXPECT_EQ(terminal_safe("a\u202Eb\u2066\u061C\u200F\u2028"), "a\\u202eb\\u2066\\u061c\\u200f\\u2028");
+  // U+05D0, U+65E5, U+1F600, and the joiner that emoji are made with.
+  const std::string text = "\u05D0 \u65E5 \U0001F600\u200D";
+  EXPECT_EQ(terminal_safe(text), text);
+}
+
+// Of bytes that are no characters, those that are commands in Latin-1.
+TEST(TerminalSafe, ShowsCommandsOfOneByte) {
+  EXPECT_EQ(terminal_safe(std::string("\x9B") + "2J\xE4\xFF"), "\\x9b2J\xE4\xFF");
+  EXPECT_EQ(terminal_safe("\xE2\x80"), "\xE2\\x80");
+}
+
 TEST(Nearest, FindsTypos) {
   const std::vector<std::string> keys = {"num_experts", "top_k", "expert_dim", "num_groups"};
   EXPECT_EQ(nearest("topk", keys), "top_k");             // left out

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "data/prep/utf8.h"
+#include "base/utf8.h"
 
 namespace nmoe {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/sha256.h"
-#include "data/prep/utf8.h"
+#include "base/utf8.h"
 
 namespace nmoe {
 namespace {

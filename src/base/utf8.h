@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace nmoe {
@@ -42,5 +43,11 @@ void for_each_char(std::string_view text, Fn&& fn) {
     place += c.length;
   }
 }
+
+bool is_utf8(std::string_view text);
+
+// Bytes that are not UTF-8 become U+FFFD: JSON, databases and Python sources are UTF-8; names of files and what a model
+// writes need not be.
+std::string as_utf8(std::string_view bytes);
 
 }  // namespace nmoe
