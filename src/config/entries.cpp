@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/toml_depth.h"
 
 namespace nmoe {
 namespace {
@@ -72,6 +73,10 @@ void collect(const toml::table& table, const std::string& prefix, std::vector<Pl
 }  // namespace
 
 std::vector<Entry> read_entries(std::string_view toml, std::string_view name) {
+  if (const int64_t line = too_deep_line(toml); line > 0) {
+    throw usage_error(fmt::format("{}:{}: tables and lists are more than {} levels deep", name, line, kMaxTomlDepth),
+                      "nothing that can be set there is: correct the TOML there");
+  }
   toml::table document;
   try {
     document = toml::parse(toml, name);
@@ -92,8 +97,10 @@ std::vector<Entry> read_entries(std::string_view toml, std::string_view name) {
 }
 
 std::optional<Entry> read_value(std::string_view text) {
+  const std::string statement = fmt::format("value = {}", text);
+  if (too_deep_line(statement) > 0) return std::nullopt;
   try {
-    const toml::table document = toml::parse(fmt::format("value = {}", text));
+    const toml::table document = toml::parse(statement);
     // More than the one key: the text went on after its value.
     if (document.size() != 1 || document["value"].is_table()) return std::nullopt;
     return entry_of(*document.get("value"));

@@ -19,7 +19,7 @@ struct Entry {
 };
 
 // The document's entries in the order of its lines; `name` stands for it in places. Error (usage)
-// with file and line when the text is not TOML or has a key twice.
+// with file and line when the text is not TOML, has a key twice, or is nested too deep (toml_depth.h).
 std::vector<Entry> read_entries(std::string_view toml, std::string_view name);
 
 // One TOML value other than a table, without key and place; nothing when the text is not exactly
