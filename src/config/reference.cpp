@@ -21,7 +21,8 @@ configuration file needs only the keys that differ from their defaults. `n confi
 of layer is also met by such a layer in `model.layers`, a pattern such as `"mla/dense, 26 x mla/moe"`.) Keys that *may
 change at a resume* can have another value when a run is continued with `--resume`; all others must stay the same. In
 strings, `${NMOE_NAME:-default}` stands for the value of that environment variable, or for the default if it is not
-set.
+set. The name has capital letters, digits and underscores; one that says that it holds a secret (`NMOE_API_KEY`,
+`NMOE_HF_TOKEN`) is refused, since checkpoints would keep it.
 )";
 
 std::string capitalised(std::string text) {

@@ -42,6 +42,32 @@ TEST_F(Environment, RefusesSecrets) {
   EXPECT_EQ(expand_environment("${NMOE_TOKENS:-3}${NMOE_MONKEY:-4}", "x"), "34");
 }
 
+TEST_F(Environment, RefusesWhateverNamesASecret) {
+  for (const char* name : {"NMOE_KEY", "NMOE_API_KEY_2", "NMOE_API_KEY1", "NMOE_KEY_FILE", "NMOE_TOKEN_OF_HUB",
+                           "NMOE_HFTOKEN", "NMOE_SECRETS_DIR", "NMOE_DBPASSWORD", "NMOE_PASSWD", "NMOE_PASSPHRASE",
+                           "NMOE_CREDENTIALS", "NMOE_APIKEY", "NMOE__AUTH__", "NMOE_SSHKEY", "NMOE_PRIVATE_3"}) {
+    setenv(name, "s3cr3t", 1);
+    const Error error = test::error_of([&] { expand_environment(fmt::format("${{{}}}", name), "run.name"); });
+    EXPECT_TRUE(test::contains(error.what(), fmt::format("{} names a secret", name)));
+    EXPECT_FALSE(test::contains(error.what(), "s3cr3t"));
+    unsetenv(name);
+  }
+  for (const char* name : {"NMOE_TOKENS", "NMOE_TOKENIZER", "NMOE_DIR_2", "NMOE_COMPASS", "NMOE_HOCKEY", "NMOE_X0"}) {
+    EXPECT_EQ(expand_environment(fmt::format("${{{}:-x}}", name), "x"), "x") << name;
+  }
+}
+
+TEST_F(Environment, NamesAreInCapitals) {
+  for (const char* name : {"NMOE_api_key", "NMOE_Name", "NMOE_DATAset", "NMOE_\xC3\x84", "NMOE_A B"}) {
+    setenv(name, "s3cr3t", 1);
+    expect_usage_error(
+        [&] { expand_environment(fmt::format("${{{}}}", name), "x"); },
+        fmt::format("x: ${{{}}} is not expanded: its name has other characters than A to Z, 0 to 9 and _", name),
+        "write ${NMOE_NAME} or ${NMOE_NAME:-default}");
+    unsetenv(name);
+  }
+}
+
 TEST_F(Environment, TakesTheDefaultForUnsetAndEmpty) {
   EXPECT_EQ(expand_environment("${NMOE_TEST_UNSET:-a b:-c}", "x"), "a b:-c");
   EXPECT_EQ(expand_environment("${NMOE_TEST_EMPTY:-d}", "x"), "d");
