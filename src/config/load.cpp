@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/utf8.h"
 #include "config/entries.h"
 #include "config/environment.h"
 #include "config/schema.h"
@@ -24,12 +25,7 @@ Field* find_field(std::vector<Field>& fields, std::string_view key) {
   return field == fields.end() ? nullptr : &*field;
 }
 
-bool is_shorthand(std::string_view key) {
-  Config config;
-  std::vector<Field> fields = describe(config);
-  const Field* field = find_field(fields, key);
-  return field != nullptr && field->is_shorthand;
-}
+constexpr size_t kMaxFaults = 20;  // that are told at once
 
 // "section.key=value". The value is TOML; text needs no quotes.
 Entry read_override(std::vector<Field>& fields, std::string_view text) {
@@ -101,8 +97,10 @@ class ConfigReader {
   std::string_view place_of(std::span<const std::string> keys) const;
   bool is_set(std::string_view key) const { return !place_of(std::array{std::string(key)}).empty(); }
 
+  // Finding out what a wrong key was meant to be takes a while: beyond what is told, it is not looked for.
   template <class Action>
   void keep_faults(const Action& action) {
+    if (faults_.size() > kMaxFaults) return;
     try {
       action();
     } catch (const Error& error) {
@@ -125,6 +123,9 @@ void ConfigReader::set_field(Entry entry) {
   }
   const auto expand = [&](std::string& text) {
     text = expand_environment(text, fmt::format("{}: {}", entry.place, entry.key));
+    if (is_utf8(text)) return;
+    throw usage_error(fmt::format("{}: {} is not UTF-8: \"{}\"", entry.place, entry.key, text),
+                      "configurations are kept as TOML, which is UTF-8: rename it, or make a link with another name");
   };
   if (entry.value) {
     if (auto* text = std::get_if<std::string>(&*entry.value)) expand(*text);
@@ -190,7 +191,10 @@ Config ConfigReader::finish(std::string_view name) {
   check_rules(name);
   if (faults_.empty()) return config_;
   if (faults_.size() == 1) throw faults_.front();
-  std::string what = fmt::format("{} things are wrong with the configuration:", faults_.size());
+  const bool has_more = faults_.size() > kMaxFaults;
+  if (has_more) faults_.erase(faults_.begin() + kMaxFaults, faults_.end());
+  std::string what = fmt::format("{}{} things are wrong with the configuration{}:", has_more ? "more than " : "",
+                                 faults_.size(), has_more ? "; the first of them" : "");
   for (const Error& fault : faults_) what += fmt::format("\n  {}\n    -> {}", fault.what(), fault.remedy());
   throw usage_error(what, "do what stands behind each arrow");
 }
@@ -209,7 +213,13 @@ Config parse_config(std::string_view toml, std::string_view name, std::span<cons
                     const ModelSource& model_source) {
   std::vector<Entry> entries = read_entries(toml, name);
   // The keys of a file have no order, and a key of its own goes before what stands for several.
-  std::ranges::stable_partition(entries, [](const Entry& entry) { return is_shorthand(entry.key); });
+  Config defaults;
+  std::vector<std::string> shorthands;
+  for (const Field& field : describe(defaults)) {
+    if (field.is_shorthand) shorthands.push_back(field.key);
+  }
+  std::ranges::stable_partition(
+      entries, [&](const Entry& entry) { return std::ranges::find(shorthands, entry.key) != shorthands.end(); });
   const auto set_all = [&](ConfigReader& reader) {
     for (const Entry& entry : entries) reader.set(entry);
     for (const std::string& text : overrides) reader.set_override(text);

@@ -24,9 +24,9 @@ using ModelSource = std::function<ModelText(const Config&)>;
 // train.microbatch_seqs, unless set, becomes a divisor of a rank's share of a batch; optim.lr sets the learning
 // rates of groups for which the file sets none.
 //
-// The Error (usage) lists all faults, each with file and line or the override, the key, the remedy and, for an unknown
-// key, the known one that was probably meant. A key that has no effect under the rest of the configuration, say
-// model.mla.* with attention = "gqa", is an error even if it is set to its default.
+// The Error (usage) lists the faults (the first 20, and that there are more), each with file and line or the override,
+// the key, the remedy and, for an unknown key, the known one that was probably meant. A key that has no effect under
+// the rest of the configuration, say model.mla.* with attention = "gqa", is an error even if it is set to its default.
 //
 // `model_source`, unless empty, is called if model.init.from is set. [model] is then taken from its result, except for
 // keys that are also set here; [model.init] may repeat what that text has there.

@@ -20,6 +20,7 @@ namespace nmoe {
 namespace {
 
 constexpr int64_t kMaxSequence = int64_t{1} << 31;
+constexpr size_t kMaxSections = 1000;  // of sources, of stages and of profiles
 constexpr std::string_view kTokenCount = "a token count such as 1000000 or \"1.5T\"";
 
 std::vector<std::string> split_key(std::string_view key) {
@@ -33,9 +34,13 @@ std::vector<std::string> split_key(std::string_view key) {
 }
 
 template <class Named>
-Named& find_or_add(std::vector<Named>& list, const std::string& name) {
+Named& find_or_add(std::vector<Named>& list, const Entry& entry, const std::string& name) {
   const auto found = std::ranges::find(list, name, &Named::name);
   if (found != list.end()) return *found;
+  if (list.size() == kMaxSections) {
+    throw usage_error(fmt::format("{}: {} is one of more than {} of its kind", entry.place, entry.key, kMaxSections),
+                      "join sources, or leave some out");
+  }
   list.push_back({});
   list.back().name = name;
   return list.back();
@@ -151,7 +156,7 @@ class Parser {
   }
 
   void read_source(const Entry& entry, const std::vector<std::string>& parts) {
-    MixtureSource& source = find_or_add(mixture_.sources, section_name(entry, parts[1]));
+    MixtureSource& source = find_or_add(mixture_.sources, entry, section_name(entry, parts[1]));
     if (parts.size() == 2 && entry.is_table) return;
     if (parts.size() == 3 && parts[2] == "path") {
       source.path = text(entry);
@@ -163,7 +168,7 @@ class Parser {
   }
 
   void read_stage(const Entry& entry, const std::vector<std::string>& parts) {
-    MixtureStage& stage = find_or_add(mixture_.stages, section_name(entry, parts[1]));
+    MixtureStage& stage = find_or_add(mixture_.stages, entry, section_name(entry, parts[1]));
     Shares& shares = shares_[stage.name];
     shares.place = entry.place;
     if (parts.size() == 2 && entry.is_table) return;
@@ -190,7 +195,7 @@ class Parser {
   }
 
   void read_profile(const Entry& entry, const std::vector<std::string>& parts) {
-    MixtureProfile& profile = find_or_add(mixture_.profiles, section_name(entry, parts[1]));
+    MixtureProfile& profile = find_or_add(mixture_.profiles, entry, section_name(entry, parts[1]));
     if (parts.size() == 2 && entry.is_table) return;
     if (parts.size() == 3 && parts[2] == "tokens") {
       profile.tokens = token_count(entry);

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/json.h"
 #include "config/load.h"
 #include "config/schema.h"
 
@@ -66,7 +67,7 @@ std::string config_json(const Config& config) {
     if (!field.shown()) continue;
     std::visit([&](const auto& value) { json[field.key] = value; }, field.get());
   }
-  return json.dump();
+  return json_text(json);
 }
 
 }  // namespace nmoe

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -10,6 +11,7 @@
 #include "config/other_names.h"
 #include "configs.h"
 #include "expect_error.h"
+#include "support/errors.h"
 
 namespace nmoe {
 namespace {
@@ -71,6 +73,34 @@ TEST(Load, UnknownKeys) {
   expect_error("[modle]\ndims = 2\n", "bad.toml:2: unknown key modle.dims", "did you mean model.dim?");
   expect_error("\n\"model.dim\" = 2\n", "bad.toml:2: unknown key \"model.dim\"", "did you mean model.dim?");
   expect_error("[model.dim]\nx = 2\n", "bad.toml:2: unknown key model.dim.x", "did you mean model.dim?");
+}
+
+TEST(Load, ManyFaultsAreToldInNoTime) {
+  std::string toml;
+  for (int i = 0; i < 80'000; ++i) toml += fmt::format("[unknown{}]\n", i);
+  const std::clock_t begin = std::clock();  // of this process, whatever else the machine does
+  const Error error = test::error_of([&] { parse_config(toml, "bad.toml"); });
+  EXPECT_LT(std::clock() - begin, 5 * CLOCKS_PER_SEC);
+  EXPECT_TRUE(test::contains(error.what(), "more than 20 things are wrong with the configuration; the first of them:"));
+  EXPECT_TRUE(test::contains(error.what(), "bad.toml:20: unknown section [unknown19]"));
+  EXPECT_FALSE(test::contains(error.what(), "bad.toml:21:"));
+
+  const std::string long_key(1'000'000, 'x');
+  EXPECT_TRUE(test::contains(test::error_of([&] { parse_config(long_key + " = 1", "bad.toml"); }).what(), long_key));
+}
+
+// They could not be read back from TOML.
+TEST(Load, OtherBytesThanUtf8AreRefusedByName) {
+  for (const std::string key : {"run.dir", "data.path", "run.experiment"}) {
+    const Error error = test::error_of([&] { parse_config("", "x", Overrides{key + "=a\xFF"}); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_TRUE(test::contains(error.what(), key + " is not UTF-8"));
+  }
+  setenv("NMOE_TEST_BYTES", "a\xC3", 1);
+  const Error error = test::error_of([&] { parse_config("[run]\ndir = '${NMOE_TEST_BYTES}'", "x.toml"); });
+  unsetenv("NMOE_TEST_BYTES");
+  EXPECT_TRUE(test::contains(error.what(), "x.toml:2: run.dir is not UTF-8"));
+  EXPECT_EQ(parse_config("", "x", Overrides{"run.dir=\xC3\xA4"}).run.dir, "\xC3\xA4");
 }
 
 TEST(Load, UnknownSections) {
