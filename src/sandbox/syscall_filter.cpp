@@ -1,5 +1,6 @@
 #include "sandbox/syscall_filter.h"
 
+#include <fcntl.h>
 #include <seccomp.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -28,8 +29,8 @@ constexpr int kAllowed[] = {
     SCMP_SYS(readlink), SCMP_SYS(readlinkat), SCMP_SYS(getdents64), SCMP_SYS(getcwd), SCMP_SYS(chdir), SCMP_SYS(fchdir),
     SCMP_SYS(mkdir), SCMP_SYS(mkdirat), SCMP_SYS(rmdir), SCMP_SYS(unlink), SCMP_SYS(unlinkat), SCMP_SYS(rename),
     SCMP_SYS(renameat), SCMP_SYS(renameat2), SCMP_SYS(truncate), SCMP_SYS(ftruncate), SCMP_SYS(fsync),
-    SCMP_SYS(fdatasync), SCMP_SYS(fadvise64), SCMP_SYS(chmod), SCMP_SYS(fchmod), SCMP_SYS(umask), SCMP_SYS(fcntl),
-    SCMP_SYS(dup), SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(pipe), SCMP_SYS(pipe2),
+    SCMP_SYS(fdatasync), SCMP_SYS(fadvise64), SCMP_SYS(chmod), SCMP_SYS(fchmod), SCMP_SYS(umask), SCMP_SYS(dup),
+    SCMP_SYS(dup2), SCMP_SYS(dup3), SCMP_SYS(pipe), SCMP_SYS(pipe2),
     // time and waiting
     SCMP_SYS(clock_gettime), SCMP_SYS(clock_getres), SCMP_SYS(gettimeofday), SCMP_SYS(time), SCMP_SYS(times),
     SCMP_SYS(nanosleep), SCMP_SYS(clock_nanosleep), SCMP_SYS(select), SCMP_SYS(pselect6), SCMP_SYS(poll),
@@ -43,8 +44,16 @@ constexpr int kAllowed[] = {
     SCMP_SYS(getrlimit), SCMP_SYS(prlimit64), SCMP_SYS(getrusage), SCMP_SYS(sched_getaffinity), SCMP_SYS(sysinfo),
     SCMP_SYS(uname)};
 
-// Of ioctl: whether a file is a terminal, and close-on-exec.
-constexpr unsigned kAllowedIoctls[] = {TCGETS, FIOCLEX, FIONCLEX};
+// Of calls whose second argument says what they do. Of ioctl: whether a file is a terminal, and close-on-exec. Of
+// fcntl: what is the descriptor's own; locks, leases and notices are of files, which the host's programs use too.
+struct AllowedCommand {
+  int call;
+  unsigned command;
+};
+constexpr AllowedCommand kAllowedCommands[] = {
+    {SCMP_SYS(ioctl), TCGETS},  {SCMP_SYS(ioctl), FIOCLEX},         {SCMP_SYS(ioctl), FIONCLEX},
+    {SCMP_SYS(fcntl), F_DUPFD}, {SCMP_SYS(fcntl), F_DUPFD_CLOEXEC}, {SCMP_SYS(fcntl), F_GETFD},
+    {SCMP_SYS(fcntl), F_SETFD}, {SCMP_SYS(fcntl), F_GETFL},         {SCMP_SYS(fcntl), F_SETFL}};
 
 void check(int result, const char* call) { NMOE_CHECK(result == 0, "{}: error {}", call, -result); }
 
@@ -57,9 +66,8 @@ std::vector<sock_filter> interpreter_syscall_filter() {
   check(seccomp_attr_set(filter.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS), "seccomp_attr_set");
   check(seccomp_attr_set(filter.get(), SCMP_FLTATR_CTL_OPTIMIZE, 2), "seccomp_attr_set");  // a tree, not a list
   for (const int call : kAllowed) check(seccomp_rule_add(filter.get(), SCMP_ACT_ALLOW, call, 0), "seccomp_rule_add");
-  for (const unsigned request : kAllowedIoctls) {
-    check(seccomp_rule_add(filter.get(), SCMP_ACT_ALLOW, SCMP_SYS(ioctl), 1, SCMP_A1(SCMP_CMP_EQ, request)),
-          "seccomp_rule_add");
+  for (const auto& [call, command] : kAllowedCommands) {
+    check(seccomp_rule_add(filter.get(), SCMP_ACT_ALLOW, call, 1, SCMP_A1(SCMP_CMP_EQ, command)), "seccomp_rule_add");
   }
 
   const int fd = ::memfd_create("filter", MFD_CLOEXEC);

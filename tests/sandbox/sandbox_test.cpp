@@ -125,6 +125,29 @@ TEST(SandboxAttackTest, WritesOutside) {
   EXPECT_TRUE(refused("import os, sys\nos.chmod(os.path.realpath(sys.executable), 0o777)"));
 }
 
+// Locks, leases and notices would be felt by programs of the host that use the same files.
+TEST(SandboxAttackTest, HoldsFilesOfTheHost) {
+  for (const char* call :
+       {"fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)", "fcntl(fd, fcntl.F_GETLEASE)",
+        "fcntl(fd, fcntl.F_NOTIFY, fcntl.DN_ACCESS)", "lockf(fd, fcntl.LOCK_SH)", "flock(fd, fcntl.LOCK_SH)",
+        "fcntl(fd, 37, bytes(32))", "fcntl(fd, fcntl.F_SETOWN, 1)", "fcntl(fd, fcntl.F_SETSIG, 9)",
+        "fcntl(1, 1031, 4096)", "fcntl(fd, 1033, 1)", "fcntl(fd, 1036, bytes(8))"}) {
+    EXPECT_TRUE(refused(fmt::format("import fcntl, os\nfd = os.open(os.__file__, os.O_RDONLY)\nfcntl.{}", call)))
+        << call;
+  }
+}
+
+TEST(SandboxTest, HasDescriptorsOfItsOwn) {
+  const SandboxResult result = sandbox().run(
+      "import fcntl, os\n"
+      "fd = os.open('own', os.O_RDWR | os.O_CREAT)\n"
+      "copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10), fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20)]\n"
+      "fcntl.fcntl(copies[1], fcntl.F_SETFD, 0)\n"
+      "fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)\n"
+      "print(copies, fcntl.fcntl(copies[1], fcntl.F_GETFD), fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND != 0)\n");
+  EXPECT_EQ(result.out, "[10, 20] 0 True\n") << result.err;
+}
+
 TEST(SandboxAttackTest, Connects) {
   EXPECT_TRUE(refused("import socket\nsocket.create_connection(('127.0.0.1', 22), 1)"));
   EXPECT_TRUE(refused("import socket\nsocket.socket(socket.AF_UNIX)"));
