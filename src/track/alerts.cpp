@@ -35,7 +35,7 @@ std::string alert_json(const Alert& alert) {
                      {"step", alert.step},   {"tag", alert.tag},
                      {"value", alert.value},  // null where it is not finite
                      {"text", alert.text}};
-  return json_line(json);
+  return json_text(json);
 }
 
 void append_alert(const fs::path& path, const Alert& alert) { append_line(path, alert_json(alert)); }

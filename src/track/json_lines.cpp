@@ -6,13 +6,12 @@
 
 #include <cerrno>
 
+#include "base/json.h"
 #include "track/log_tail.h"
 
 namespace nmoe {
 
 using Json = nlohmann::ordered_json;
-
-std::string json_line(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 void append_line(const fs::path& path, std::string_view line) {
   const int fd = ::open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);

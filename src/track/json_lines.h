@@ -10,9 +10,6 @@
 
 namespace nmoe {
 
-// Of what a line may have: texts that are no UTF-8 get replacement characters.
-std::string json_line(const nlohmann::ordered_json& json);
-
 // One write at the end of the file, made where there is none. A line that a killed process left unfinished gets an end
 // before. Error (runtime) where that fails.
 void append_line(const fs::path& path, std::string_view line);

@@ -78,7 +78,7 @@ auto reading(const fs::path& file, const Read& read) {
 
 }  // namespace
 
-std::string leaderboard_entry_json(const LeaderboardEntry& entry) { return to_json(entry).dump(2) + "\n"; }
+std::string leaderboard_entry_json(const LeaderboardEntry& entry) { return json_text(to_json(entry), 2) + "\n"; }
 
 LeaderboardEntry parse_leaderboard_entry(std::string_view json, const fs::path& file) {
   return reading(file, [&] { return from_json(parse_json<Json>(json)); });
@@ -104,7 +104,7 @@ void add_to_leaderboard(const fs::path& file, const LeaderboardEntry& entry) {
   entries.push_back(entry);
   Json list = Json::array();
   for (const LeaderboardEntry& each : entries) list.push_back(to_json(each));
-  write_file_atomically(file, Json{{"entries", std::move(list)}}.dump(2) + "\n");
+  write_file_atomically(file, json_text(Json{{"entries", std::move(list)}}, 2) + "\n");
 }
 
 std::string leaderboard_table(std::vector<LeaderboardEntry> entries) {

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <utility>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/say.h"
+#include "track/aside.h"
 
 namespace nmoe {
 namespace {
@@ -61,6 +63,9 @@ std::optional<Head> read_head(int fd, const fs::path& path) {
       head.checksum != crc32c(head.checked())) {
     return std::nullopt;
   }
+  // The database has them in columns of signed numbers.
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+  if (head.id > kMost || head.base > kMost / 2) return std::nullopt;
   return head;
 }
 
@@ -84,10 +89,9 @@ LiveFile::LiveFile(fs::path path) : path_(std::move(path)) {
   if (fd >= 0) {
     if (adopt(fd)) return;
     ::close(fd);
-    fs::path aside = path_;
-    aside += ".damaged";
-    if (::rename(path_.c_str(), aside.c_str()) != 0) throw io_error("rename", path_, errno);
-    say("warning: '{}' is damaged; it is '{}' now\n", path_.string(), aside.filename().string());
+    Aside aside;
+    aside.move(path_);
+    say("warning: {}\n", aside.text(""));
   }
   id_ = new_id();
   open_new(0, "");
@@ -98,7 +102,9 @@ LiveFile::~LiveFile() {
 }
 
 bool LiveFile::adopt(int fd) {
-  const std::optional<Head> head = read_head(fd, path_);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw io_error("read", path_, errno);
+  const std::optional<Head> head = S_ISREG(status.st_mode) ? read_head(fd, path_) : std::nullopt;
   if (!head) return false;
   uint64_t good = 0;
   std::string bytes;

@@ -24,7 +24,7 @@ namespace nmoe {
 class LiveFile {
  public:
   // Goes on with what a killed process left, without the record that it was writing, or makes a new one. A file that is
-  // something else, say zeros after a power cut, is renamed to "<path>.damaged" and warned of.
+  // something else, say zeros after a power cut, is set aside (aside.h) and warned of.
   explicit LiveFile(fs::path path);
   ~LiveFile();
   LiveFile(const LiveFile&) = delete;

@@ -3,10 +3,12 @@
 #include <fmt/core.h>
 
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/say.h"
 #include "base/start_thread.h"
+#include "track/aside.h"
 
 namespace nmoe {
 namespace {
@@ -27,6 +29,38 @@ MetricsWriter::MetricsWriter(fs::path path, double fold_interval_s, double lock_
   live_.emplace(live_path(path_));
   fold();  // an unusable file is found out now, and viewers find tables
   thread_ = start_thread("for metrics", [this] { run(); });
+}
+
+std::unique_ptr<MetricsWriter> MetricsWriter::go_on(const fs::path& path, int64_t step) {
+  const auto attempt = [&] {
+    if (fs::exists(path)) check_metrics(path);
+    auto writer = std::make_unique<MetricsWriter>(path);
+    writer->rewind(step);
+    return writer;
+  };
+  try {
+    return attempt();
+  } catch (const DamagedMetrics& damage) {
+    fs::path log = path;
+    log += ".wal";
+    // One of the two, or both.
+    for (const auto& files :
+         std::vector<std::vector<fs::path>>{{path, log}, {live_path(path)}, {path, log, live_path(path)}}) {
+      Aside aside;
+      try {
+        for (const fs::path& file : files) aside.move(file);
+        auto writer = attempt();
+        say("warning: {}\n", aside.text(damage.what()));
+        return writer;
+      } catch (const DamagedMetrics&) {
+        aside.undo();
+      } catch (...) {
+        aside.undo();
+        throw;
+      }
+    }
+    throw;
+  }
 }
 
 MetricsWriter::~MetricsWriter() {

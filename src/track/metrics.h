@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -31,6 +32,9 @@ class MetricsWriter {
   // what is left in the live file, unless a reader has the database open. flush() waits at most `lock_patience_s` for
   // readers. Error (runtime) where either file is something else or cannot be written.
   explicit MetricsWriter(fs::path path, double fold_interval_s = 60.0, double lock_patience_s = 2.0);
+  // For a run that goes on behind `step`: the same, with rewind(). A database or a live file that cannot be used
+  // because of what is in it is set aside (aside.h) and warned of; what follows is recorded anew.
+  static std::unique_ptr<MetricsWriter> go_on(const fs::path& path, int64_t step);
   // Moves everything to the database and removes the live file, in one attempt where flush() has failed; what could not
   // be moved stays there and is reported on standard error.
   ~MetricsWriter();

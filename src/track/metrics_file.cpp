@@ -1,11 +1,13 @@
 #include "track/metrics_file.h"
 
 #include <duckdb.h>
+#include <fcntl.h>
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -17,6 +19,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/failure.h"
 
 namespace nmoe {
 namespace {
@@ -32,12 +35,26 @@ std::mutex& database_mutex() {
   return mutex;
 }
 
-Error duckdb_error(const fs::path& path, const char* message) {
+// Throws what DuckDB's message means.
+[[noreturn]] void fail(const fs::path& path, const char* message) {
   // Beyond the first line DuckDB quotes our SQL.
-  const std::string text = message == nullptr ? "unknown failure" : message;
-  return runtime_error(fmt::format("metrics '{}': {}", path.string(), text.substr(0, text.find('\n'))),
-                       "see that the folder is writable and the disk not full; if the file is damaged or another "
-                       "program's, move it away");
+  const std::string all = message == nullptr ? "unknown failure" : message;
+  const std::string what = fmt::format("metrics '{}': {}", path.string(), all.substr(0, all.find('\n')));
+  const auto says = [&](std::span<const std::string_view> words) {
+    return std::ranges::any_of(words, [&](std::string_view word) { return all.find(word) != std::string::npos; });
+  };
+  constexpr std::string_view kMemory[] = {"Out of Memory", "Cannot allocate memory", "bad_alloc"};
+  constexpr std::string_view kFiles[] = {"Too many open files"};
+  constexpr std::string_view kSystem[] = {"No space left",  "Disk quota",        "Permission denied",
+                                          "Read-only file", "File too large",    "Not a directory",
+                                          "No such file",   "Could not set lock"};
+  if (says(kMemory)) throw out_of_memory(what);
+  const std::string remedy =
+      "see that the folder is writable and the disk not full; if the file is damaged or another program's, move it "
+      "away";
+  if (says(kFiles)) throw runtime_error(what, "raise the limit of open files (ulimit -n)");
+  if (says(kSystem)) throw runtime_error(what, remedy);
+  throw DamagedMetrics(ErrorKind::kRuntime, what, remedy);
 }
 
 bool is_lock_conflict(const std::string& message) {
@@ -67,6 +84,40 @@ Config make_config(Access access) {
   return config;
 }
 
+// What DuckDB is to take for a path and nothing else. A name such as "sqlite:a" would mean another kind of database,
+// and it takes a question mark for the beginning of options, in the name of the log beside the file alone: a folder
+// with one is named by a descriptor.
+class PlainName {
+ public:
+  explicit PlainName(const fs::path& path)
+      : path_(path.string()), text_(path.is_absolute() ? path_ : (fs::path(".") / path).string()) {
+    if (text_.find('?') == std::string::npos) return;
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    fd_ = ::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd_ < 0) throw io_error("open", folder, errno);
+    text_ = fmt::format("/proc/self/fd/{}/{}", fd_, path.filename().string());
+  }
+  ~PlainName() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  PlainName(const PlainName&) = delete;
+  PlainName& operator=(const PlainName&) = delete;
+
+  const char* c_str() const { return text_.c_str(); }
+  // A message with the path as it was given.
+  std::string in_words(std::string message) const {
+    for (size_t at = message.find(text_); at != std::string::npos; at = message.find(text_, at + path_.size())) {
+      message.replace(at, text_.size(), path_);
+    }
+    return message;
+  }
+
+ private:
+  std::string path_;
+  std::string text_;
+  int fd_ = -1;
+};
+
 class Database {
  public:
   // Throws Locked when somebody stands in the way, Error for anything else.
@@ -75,7 +126,7 @@ class Database {
   };
   enum class Turn { kWait, kNow };  // for others of this process
   Database(const fs::path& path, Access access, Turn turn = Turn::kWait)
-      : path_(path), turn_(database_mutex(), std::defer_lock) {
+      : path_(path), name_(path), turn_(database_mutex(), std::defer_lock) {
     if (turn == Turn::kWait) {
       turn_.lock();
     } else if (!turn_.try_lock()) {
@@ -83,15 +134,15 @@ class Database {
     }
     const Config config = make_config(access);
     char* message = nullptr;
-    if (duckdb_open_ext(path.c_str(), &database_, config.get(), &message) != DuckDBSuccess) {
-      const std::string text = message == nullptr ? "" : message;
+    if (duckdb_open_ext(name_.c_str(), &database_, config.get(), &message) != DuckDBSuccess) {
+      const std::string text = name_.in_words(message == nullptr ? "" : message);
       duckdb_free(message);
       if (is_lock_conflict(text)) throw Locked{text};
-      throw duckdb_error(path, text.c_str());
+      fail(path, text.c_str());
     }
     if (duckdb_connect(database_, &connection_) != DuckDBSuccess) {
       duckdb_close(&database_);
-      throw duckdb_error(path, "cannot connect");
+      fail(path, "cannot connect");
     }
   }
   ~Database() {
@@ -105,7 +156,7 @@ class Database {
     duckdb_result result;
     const duckdb_state state = duckdb_query(connection_, sql.c_str(), &result);
     const std::unique_ptr<duckdb_result, void (*)(duckdb_result*)> owner(&result, duckdb_destroy_result);
-    if (state != DuckDBSuccess) throw duckdb_error(path_, duckdb_result_error(&result));
+    if (state != DuckDBSuccess) fail(path_, duckdb_result_error(&result));
   }
 
   // Appends to a table in chunks: `fill` writes row `row` of `num_rows` at place `at` of the chunk's vectors.
@@ -119,6 +170,7 @@ class Database {
 
  private:
   const fs::path& path_;
+  const PlainName name_;
   std::unique_lock<std::mutex> turn_;
   duckdb_database database_ = nullptr;
   duckdb_connection connection_ = nullptr;
@@ -153,7 +205,7 @@ void Database::append(const char* table, size_t num_rows, const FillRow& fill) {
   const auto destroy = [](duckdb_appender appender) { duckdb_appender_destroy(&appender); };
   const std::unique_ptr<std::remove_pointer_t<duckdb_appender>, decltype(destroy)> appender(raw, destroy);
   const auto check = [&](duckdb_state state) {
-    if (state != DuckDBSuccess) throw duckdb_error(path_, duckdb_appender_error(raw));
+    if (state != DuckDBSuccess) fail(path_, duckdb_appender_error(raw));
   };
   check(created);
   std::vector<duckdb_logical_type> types;
@@ -176,7 +228,7 @@ void Database::select(const std::string& sql, const std::string* tag, const Take
   const std::unique_ptr<duckdb_prepared_statement, decltype(destroy_statement)> statement_owner(&statement,
                                                                                                 destroy_statement);
   if (duckdb_prepare(connection_, sql.c_str(), &statement) != DuckDBSuccess) {
-    throw duckdb_error(path_, duckdb_prepare_error(statement));
+    fail(path_, duckdb_prepare_error(statement));
   }
   if (tag != nullptr) {
     NMOE_CHECK(duckdb_bind_varchar_length(statement, 1, tag->data(), tag->size()) == DuckDBSuccess,
@@ -186,7 +238,7 @@ void Database::select(const std::string& sql, const std::string* tag, const Take
   duckdb_result result;
   const duckdb_state state = duckdb_execute_prepared_streaming(statement, &result);
   const std::unique_ptr<duckdb_result, void (*)(duckdb_result*)> result_owner(&result, duckdb_destroy_result);
-  if (state != DuckDBSuccess) throw duckdb_error(path_, duckdb_result_error(&result));
+  if (state != DuckDBSuccess) fail(path_, duckdb_result_error(&result));
   while (const Chunk chunk{duckdb_fetch_chunk(result)}) {
     const std::vector<duckdb_vector> columns = columns_of(chunk.get());
     const idx_t count = duckdb_data_chunk_get_size(chunk.get());
@@ -265,7 +317,7 @@ std::unique_ptr<Database> open_patiently(const fs::path& path, Access access) {
     try {
       return std::make_unique<Database>(path, access);
     } catch (const Database::Locked& locked) {
-      if (std::chrono::steady_clock::now() > deadline) throw duckdb_error(path, locked.message.c_str());
+      if (std::chrono::steady_clock::now() > deadline) fail(path, locked.message.c_str());
     }
     std::this_thread::sleep_for(kRetry);
   }
@@ -339,6 +391,17 @@ void add_metrics(const fs::path& path, const MetricRecord& record) {
   write_records(*database, {&record, 1}, std::nullopt);
 }
 
+void check_metrics(const fs::path& path) {
+  try {
+    Database database(path, Access::kWrite);
+    make_tables(database);
+    for (const char* table : {"metrics", "arrays"}) {  // a hash needs every value, whatever statistics say
+      database.execute(fmt::format("SELECT bit_xor(hash(step, tag, value, ts_ms)) FROM {}", table));
+    }
+  } catch (const Database::Locked&) {
+  }
+}
+
 class MetricsView::Impl {
  public:
   explicit Impl(const fs::path& path) : path_(path), database_(open_patiently(path_, Access::kRead)) { read_tables(); }
@@ -407,6 +470,24 @@ void MetricsView::series(const std::string& tag, int64_t max_step, const TakeVal
   (**impl_).select(fmt::format("SELECT step, value, ts_ms FROM metrics WHERE tag = $1 AND step <= {}", max_step), &tag,
                    [&](idx_t at, Database::Vectors columns) {
                      take(cell<int64_t>(columns[0], at), cell<double>(columns[1], at), cell<int64_t>(columns[2], at));
+                   });
+}
+
+void MetricsView::each(int64_t max_step, const TakeTagged& take, const TakeTaggedArray& take_array) {
+  if (impl_->has_table("metrics")) {
+    (**impl_).select(fmt::format("SELECT tag, step, value, ts_ms FROM metrics WHERE step <= {}", max_step), nullptr,
+                     [&](idx_t at, Database::Vectors columns) {
+                       take(text_cell(columns[0], at), cell<int64_t>(columns[1], at), cell<double>(columns[2], at),
+                            cell<int64_t>(columns[3], at));
+                     });
+  }
+  if (!impl_->has_table("arrays")) return;
+  (**impl_).select(fmt::format("SELECT tag, step, value, ts_ms FROM arrays WHERE step <= {}", max_step), nullptr,
+                   [&](idx_t at, Database::Vectors columns) {
+                     const auto [begin, count] = cell<duckdb_list_entry>(columns[2], at);
+                     const float* values = &cell<float>(duckdb_list_vector_get_child(columns[2]), begin);
+                     take_array(text_cell(columns[0], at), cell<int64_t>(columns[1], at), {values, values + count},
+                                cell<int64_t>(columns[3], at));
                    });
 }
 

@@ -22,6 +22,13 @@
 
 namespace nmoe {
 
+// Of a file, or of what is to be put into it, which cannot be used because of what is in it; not for want of room,
+// memory or permissions.
+class DamagedMetrics : public Error {
+ public:
+  using Error::Error;
+};
+
 // Records from `begin` to `end` of a live file, in order.
 struct MetricsBatch {
   std::vector<MetricRecord> records;
@@ -31,7 +38,7 @@ struct MetricsBatch {
 // Moves records of the live file `id` here: calls `next` with the position up to which its records are here, or `base`
 // if none is, and puts what it returns into the file, created when missing, in one transaction; so until that is
 // nothing. A value takes the place of an earlier one of its key. When another process has the file open, does nothing
-// and returns DuckDB's word for who. Error (runtime) when the file cannot be written or is something else.
+// and returns DuckDB's word for who. Error (runtime) when the file cannot be written, or DamagedMetrics.
 [[nodiscard]] std::optional<std::string> fold_metrics(
     const fs::path& path, uint64_t id, uint64_t base,
     const std::function<std::optional<MetricsBatch>(uint64_t position)>& next);
@@ -39,6 +46,9 @@ struct MetricsBatch {
 // Puts a record that no live file has into the file, beside a writer that may be at work. Waits as MetricsView does;
 // Error (runtime) like fold_metrics(), or when another program keeps the file open.
 void add_metrics(const fs::path& path, const MetricRecord& record);
+
+// Reads all of it, unless somebody else has it open. Error (runtime) like fold_metrics().
+void check_metrics(const fs::path& path);
 
 // The file, open for reading for as long as this lives: no writer gets in meanwhile, nor another of this process. The
 // constructor waits for whoever is in, which is soon done; Error (runtime) when it is not, or when there is no such
@@ -73,6 +83,12 @@ class MetricsView {
   void series(const std::string& tag, int64_t max_step, const TakeValue& take);
   using TakeArray = std::function<void(int64_t step, std::vector<float> values, int64_t ts_ms)>;
   void arrays(const std::string& tag, int64_t max_step, const TakeArray& take, int64_t first_step = 0);
+
+  // All of all tags up to `max_step`, in no order: for many tags at once.
+  using TakeTagged = std::function<void(const std::string& tag, int64_t step, double value, int64_t ts_ms)>;
+  using TakeTaggedArray =
+      std::function<void(const std::string& tag, int64_t step, std::vector<float> values, int64_t ts_ms)>;
+  void each(int64_t max_step, const TakeTagged& take, const TakeTaggedArray& take_array);
 
  private:
   class Impl;

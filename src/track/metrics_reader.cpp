@@ -86,15 +86,17 @@ void MetricsReader::attach(MetricsView* view) {
       if (is_new || at->second.last.step < last.step) at->second.last = std::move(last);
     }
   }
+  Wanted wanted;
   for (auto& [tag, entry] : entries_) {
     entry.loaded = loaded.contains(tag);
-    if (!entry.loaded) {
+    if (entry.loaded) {
+      wanted.emplace(tag, &entry);
+    } else {
       entry.series = {};
       entry.arrays = {};
-    } else if (view != nullptr) {
-      load_from(*view, kept, tag, entry);
     }
   }
+  if (view != nullptr) load_from(*view, kept, wanted);
 }
 
 // `keep_all`: what has come of tags that are not loaded, too.
@@ -164,7 +166,7 @@ std::vector<MetricsView::Last> MetricsReader::tags() const {
 }
 
 void MetricsReader::load(std::span<const std::string> tags) {
-  std::map<std::string_view, Entry*> wanted;
+  Wanted wanted;
   for (const std::string& tag : tags) {
     const auto found = entries_.find(tag);
     if (found != entries_.end() && !found->second.loaded) wanted.emplace(found->first, &found->second);
@@ -192,41 +194,71 @@ void MetricsReader::load(std::span<const std::string> tags) {
       }
     });
   }
-  for (const auto& [tag, entry] : wanted) {
-    entry->loaded = true;
-    if (view) load_from(*view, kept, std::string(tag), *entry);
-  }
+  for (const auto& [tag, entry] : wanted) entry->loaded = true;
+  if (view) load_from(*view, kept, wanted);
 }
 
-// What came through the live file takes the place of what the database has of the same step.
-void MetricsReader::load_from(MetricsView& view, int64_t max_step, const std::string& tag, Entry& entry) {
-  std::vector<int64_t> steps, times;
-  const auto add = [&](int64_t step, int64_t ts_ms) {
-    steps.push_back(step);
-    times.push_back(ts_ms);
-  };
-  if (entry.last.is_array) {
-    std::vector<std::vector<float>> rows;
-    view.arrays(tag, max_step, [&](int64_t step, std::vector<float> row, int64_t ts_ms) {
-      add(step, ts_ms);
-      rows.push_back(std::move(row));
-    });
-    for (size_t i = 0; i < entry.arrays.size(); ++i) {
-      add(entry.arrays.steps()[i], entry.arrays.times_ms()[i]);
-      rows.push_back(entry.arrays.rows()[i]);
-    }
-    entry.arrays.assign(std::move(steps), std::move(rows), std::move(times));
-  } else {
+void MetricsReader::Entry::put_before(std::vector<int64_t> steps, std::vector<double> values,
+                                      std::vector<int64_t> times) {
+  steps.insert(steps.end(), series.steps().begin(), series.steps().end());
+  values.insert(values.end(), series.values().begin(), series.values().end());
+  times.insert(times.end(), series.times_ms().begin(), series.times_ms().end());
+  series.assign(std::move(steps), std::move(values), std::move(times));
+}
+
+void MetricsReader::Entry::put_before(std::vector<int64_t> steps, std::vector<std::vector<float>> rows,
+                                      std::vector<int64_t> times) {
+  steps.insert(steps.end(), arrays.steps().begin(), arrays.steps().end());
+  rows.insert(rows.end(), arrays.rows().begin(), arrays.rows().end());
+  times.insert(times.end(), arrays.times_ms().begin(), arrays.times_ms().end());
+  arrays.assign(std::move(steps), std::move(rows), std::move(times));
+}
+
+// A query for each tag while they are few, and one of everything where they are many.
+void MetricsReader::load_from(MetricsView& view, int64_t max_step, const Wanted& wanted) {
+  constexpr size_t kFew = 32;
+  struct Columns {
+    std::vector<int64_t> steps;
     std::vector<double> values;
-    view.series(tag, max_step, [&](int64_t step, double value, int64_t ts_ms) {
-      add(step, ts_ms);
-      values.push_back(value);
-    });
-    for (size_t i = 0; i < entry.series.size(); ++i) {
-      add(entry.series.steps()[i], entry.series.times_ms()[i]);
-      values.push_back(entry.series.values()[i]);
+    std::vector<std::vector<float>> rows;
+    std::vector<int64_t> times;
+  };
+  std::map<std::string_view, Columns> all;
+  for (const auto& [tag, entry] : wanted) all[tag];
+  const auto add = [](Columns& columns, auto& list, int64_t step, auto value, int64_t ts_ms) {
+    columns.steps.push_back(step);
+    list.push_back(std::move(value));
+    columns.times.push_back(ts_ms);
+  };
+  if (wanted.size() > kFew) {
+    const auto find = [&](const std::string& tag, bool is_array) -> Columns* {
+      const auto found = wanted.find(tag);
+      return found != wanted.end() && found->second->last.is_array == is_array ? &all.at(tag) : nullptr;
+    };
+    view.each(
+        max_step,
+        [&](const std::string& tag, int64_t step, double value, int64_t ts_ms) {
+          if (Columns* columns = find(tag, false)) add(*columns, columns->values, step, value, ts_ms);
+        },
+        [&](const std::string& tag, int64_t step, std::vector<float> row, int64_t ts_ms) {
+          if (Columns* columns = find(tag, true)) add(*columns, columns->rows, step, std::move(row), ts_ms);
+        });
+  }
+  for (const auto& [tag, entry] : wanted) {
+    Columns& columns = all.at(tag);
+    if (wanted.size() <= kFew && entry->last.is_array) {
+      view.arrays(std::string(tag), max_step, [&](int64_t step, std::vector<float> row, int64_t ts_ms) {
+        add(columns, columns.rows, step, std::move(row), ts_ms);
+      });
+    } else if (wanted.size() <= kFew) {
+      view.series(std::string(tag), max_step,
+                  [&](int64_t step, double value, int64_t ts_ms) { add(columns, columns.values, step, value, ts_ms); });
     }
-    entry.series.assign(std::move(steps), std::move(values), std::move(times));
+    if (entry->last.is_array) {
+      entry->put_before(std::move(columns.steps), std::move(columns.rows), std::move(columns.times));
+    } else {
+      entry->put_before(std::move(columns.steps), std::move(columns.values), std::move(columns.times));
+    }
   }
 }
 

@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/files.h"
@@ -64,11 +65,15 @@ class MetricsReader {
     std::vector<float> last_row;  // of arrays, where it is known
 
     bool rewind(int64_t step);
+    // Puts columns of the database before what came through the live file, which takes the place of the same steps.
+    void put_before(std::vector<int64_t> steps, std::vector<double> values, std::vector<int64_t> times);
+    void put_before(std::vector<int64_t> steps, std::vector<std::vector<float>> rows, std::vector<int64_t> times);
   };
   bool has_database() const;
   void attach(MetricsView* view);
   void take(MetricRecord record, bool keep_all);
-  static void load_from(MetricsView& view, int64_t max_step, const std::string& tag, Entry& entry);
+  using Wanted = std::map<std::string_view, Entry*>;
+  static void load_from(MetricsView& view, int64_t max_step, const Wanted& wanted);
   bool has_all(MetricsView& view) const;
 
   fs::path path_;

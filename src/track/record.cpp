@@ -6,6 +6,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace nmoe {
 namespace {
@@ -64,7 +65,7 @@ std::optional<MetricRecord> decode_body(std::string_view bytes) {
   if (kind != Kind::kValues && kind != Kind::kRewind) return std::nullopt;
   while (!body.done()) {
     const auto type = body.take<Type>();
-    std::string tag(body.take(body.take<uint16_t>()));
+    std::string tag = as_utf8(body.take(body.take<uint16_t>()));
     if (type == Type::kScalar) {
       record.scalars.emplace_back(std::move(tag), body.take<double>());
     } else if (type == Type::kArray) {

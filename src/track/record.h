@@ -32,7 +32,7 @@ inline constexpr size_t kMaxRecordBytes = size_t{64} << 20;
 std::string encode_record(const MetricRecord& record);
 
 // Calls `take` with every whole record that `bytes` begins with, and where in them it ends; returns how many bytes
-// those are.
+// those are. Bytes of tags that are not UTF-8 become U+FFFD.
 size_t decode_records(std::string_view bytes, const std::function<void(MetricRecord record, size_t end)>& take);
 
 }  // namespace nmoe

@@ -26,7 +26,7 @@ constexpr const char* kSeed = "run.seed";
 
 void flatten(const nlohmann::json& value, const std::string& key, std::map<std::string, std::string>& flat) {
   if (!value.is_object()) {
-    flat[key] = value.dump();
+    flat[key] = json_text(value);
     return;
   }
   for (const auto& [name, member] : value.items()) flatten(member, key.empty() ? name : key + "." + name, flat);

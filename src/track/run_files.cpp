@@ -14,7 +14,7 @@ void append_samples(const fs::path& path, const SampleSet& set) {
   for (const SampleText& sample : set.samples) {
     json["samples"].push_back({{"prompt", sample.prompt}, {"text", sample.text}});
   }
-  append_line(path, json_line(json));
+  append_line(path, json_text(json));
 }
 
 std::vector<SampleSet> read_samples(const fs::path& path) {
@@ -40,7 +40,7 @@ void write_memory_plan(const fs::path& path, const std::vector<PlannedRegion>& r
     json["regions"].push_back(
         {{"name", region.name}, {"bytes", region.bytes}, {"meaning", region.meaning}, {"on_device", region.on_device}});
   }
-  write_file_atomically(path, json_line(json) + '\n');
+  write_file_atomically(path, json_text(json) + '\n');
 }
 
 std::vector<PlannedRegion> read_memory_plan(const fs::path& path) {

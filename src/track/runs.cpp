@@ -11,11 +11,15 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
+#include "base/failure.h"
 #include "base/process.h"
+#include "base/say.h"
+#include "track/aside.h"
 
 namespace nmoe {
 namespace {
@@ -70,6 +74,9 @@ RunStatus parse_status(std::string_view name) {
   NMOE_CHECK(found != kStatusNames.end(), "run status '{}'", name);
   return found->first;
 }
+
+// What SQLite is to take for a path: "file:a" would be a URI.
+std::string plain_name(const fs::path& path) { return path.is_absolute() ? path.string() : "./" + path.string(); }
 
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
@@ -190,7 +197,7 @@ RunStore::RunStore(const fs::path& path, Access access) : path_(path) {
 RunStore::~RunStore() { sqlite3_close(database_); }
 
 void RunStore::open() {
-  check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr));
+  check(sqlite3_open_v2(plain_name(path_).c_str(), &database_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr));
   check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
   // Readers and the writer do not wait for each other. A file system without shared memory keeps
   // the old mode.
@@ -208,6 +215,10 @@ void RunStore::open() {
   Transaction transaction(*this);
   const int64_t version = query_integer("PRAGMA user_version");
   if (version == kSchemaVersion) {
+    if (query_integer("SELECT count(*) FROM sqlite_master WHERE name IN ('runs', 'experiments')") != 2) {
+      throw DamagedRuns(ErrorKind::kRuntime, fmt::format("'{}' has not the tables that it should", path_.string()),
+                        "move it away");
+    }
     complete_schema();
     transaction.commit();
     return;
@@ -233,7 +244,7 @@ bool RunStore::has_column(std::string_view name) const {
 // A database with a write-ahead log is read with the help of a file beside it. Where none can be made, it is read as
 // one that nobody changes: without what may still be in a log.
 void RunStore::open_for_reading() {
-  check(sqlite3_open_v2(path_.c_str(), &database_, SQLITE_OPEN_READONLY, nullptr));
+  check(sqlite3_open_v2(plain_name(path_).c_str(), &database_, SQLITE_OPEN_READONLY, nullptr));
   check(sqlite3_busy_timeout(database_, kBusyTimeoutMs));
   const int code = sqlite3_exec(database_, "SELECT count(*) FROM sqlite_master", nullptr, nullptr, nullptr);
   if (code == SQLITE_CANTOPEN || code == SQLITE_READONLY) {
@@ -259,10 +270,28 @@ void RunStore::require_own_kind(int64_t version) const {
 
 void RunStore::check(int code) const {
   if (code == SQLITE_OK) return;
-  throw runtime_error(fmt::format("'{}': {}", path_.string(), sqlite3_errmsg(database_)),
-                      code == SQLITE_BUSY ? "another program holds it: close that one and try again"
-                                          : "see that file and folder are writable and the disk not full; if the "
-                                            "file is damaged or another program's, move it away");
+  const std::string what = fmt::format("'{}': {}", path_.string(), sqlite3_errmsg(database_));
+  switch (code & 0xFF) {  // the rest says more of the same
+    case SQLITE_BUSY:
+      throw runtime_error(what, "another program holds it: close that one and try again");
+    case SQLITE_NOMEM:
+      throw out_of_memory(what);
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      throw DamagedRuns(ErrorKind::kRuntime, what, "if it is damaged or another program's, move it away");
+    case SQLITE_CANTOPEN:
+    case SQLITE_FULL:
+    case SQLITE_IOERR:
+      if (const int error = sqlite3_system_errno(database_); error != 0) {
+        throw runtime_error(fmt::format("{}: {}", what, std::generic_category().message(error)),
+                            io_error("open", path_, error).remedy());
+      }
+      [[fallthrough]];
+    default:
+      throw runtime_error(what,
+                          "see that file and folder are writable and the disk not full; if the file is damaged "
+                          "or another program's, move it away");
+  }
 }
 
 void RunStore::execute(const std::string& sql) const {
@@ -461,6 +490,16 @@ std::vector<RunRow> RunStore::read_rows(Statement& run) {
     rows.push_back(std::move(row));
   }
   return rows;
+}
+
+void set_runs_aside(const fs::path& path, const DamagedRuns& damage) {
+  Aside aside;
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    fs::path file = path;
+    file += suffix;
+    aside.move(file);
+  }
+  say("warning: {}\n", aside.text(damage.what()));
 }
 
 fs::path runs_database(const fs::path& run_dir) {

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/files.h"
 
 struct sqlite3;
@@ -68,8 +69,14 @@ struct RunRow {
   std::string note;                   // a person's
 };
 
+// Of a database that is none, or damaged.
+class DamagedRuns : public Error {
+ public:
+  using Error::Error;
+};
+
 // Used from one thread at a time. Every call is one transaction, waits up to 5 s for other
-// processes' and throws an Error (runtime) naming the file when it fails.
+// processes' and throws an Error (runtime) naming the file when it fails, or DamagedRuns.
 class RunStore {
  public:
   enum class Access {
@@ -131,6 +138,9 @@ class RunStore {
   sqlite3* database_ = nullptr;
   bool has_all_columns_ = true;  // false where the file is only read, until all are seen: a writer adds them
 };
+
+// Sets a damaged database aside, with what SQLite has beside it, and says so (aside.h).
+void set_runs_aside(const fs::path& path, const DamagedRuns& damage);
 
 // <run_dir>/experiments.db. Error (usage) where there is none.
 fs::path runs_database(const fs::path& run_dir);

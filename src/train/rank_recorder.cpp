@@ -12,8 +12,7 @@ RankRecorder::RankRecorder(const Config& config, const Rank& rank, const std::st
     : step_(step) {
   try {
     if (recorder == nullptr) {
-      own_.emplace(metrics_path(config.run.dir, run_id, rank.index()));
-      own_->rewind(step);
+      own_ = MetricsWriter::go_on(metrics_path(config.run.dir, run_id, rank.index()), step);
     }
     if (config.run.device != "cuda" || rank.communicator.domain().index() != 0) return;
     gpus_.emplace([this, &writer = own_ ? *own_ : recorder->metrics()](MetricRecord record) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -28,10 +29,10 @@ class RankRecorder {
   void record(const StepReport& report);
 
  private:
-  std::optional<MetricsWriter> own_;  // where there is no recorder
-  std::atomic<int64_t> step_;         // of which the GPUs' state is recorded
-  GpuExtremes extremes_;              // of the watch's thread
-  std::optional<GpuWatch> gpus_;      // last: its thread uses all of the above
+  std::unique_ptr<MetricsWriter> own_;  // where there is no recorder
+  std::atomic<int64_t> step_;           // of which the GPUs' state is recorded
+  GpuExtremes extremes_;                // of the watch's thread
+  std::optional<GpuWatch> gpus_;        // last: its thread uses all of the above
 };
 
 }  // namespace nmoe

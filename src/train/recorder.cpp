@@ -46,22 +46,15 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
            .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
            .git_dirty = dirty,
            .checkpoint_dir = checkpoint_dir(config).string()};
-  runs_.emplace(runs_path_);
-  if (run_id.empty()) {
-    run_id_ = runs_->start(info_);
-  } else {
-    runs_->resume(run_id, info_);
-    run_id_ = run_id;
-  }
+  run_id_ = run_id;
+  open_row();
   try {
     const fs::path path = metrics_path(config.run.dir, run_id_);
-    metrics_.emplace(path);
-    if (!run_id.empty()) {
-      metrics_->rewind(step);
-      // Those of ranks that the run had before and has no more.
-      for (int64_t other = rank.count(); fs::exists(metrics_path(config.run.dir, run_id_, other)); ++other) {
-        MetricsWriter(metrics_path(config.run.dir, run_id_, other)).rewind(step);
-      }
+    metrics_ = run_id.empty() ? std::make_unique<MetricsWriter>(path) : MetricsWriter::go_on(path, step);
+    // Those of ranks that the run had before and has no more.
+    for (int64_t other = rank.count(); !run_id.empty() && has_metrics(metrics_path(config.run.dir, run_id_, other));
+         ++other) {
+      MetricsWriter::go_on(metrics_path(config.run.dir, run_id_, other), step);
     }
     log_.emplace(path.parent_path() / "train.log");
     std::vector<PlannedRegion> regions;
@@ -81,15 +74,31 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
   }
 }
 
+// Of a new run, which gets its id, or of one that goes on.
+void Recorder::open_row() {
+  const auto open = [&] {
+    runs_.emplace(runs_path_);
+    if (run_id_.empty()) {
+      run_id_ = runs_->start(info_);
+    } else {
+      runs_->resume(run_id_, info_);
+    }
+  };
+  try {
+    open();
+  } catch (const DamagedRuns& damage) {
+    runs_.reset();
+    set_runs_aside(runs_path_, damage);
+    open();
+  }
+}
+
 // A row is worth less than the run. A database that failed is opened again, and a row that is gone made again; not too
 // often, for a locked one takes seconds.
 void Recorder::keep_row(const std::function<void()>& action) {
   for (bool again = runs_.has_value();; again = false) {
     try {
-      if (!runs_) {
-        runs_.emplace(runs_path_);
-        runs_->resume(run_id_, info_);
-      }
+      if (!runs_) open_row();
       return action();
     } catch (const std::exception& error) {
       runs_.reset();

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,9 +62,9 @@ void report_rank(const StepReport& report, MetricRecord& record);
 class Recorder {
  public:
   // Opens the stores under run.dir. Only rank 0 has a recorder, which reports on all ranks. `run_id` empty: a new run;
-  // otherwise that run continues after `step`, and what it recorded beyond is deleted. Error (runtime) if a store
-  // cannot be used; later failures to record only cause a warning, and are retried. `alert_command`: see AlertDesk.
-  // `memory` is kept with the run.
+  // otherwise that run continues after `step`, and what it recorded beyond is deleted. A store that is damaged is set
+  // aside (track/aside.h). Error (runtime) if one cannot be used; later failures to record only cause a warning, and
+  // are retried. `alert_command`: see AlertDesk. `memory` is kept with the run.
   Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step, const std::string& commit,
            const std::vector<std::string>& alert_command, const MemoryPlan& memory);
 
@@ -105,6 +106,7 @@ class Recorder {
   void record_precision(int64_t step, const PrecisionReport& report);
   void record_progress();
   void append(const MetricRecord& record, bool is_step = false);
+  void open_row();
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
@@ -116,7 +118,7 @@ class Recorder {
   std::string run_id_;
   Clock::time_point row_retry_{};        // when it is tried again
   Clock::time_point metrics_warning_{};  // when the next is due
-  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<MetricsWriter> metrics_;
   std::optional<RunLog> log_;
   std::optional<AlertDesk> alerts_;
   std::optional<Last> last_;  // nothing before the first step

@@ -79,12 +79,86 @@ TEST_F(LossTest, ACheckpointIsEnoughToGoOn) {
   write("runs/experiments.db", std::string(5000, 'x'));
   fs::remove(dir_ / "runs/experiments.db-wal");
   fs::remove(dir_ / "runs/experiments.db-shm");
-  expect_error(n(resume({"train.steps=6"})), 1, "runs/experiments.db", "move it away");
-  fs::remove(dir_ / "runs/experiments.db");
   output(resume({"train.steps=6"}));
+  EXPECT_EQ(read_file(dir_ / "runs/experiments.db.damaged"), std::string(5000, 'x'));
   EXPECT_TRUE(contains(listed("tiny"), " completed "));
   output(train({"train.steps=6", "run.name=straight"}));
   EXPECT_EQ(weights("tiny"), weights("straight"));
+}
+
+// What a run records is worth less than the run: what is damaged is set aside with its bytes.
+TEST_F(LossTest, DamagedRecordsHoldUpNoResume) {
+  ::setenv("NMOE_RUN", "first", /*replace=*/1);
+  output(train({"train.steps=3"}));
+  ::unsetenv("NMOE_RUN");
+  const fs::path metrics = metrics_path(dir_ / "runs", "first");
+  const std::string whole = read_file(metrics);
+  const auto resumed_with = [&](int steps, const fs::path& file) {
+    const Outcome outcome = n(resume({fmt::format("train.steps={}", steps)}));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, fmt::format("warning: '{}' is damaged", file.string())));
+    EXPECT_TRUE(contains(outcome.err, "it is '" + file.filename().string() + ".damaged"));
+    EXPECT_TRUE(contains(listed("tiny"), " completed "));
+    EXPECT_EQ(info("runs/checkpoints/tiny", "step"), std::to_string(steps));
+  };
+  const fs::path in_run = fs::path("runs/metrics/first/rank_0.duckdb");
+  write_file_atomically(metrics, whole.substr(0, whole.size() / 2));
+  resumed_with(4, in_run);
+  EXPECT_EQ(read_file(metrics.string() + ".damaged"), whole.substr(0, whole.size() / 2));
+  write_file_atomically(metrics, std::string(whole.size(), '\0'));
+  resumed_with(5, in_run);
+  write("runs/experiments.db", std::string(5000, 'x'));
+  fs::remove(dir_ / "runs/experiments.db-wal");
+  fs::remove(dir_ / "runs/experiments.db-shm");
+  resumed_with(6, "runs/experiments.db");
+  EXPECT_EQ(read_file(dir_ / "runs/experiments.db.damaged"), std::string(5000, 'x'));
+
+  output(train({"train.steps=6", "run.name=straight"}));
+  EXPECT_EQ(weights("tiny"), weights("straight"));
+}
+
+// Of databases, '?' begins options, and "name:" names another kind.
+TEST_F(LossTest, FoldersOfAnyName) {
+  for (const std::string& name : {"a?b", "file:c", "sqlite:d", "e#%3f"}) {
+    output(train({"train.steps=3", "run.dir=" + name}));
+    output(resume({"train.steps=4", "run.dir=" + name}));
+    EXPECT_TRUE(contains(output({"runs", "--dir", name}), " completed ")) << name;
+    EXPECT_TRUE(contains(output({"runs", "show", "tiny", "--dir", name}), "train/loss")) << name;
+    EXPECT_TRUE(contains(output({"checkpoint", "verify", name + "/checkpoints/tiny"}), "is whole")) << name;
+  }
+}
+
+TEST_F(LossTest, NamesThatAreNotUtf8) {
+  const std::string odd = "o\xFF";
+  expect_error(n(train({"train.steps=3", "run.dir=" + odd})), 2, "run.dir is not UTF-8", "rename it");
+  EXPECT_FALSE(fs::exists(dir_ / odd));
+  expect_error(n(train({"run.name=" + odd})), 2, "run.name", "");
+  // Folders themselves may have any name.
+  fs::create_directories(dir_ / odd);
+  output({"prep", "train.txt", "--valid", "valid.txt", "--out", odd + "/data", "--threads", "1"});
+  EXPECT_TRUE(contains(output({"data", "info", odd + "/data"}), "tokens"));
+  fs::copy(dir_ / "train.txt", dir_ / odd / (odd + ".txt"));
+  output({"prep", odd + "/" + odd + ".txt", "--valid", "valid.txt", "--out", odd + "/more", "--threads", "1"});
+  output(train({"train.steps=3"}));
+  fs::rename(dir_ / "runs", dir_ / odd / "runs");
+  EXPECT_TRUE(contains(output({"runs", "--json", "--dir", odd + "/runs"}), "\"tiny\""));
+  EXPECT_TRUE(contains(output({"checkpoint", "info", odd + "/runs/checkpoints/tiny"}), "step "));
+  output({"eval", odd + "/runs/checkpoints/tiny", "--text", odd + "/" + odd + ".txt", "--context", "16", "--json", "-o",
+          odd + "/report"});
+  output({"generate", odd + "/runs/checkpoints/tiny", "--max-tokens", "3"});
+  output({"runs", "note", "tiny", odd, "--dir", odd + "/runs"});
+  output({"runs", "export", "tiny", "--dir", odd + "/runs", "--out", odd + "/export"});
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{odd},
+                                                    {"runs", "--dir", odd},
+                                                    {"config", odd},
+                                                    {"runs", "show", odd, "--dir", odd + "/runs"},
+                                                    {"eval", odd + "/runs/checkpoints/tiny", "--tasks", odd},
+                                                    {"tokenizer", "info", odd}}) {
+    const Outcome outcome = n(arguments);
+    EXPECT_TRUE(outcome.exit_code == 1 || outcome.exit_code == 2) << outcome.err;
+    EXPECT_FALSE(contains(outcome.err, "json.exception")) << outcome.err;
+    EXPECT_FALSE(contains(outcome.err, "please report")) << outcome.err;
+  }
 }
 
 TEST_F(LossTest, ARowThatIsRemovedIsMadeAgain) {
