@@ -106,7 +106,8 @@ from_packages() {
   done
   if [[ -z $tokenizer ]]; then
     tokenizer=$temp_dir/tokenizer.json
-    "$n" tokenizer train "$temp_dir"/*.sample.txt --vocab-size "$vocab_size" --out "$tokenizer"
+    # Without marks of turns: entries of the leaderboard were measured on this vocabulary.
+    "$n" tokenizer train "$temp_dir"/*.sample.txt --vocab-size "$vocab_size" --no-chatml --out "$tokenizer"
   fi
   "$n" prep "${files[@]}" --id-field id --tokenizer "$tokenizer" --dataset speedrun --valid-fraction 0.005 \
     "${filters[@]}" --out "$temp_dir/corpus"

@@ -22,7 +22,7 @@ constexpr const char* kChatMl =
 
 // The first of ChatML's marks that is no special token; "" where both are.
 std::string missing_mark(const Tokenizer& tokenizer) {
-  for (const char* mark : {"<|im_start|>", "<|im_end|>"}) {
+  for (const char* mark : kChatMlMarks) {
     const auto& specials = tokenizer.special_tokens();
     if (std::ranges::find(specials, mark, &NamedToken::text) == specials.end()) return mark;
   }
@@ -46,9 +46,10 @@ std::string choose_source(const CheckpointSettings& settings, const std::string&
         "name the form that it was trained with: --chat-template FILE.jinja; docs/finetuning.md makes a model that "
         "talks; n generate needs no template");
   }
-  throw usage_error(fmt::format("ChatML needs {}, which is no special token of the tokenizer", missing),
-                    "learn one with n tokenizer train --special '<|im_start|>' --special '<|im_end|>', or name "
-                    "another form with --chat-template FILE.jinja");
+  throw usage_error(
+      fmt::format("ChatML needs {}, which is no special token of the tokenizer", missing),
+      "take a tokenizer from n tokenizer train, which reserves both marks (but with --no-chatml), or name "
+      "another form with --chat-template FILE.jinja");
 }
 
 }  // namespace

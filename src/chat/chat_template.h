@@ -1,6 +1,7 @@
 // Conversations as prompts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -13,6 +14,9 @@
 #include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
+
+// The special tokens with which a turn begins and ends in ChatML.
+inline constexpr std::array kChatMlMarks = {"<|im_start|>", "<|im_end|>"};
 
 // A chat template and a checkpoint's special tokens. Immutable; safe to use from several threads at once.
 class ChatTemplate {

@@ -146,8 +146,11 @@ class CommandLine::Commands {
     train->add_option("inputs", options.inputs, kDocumentInputs)->required();
     train->add_option("--vocab-size", options.vocab_size, "number of ids, special tokens included")
         ->capture_default_str();
-    add_repeatable(train, "--special", options.specials, "a special token to add, besides <|endoftext|> (repeatable)",
-                   "TOKEN");
+    add_repeatable(train, "--special", options.specials,
+                   "a special token to add, besides <|endoftext|> and ChatML's (repeatable)", "TOKEN");
+    train->add_flag("--no-chatml", tokenizer_train_.no_chatml,
+                    "leave out ChatML's special tokens, <|im_start|> and <|im_end|>, which n chat needs unless a chat "
+                    "template has others");
     train->add_option("--text-field", options.records.text_field, "field of JSON and Parquet that holds the text")
         ->capture_default_str();
     train->add_option("--messages-field", options.records.messages_field, "instead: field that holds conversations");

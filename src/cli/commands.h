@@ -93,7 +93,8 @@ struct DataSampleArguments {
 void data_sample_command(const DataSampleArguments& arguments);
 
 struct TokenizerTrainArguments {
-  BpeTrainOptions options;
+  BpeTrainOptions options;  // specials: besides ChatML's
+  bool no_chatml = false;   // leave those out
   std::string out;
 };
 void tokenizer_train_command(const TokenizerTrainArguments& arguments);

@@ -1,11 +1,14 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
 #include <iostream>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "chat/chat_template.h"
 #include "cli/commands.h"
 #include "cli/standard_input.h"
 #include "data/prep/inputs.h"
@@ -29,10 +32,23 @@ TokenFinder allowed_specials(const Tokenizer& tokenizer, const std::vector<std::
   return TokenFinder(allowed);
 }
 
+// ChatML's marks unless they are not wanted, then those that are named and are not among them.
+std::vector<std::string> reserved_specials(const TokenizerTrainArguments& arguments) {
+  const std::vector<std::string>& named = arguments.options.specials;
+  if (arguments.no_chatml) return named;
+  std::vector<std::string> specials(kChatMlMarks.begin(), kChatMlMarks.end());
+  std::ranges::copy_if(named, std::back_inserter(specials), [](const std::string& token) {
+    return std::ranges::find(kChatMlMarks, token) == kChatMlMarks.end();
+  });
+  return specials;
+}
+
 }  // namespace
 
 void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
-  const TrainedBpe trained = train_bpe(arguments.options);
+  BpeTrainOptions options = arguments.options;
+  options.specials = reserved_specials(arguments);
+  const TrainedBpe trained = train_bpe(options);
   const fs::path out = arguments.out;
   if (out.has_parent_path()) make_directories(out.parent_path());
   write_file_atomically(out, trained.tokenizer->json());
@@ -41,6 +57,9 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
   if (report.bad_records > 0) fmt::print("left out: {} bad records\n", report.bad_records);
   fmt::print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(), report.words,
              report.distinct_words, report.count_seconds + report.merge_seconds, out.string());
+  std::vector<std::string_view> specials;
+  for (const NamedToken& token : trained.tokenizer->special_tokens()) specials.push_back(token.text);
+  fmt::print("special tokens among them: {}\n", fmt::join(specials, ", "));
 }
 
 void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed) {

@@ -105,7 +105,7 @@ TEST_F(ChatTemplateTest, ChatMlWhereThereIsNone) {
   EXPECT_TRUE(contains(ChatTemplate(own, "chatml", *tokenizer).source(), "<|im_start|>"));
   const Error marks = error_of([&] { ChatTemplate(settings(), "chatml", *tokenizer_); });
   EXPECT_TRUE(contains(marks.what(), "ChatML needs <|im_start|>"));
-  EXPECT_TRUE(contains(marks.remedy(), "--special"));
+  EXPECT_TRUE(contains(marks.remedy(), "n tokenizer train"));
 }
 
 TEST_F(ChatTemplateTest, WhatEndsATurn) {

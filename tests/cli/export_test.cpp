@@ -32,9 +32,9 @@ TEST_F(ExportCommandTest, TransformersFindsAllItAsksFor) {
   output({"export", "runs/checkpoints/tiny", "out"});
 
   const nlohmann::json generation = json_of("out/generation_config.json");
-  EXPECT_EQ(generation["bos_token_id"], 269);
-  EXPECT_EQ(generation["eos_token_id"], 269);
-  EXPECT_EQ(json_of("out/config.json")["eos_token_id"], 269);
+  EXPECT_EQ(generation["bos_token_id"], 267);
+  EXPECT_EQ(generation["eos_token_id"], 267);
+  EXPECT_EQ(json_of("out/config.json")["eos_token_id"], 267);
   const nlohmann::json first = json_of("out/tokenizer.json")["post_processor"]["single"][0];
   EXPECT_EQ(first["SpecialToken"]["id"], "<|endoftext|>");
   EXPECT_EQ(json_of("out/tokenizer_config.json")["add_bos_token"], true);

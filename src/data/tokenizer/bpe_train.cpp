@@ -1,5 +1,7 @@
 #include "data/tokenizer/bpe_train.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -272,9 +274,11 @@ BpeModel train_bpe_model(const std::vector<WordCount>& words, int64_t vocab_size
 TrainedBpe train_bpe(const BpeTrainOptions& options) {
   const int64_t num_specials = std::ssize(options.specials);
   if (options.vocab_size < kMinVocab + num_specials || options.vocab_size > kMaxVocab) {
+    std::vector<std::string> specials = {std::string(kEosText)};
+    specials.insert(specials.end(), options.specials.begin(), options.specials.end());
     throw usage_error(fmt::format("a vocabulary of {} ids", options.vocab_size),
-                      fmt::format("choose {} (bytes, {} and other special tokens alone) to {}",
-                                  kMinVocab + num_specials, kEosText, kMaxVocab));
+                      fmt::format("choose {} ({} bytes and the special tokens {}) to {}, or fewer special tokens",
+                                  kMinVocab + num_specials, kNumBytes, fmt::join(specials, ", "), kMaxVocab));
   }
   std::unordered_set<std::string_view> named = {kEosText};
   for (const std::string& special : options.specials) {
