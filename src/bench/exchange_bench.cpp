@@ -228,7 +228,7 @@ class ExchangeTimer {
 
 StoragePlan plan_exchange(const Config& config) {
   return plan_storage(device_options(config.run, config.parallel.ranks), [&](Storage& storage) {
-    const auto ranks = make_unmet_ranks(0, config.parallel.ranks, config.parallel.ranks);
+    const auto ranks = make_null_communicator(0, config.parallel.ranks, config.parallel.ranks);
     RankExchange exchange(config, {storage.device(), *ranks}, storage);
     exchange.plan();
     exchange.gather(exchange.next_inbox());

@@ -283,7 +283,8 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.peak_source = device.peak_source();
   const std::vector<LayerTraffic> traffic = steps.traffic();
   time_phases(steps, bench);
-  add_traffic(traffic, exchange_cost(config, device.ops().compute_dtype(), communicator.domain().count()), bench);
+  add_traffic(traffic, exchange_cost(config, device.ops().compute_dtype(), Mesh(communicator).experts().count()),
+              bench);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.flops_per_token * bench.tokens_per_s;
   return bench;

@@ -175,8 +175,6 @@ void check_parallel(Rules& rules, const Config& config) {
                 {"parallel.logical_shards", "train.batch_seqs", "train.microbatch_seqs"},
                 "a logical shard is a microbatch of its batch",
                 "let train.batch_seqs be parallel.logical_shards * train.microbatch_seqs");
-  rules.require(config.model.moe.num_experts % ranks == 0, {"parallel.ranks", "model.moe.num_experts"},
-                "ranks share the experts of a layer equally", "let parallel.ranks divide model.moe.num_experts");
 }
 
 }  // namespace

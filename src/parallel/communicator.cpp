@@ -3,13 +3,14 @@
 namespace nmoe {
 namespace {
 
-// A rank, as far as calls go that need no others.
-class LoneRank : public Communicator {
+// Rank `index` of `count`, as far as calls go that need no others.
+class NullCommunicator : public Communicator {
  public:
-  LoneRank(int64_t index, int64_t count) : index_(index), count_(count) {}
+  NullCommunicator(int64_t index, int64_t count) : index_(index), count_(count) {}
   int64_t index() const override { return index_; }
   int64_t count() const override { return count_; }
-  Communicator& domain() override { return *this; }
+  Communicator& process() override { return *this; }
+  Communicator& counterparts() override { return single_rank(); }
   void barrier() override {}
   void check() override {}
   void fail(const std::exception_ptr&) override {}
@@ -18,31 +19,35 @@ class LoneRank : public Communicator {
   void keep(std::shared_ptr<void>) override {}
   std::vector<std::string> all_gather(std::string_view bytes) override { return {std::string(bytes)}; }
   void all_reduce_sum(std::span<const Tensor>, Lane) override {}
-  void all_reduce_sum_across(std::span<const Tensor>, Lane) override {}
   void broadcast(std::span<const Tensor>, Lane) override {}
 
  private:
   int64_t index_, count_;
 };
 
-class UnmetRanks final : public LoneRank {
+// The same with groups that are smaller than the run.
+class NullRanks final : public NullCommunicator {
  public:
-  UnmetRanks(int64_t index, int64_t count, int64_t in_domain) : LoneRank(index, count), domain_(index, in_domain) {}
-  Communicator& domain() override { return domain_; }
+  NullRanks(int64_t index, int64_t count, int64_t in_process)
+      : NullCommunicator(index, count),
+        process_(index % in_process, in_process),
+        counterparts_(index / in_process, count / in_process) {}
+  Communicator& process() override { return process_; }
+  Communicator& counterparts() override { return counterparts_; }
 
  private:
-  LoneRank domain_;
+  NullCommunicator process_, counterparts_;
 };
 
 }  // namespace
 
 Communicator& single_rank() {
-  static LoneRank communicator(0, 1);
+  static NullCommunicator communicator(0, 1);
   return communicator;
 }
 
-std::unique_ptr<Communicator> make_unmet_ranks(int64_t index, int64_t count, int64_t in_domain) {
-  return std::make_unique<UnmetRanks>(index, count, in_domain);
+std::unique_ptr<Communicator> make_null_communicator(int64_t index, int64_t count, int64_t in_process) {
+  return std::make_unique<NullRanks>(index, count, in_process);
 }
 
 }  // namespace nmoe

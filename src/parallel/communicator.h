@@ -45,10 +45,13 @@ class Communicator {
   virtual int64_t index() const = 0;  // of this rank, from 0
   virtual int64_t count() const = 0;  // of ranks
 
-  // The communicator of this process's ranks, its *domain*: a contiguous share of all ranks, equally large in each
-  // process, numbered from 0. In a run of one process it is this communicator itself. The ranks of a domain have to
-  // make their calls of both communicators in one order.
-  virtual Communicator& domain() = 0;
+  // The communicators of two groups of ranks, both numbered from 0: those of this process, a contiguous share of all
+  // ranks that is equally large in each process; and those with this rank's index in every process, in the order of
+  // processes. In a run of one process the former is this communicator itself. Ranks that meet through several
+  // communicators have to make their calls of all of them in one order. What a call means to a run is said by Mesh
+  // (parallel/mesh.h).
+  virtual Communicator& process() = 0;
+  virtual Communicator& counterparts() = 0;
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
@@ -86,9 +89,6 @@ class Communicator {
   // Replaces each by its sum over all ranks: rank 0's value, plus rank 1's, plus rank 2's and so on, each addition
   // rounded to the tensor's dtype. So all ranks get the same bits, and get them every time. F32, F64 or I32.
   virtual void all_reduce_sum(std::span<const Tensor> tensors, Lane lane) = 0;
-  // The same over the ranks of this one's index in all domains only, in the order of domains; only these need to have
-  // tensors of the same shapes. With one domain it does nothing.
-  virtual void all_reduce_sum_across(std::span<const Tensor> tensors, Lane lane) = 0;
   // Replaces each by rank 0's. Any dtype.
   virtual void broadcast(std::span<const Tensor> tensors, Lane lane) = 0;
 };
@@ -96,8 +96,8 @@ class Communicator {
 // The communicator of a rank that is alone. It has no state: every call returns at once.
 Communicator& single_rank();
 
-// Stands in for the communicator of rank `index` of `count`, of which the first `in_domain` are its domain, while
+// Stands in for the communicator of rank `index` of `count`, of which the first `in_process` are in its process, while
 // storage is counted: it meets nobody.
-std::unique_ptr<Communicator> make_unmet_ranks(int64_t index, int64_t count, int64_t in_domain);
+std::unique_ptr<Communicator> make_null_communicator(int64_t index, int64_t count, int64_t in_process);
 
 }  // namespace nmoe

@@ -29,22 +29,19 @@ std::shared_ptr<RankMemory> RankMemory::make(const DeviceOptions& options, const
 Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds patience)
     : device_(rank.device),
       all_ranks_(rank.communicator),
-      communicator_(rank.communicator.domain()),
+      communicator_(rank.communicator.process()),
       peers_(communicator_.index(), communicator_.count()),
-      across_(rank.index() / count(), rank.count() / count(),
-              [this](std::span<const Tensor> tensors) { all_ranks_.all_reduce_sum_across(tensors, Lane::kCompute); }),
+      across_(rank.communicator.counterparts().index(), rank.communicator.counterparts().count(),
+              [this](std::span<const Tensor> tensors) {
+                all_ranks_.counterparts().all_reduce_sum(tensors, Lane::kCompute);
+              }),
       num_exceptions_(std::uncaught_exceptions()) {
   if (!peers_.alone()) connect(rank, storage);
   if (storage[ArenaKind::kStepState].counting()) return;
   set_patience(patience);
   if (!across_.alone()) {
     across_.set_link(device_.link_across(across_.index(), across_.count(), [this](std::string_view bytes) {
-      std::vector<std::string> of_counterparts;
-      const std::vector<std::string> all = all_ranks_.all_gather(bytes);
-      for (auto at = static_cast<size_t>(index()); at < all.size(); at += static_cast<size_t>(count())) {
-        of_counterparts.push_back(all[at]);
-      }
-      return of_counterparts;
+      return all_ranks_.counterparts().all_gather(bytes);
     }));
   }
   told_ = all_ranks_.on_failure([this] {

@@ -1,4 +1,4 @@
-// Domain: the ranks of one process (Communicator::domain), whose devices reach each other's memory. A rank's Domain
+// Domain: the ranks of one process (Communicator::process), whose devices reach each other's memory. A rank's Domain
 // enqueues on its device what it does together with the others, without the host: collectives inside the domain, and
 // with the ranks of the same index in other domains.
 //

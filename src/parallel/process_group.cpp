@@ -132,39 +132,56 @@ class ProcessGroup::Chunks {
   std::vector<Chunk> chunks_;
 };
 
-class ProcessGroup::Member final : public Communicator {
+// Rank `local_rank` of this process. Whatever group it meets, processes meet as a whole: each call is one of all ranks.
+class ProcessGroup::Member : public Communicator {
  public:
   Member(ProcessGroup& group, int64_t local_rank) : group_(group), local_rank_(local_rank) {}
 
-  int64_t index() const override { return group_.first_rank_ + local_rank_; }
-  int64_t count() const override { return group_.num_ranks_; }
-  Communicator& domain() override { return group_.threads_.communicator(local_rank_); }
+  Communicator& process() override { return group_.threads_.communicator(local_rank_); }
 
-  void check() override { domain().check(); }
+  void check() override { process().check(); }
   void fail(const std::exception_ptr& failure) override {
     group_.announce(local_rank_, failure);
     group_.threads_.fail(local_rank_, failure);
   }
   // Other processes wait for this one as long as for the rank here that asked for most.
   void set_patience(std::chrono::milliseconds patience) override {
-    domain().set_patience(patience);
+    process().set_patience(patience);
     const std::lock_guard lock(group_.patience_mutex_);
     group_.patience_[static_cast<size_t>(local_rank_)] = patience;
     group_.links_.set_patience(std::ranges::max(group_.patience_));
   }
-  std::shared_ptr<void> on_failure(std::function<void()> told) override { return domain().on_failure(std::move(told)); }
-  void keep(std::shared_ptr<void> used_by_others) override { domain().keep(std::move(used_by_others)); }
+  std::shared_ptr<void> on_failure(std::function<void()> told) override {
+    return process().on_failure(std::move(told));
+  }
+  void keep(std::shared_ptr<void> used_by_others) override { process().keep(std::move(used_by_others)); }
 
   void barrier() override {
     group_.call(local_rank_, {.name = "barrier"},
                 [&](Calls calls) { group_.exchange(calls[0]->name, calls[0]->tensors, ""); });
   }
 
-  std::vector<std::string> all_gather(std::string_view bytes) override {
+ protected:
+  // Of all ranks.
+  std::vector<std::string> gather(std::string_view bytes) {
     group_.call(local_rank_, {.name = "all_gather", .bytes = std::string(bytes)},
                 [&](Calls calls) { group_.gather(calls); });
     return group_.gathered_;
   }
+
+  ProcessGroup& group_;
+  const int64_t local_rank_;
+};
+
+class ProcessGroup::AllRanks final : public Member {
+ public:
+  AllRanks(ProcessGroup& group, int64_t local_rank) : Member(group, local_rank) {}
+
+  int64_t index() const override { return group_.first_rank_ + local_rank_; }
+  int64_t count() const override { return group_.num_ranks_; }
+  Communicator& counterparts() override { return *group_.counterparts_[static_cast<size_t>(local_rank_)]; }
+
+  std::vector<std::string> all_gather(std::string_view bytes) override { return gather(bytes); }
 
   void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
     check_summable(tensors);
@@ -172,21 +189,39 @@ class ProcessGroup::Member final : public Communicator {
     group_.call(local_rank_, {.name = "all_reduce_sum", .tensors = tensors}, [&](Calls calls) { group_.sum(calls); });
   }
 
-  void all_reduce_sum_across(std::span<const Tensor> tensors, Lane) override {
-    check_summable(tensors);
-    if (!has_data(tensors)) return;
-    group_.call(local_rank_, {.name = "all_reduce_sum_across", .tensors = tensors, .alike = false},
-                [&](Calls calls) { group_.sum_across(calls); });
-  }
-
   void broadcast(std::span<const Tensor> tensors, Lane) override {
     if (!has_data(tensors)) return;
     group_.call(local_rank_, {.name = "broadcast", .tensors = tensors}, [&](Calls calls) { group_.spread(calls); });
   }
+};
 
- private:
-  ProcessGroup& group_;
-  const int64_t local_rank_;
+// The ranks with one index in all processes. All groups of counterparts meet at the same time.
+class ProcessGroup::Counterparts final : public Member {
+ public:
+  Counterparts(ProcessGroup& group, int64_t local_rank) : Member(group, local_rank) {}
+
+  int64_t index() const override { return group_.links_.process(); }
+  int64_t count() const override { return group_.links_.num_processes(); }
+  Communicator& counterparts() override { return *this; }
+
+  std::vector<std::string> all_gather(std::string_view bytes) override {
+    std::vector<std::string> of_counterparts;
+    const std::vector<std::string> all = gather(bytes);
+    const auto each = static_cast<size_t>(group_.num_ranks_ / count());
+    for (auto rank = static_cast<size_t>(local_rank_); rank < all.size(); rank += each) {
+      of_counterparts.push_back(all[rank]);
+    }
+    return of_counterparts;
+  }
+
+  void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
+    check_summable(tensors);
+    if (!has_data(tensors)) return;
+    group_.call(local_rank_, {.name = "all_reduce_sum of counterparts", .tensors = tensors, .alike = false},
+                [&](Calls calls) { group_.sum_counterparts(calls); });
+  }
+
+  void broadcast(std::span<const Tensor>, Lane) override { NMOE_CHECK(false, "a broadcast among counterparts"); }
 };
 
 ProcessGroup::ProcessGroup(Meeting meeting, LinkTiming timing)
@@ -196,14 +231,15 @@ ProcessGroup::ProcessGroup(Meeting meeting, LinkTiming timing)
       links_(std::move(meeting), timing,
              [this](const PeerFailure& failure) { threads_.fail(/*rank=*/0, std::make_exception_ptr(failure)); }) {
   for (int64_t rank = 0; rank < num_ranks_ / links_.num_processes(); ++rank) {
-    members_.push_back(std::make_unique<Member>(*this, rank));
+    all_ranks_.push_back(std::make_unique<AllRanks>(*this, rank));
+    counterparts_.push_back(std::make_unique<Counterparts>(*this, rank));
     patience_.push_back(timing.timeout);
   }
 }
 
 ProcessGroup::~ProcessGroup() = default;
 
-Communicator& ProcessGroup::communicator(int64_t local_rank) { return *members_[static_cast<size_t>(local_rank)]; }
+Communicator& ProcessGroup::communicator(int64_t local_rank) { return *all_ranks_[static_cast<size_t>(local_rank)]; }
 
 void ProcessGroup::run(const std::function<void()>& prepare, const std::function<void(Communicator&)>& drive,
                        const ThreadGroup::LastWords& last_words) {
@@ -278,7 +314,7 @@ void ProcessGroup::sum(Calls calls) {
   is_first() ? sum_first(calls, chunks) : sum_other(calls, chunks);
 }
 
-void ProcessGroup::sum_across(Calls calls) {
+void ProcessGroup::sum_counterparts(Calls calls) {
   std::vector<Tensor> of_all;
   for (const ThreadGroup::Call* call : calls) of_all.insert(of_all.end(), call->tensors.begin(), call->tensors.end());
   exchange(calls[0]->name, of_all, "");

@@ -37,6 +37,8 @@ class ProcessGroup {
 
  private:
   class Member;
+  class AllRanks;
+  class Counterparts;
   class Chunks;
   using Calls = std::span<const ThreadGroup::Call* const>;
 
@@ -46,7 +48,7 @@ class ProcessGroup {
   std::vector<std::string> exchange(std::string_view name, std::span<const Tensor> tensors, const std::string& offer);
   void gather(Calls calls);
   void sum(Calls calls);
-  void sum_across(Calls calls);
+  void sum_counterparts(Calls calls);
   void sum_first(Calls calls, const Chunks& chunks);
   void sum_other(Calls calls, const Chunks& chunks);
   void spread(Calls calls);
@@ -55,8 +57,9 @@ class ProcessGroup {
   const int64_t first_rank_;
   const int64_t num_ranks_;  // of the run
   ThreadGroup threads_;
-  std::vector<std::unique_ptr<Member>> members_;
-  std::vector<std::string> gathered_;  // by rank; written in a call, read before the next
+  std::vector<std::unique_ptr<AllRanks>> all_ranks_;         // by rank here
+  std::vector<std::unique_ptr<Counterparts>> counterparts_;  // same
+  std::vector<std::string> gathered_;                        // by rank; written in a call, read before the next
   std::mutex patience_mutex_;
   std::vector<std::chrono::milliseconds> patience_;  // with each rank here
   ProcessLinks links_;                               // last: it calls fail() of threads_

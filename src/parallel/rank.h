@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ops/device.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 
 namespace nmoe {
 
@@ -15,6 +15,7 @@ struct Rank {
 
   int64_t index() const { return communicator.index(); }
   int64_t count() const { return communicator.count(); }
+  Mesh mesh() const { return Mesh(communicator); }
   bool is_first() const { return index() == 0; }  // the one that prints, records and writes
 };
 

@@ -94,7 +94,8 @@ class ThreadGroup::Member final : public Communicator {
 
   int64_t index() const override { return index_; }
   int64_t count() const override { return static_cast<int64_t>(group_.members_.size()); }
-  Communicator& domain() override { return *this; }
+  Communicator& process() override { return *this; }
+  Communicator& counterparts() override { return single_rank(); }
 
   void check() override { group_.check(); }
   void fail(const std::exception_ptr& failure) override { group_.fail(index_, failure); }
@@ -121,7 +122,6 @@ class ThreadGroup::Member final : public Communicator {
     check_summable(tensors);
     if (has_data(tensors)) group_.all_reduce_sum(*this, tensors);
   }
-  void all_reduce_sum_across(std::span<const Tensor>, Lane) override {}
   void broadcast(std::span<const Tensor> tensors, Lane) override {
     if (has_data(tensors)) group_.broadcast(*this, tensors);
   }

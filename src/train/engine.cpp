@@ -633,7 +633,7 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
   // Ranks differ in how much they update: each has room for what the one with most of it needs.
   StoragePlan plan;
   const auto plan_rank = [&](int64_t rank, bool left) {
-    const auto ranks = make_unmet_ranks(rank, config.parallel.ranks, in_domain);
+    const auto ranks = make_null_communicator(rank, config.parallel.ranks, in_domain);
     plan = plan.max(plan_storage(options, [&](Storage& storage) {
       Engine engine(config, {storage.device(), *ranks}, storage, seq_lens);
       if (left) engine.leave_precision();

@@ -12,6 +12,12 @@ namespace nmoe {
 
 MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
                        std::span<const int64_t> seq_lens) {
+  if (config.model.moe.num_experts % ranks != 0) {
+    throw usage_error(fmt::format("{} ranks of a process share the experts of a layer equally, and there are {}", ranks,
+                                  config.model.moe.num_experts),
+                      "choose parallel.ranks, or the number of processes, so that the ranks of each divide "
+                      "model.moe.num_experts");
+  }
   const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
   const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? kGpuLibraryHostBytes : 0);
   MemoryPlan plan{.ranks = ranks};

@@ -14,7 +14,7 @@ RankRecorder::RankRecorder(const Config& config, const Rank& rank, const std::st
     if (recorder == nullptr) {
       own_ = MetricsWriter::go_on(metrics_path(config.run.dir, run_id, rank.index()), step);
     }
-    if (config.run.device != "cuda" || rank.communicator.domain().index() != 0) return;
+    if (config.run.device != "cuda" || rank.mesh().process().index() != 0) return;
     gpus_.emplace([this, &writer = own_ ? *own_ : recorder->metrics()](MetricRecord record) {
       record.step = step_;
       extremes_.add(record);

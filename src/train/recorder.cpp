@@ -35,7 +35,7 @@ void report_rank(const StepReport& report, MetricRecord& record) {
 Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
                    const std::string& commit, const std::vector<std::string>& alert_command, const MemoryPlan& memory)
     : config_(config),
-      exchange_cost_(exchange_cost(config, rank.device.ops().compute_dtype(), rank.communicator.domain().count())),
+      exchange_cost_(exchange_cost(config, rank.device.ops().compute_dtype(), rank.mesh().experts().count())),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
       runs_path_(fs::path(config.run.dir) / "experiments.db"),
       line_("train", "step", config.train.steps, step) {

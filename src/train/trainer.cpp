@@ -60,9 +60,9 @@ class Trainer {
       : run_(run),
         place_(place),
         config_(run.config),
-        memory_(
-            RankMemory::make(device_options(config_.run, communicator.domain().count(), communicator.domain().index()),
-                             run.memory.storage, communicator)),
+        memory_(RankMemory::make(
+            device_options(config_.run, communicator.process().count(), communicator.process().index()),
+            run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage, run.seq_lens),
         pace_(config_.parallel, engine_),
@@ -183,7 +183,7 @@ void Trainer::start() {
   start.apply(engine_);
   reported_steps_ = progress_.steps;
   reported_flops_ = flops_;
-  if (rank_.communicator.domain().index() == 0) stop_.emplace();
+  if (rank_.mesh().process().index() == 0) stop_.emplace();
   if (rank_.is_first()) {
     carried_ = start.carried();
     recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit,

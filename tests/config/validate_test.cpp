@@ -157,16 +157,6 @@ TEST(Validate, FindsAllThatIsWrong) {
   EXPECT_EQ(issues[1].keys, (std::vector<std::string>{"train.microbatch_seqs", "train.batch_seqs"}));
 }
 
-TEST(Validate, FindsRanksThatCannotShareExperts) {
-  Config config;
-  config.train.microbatch_seqs = 1;
-  config.parallel.ranks = 2;
-  EXPECT_EQ(what_is_wrong(config), "");
-  config.model.moe.num_experts = 7;
-  EXPECT_EQ(what_is_wrong(config),
-            "parallel.ranks = 2 with model.moe.num_experts = 7: ranks share the experts of a layer equally");
-}
-
 TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
   Config config = low_precision_config();
   EXPECT_EQ(what_is_wrong(config), "");

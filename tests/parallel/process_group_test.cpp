@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "parallel/communicator_checks.h"
+#include "parallel/mesh.h"
 #include "parallel/processes.h"
 #include "parallel/rank_values.h"
 #include "support/errors.h"
@@ -94,9 +95,9 @@ TEST_P(ProcessGroupTest, NobodyPassesABarrierBeforeAllHaveCome) {
   run([&](Communicator& ranks) { expect_barriers_to_hold(ranks, arrived, count(), 50); });
 }
 
-TEST_P(ProcessGroupTest, TheRanksOfAProcessAreADomain) {
+TEST_P(ProcessGroupTest, TheRanksOfAProcessMeetAmongThemselves) {
   run([](Communicator& ranks) {
-    Communicator& domain = ranks.domain();
+    Communicator& domain = ranks.process();
     const int64_t each = GetParam().ranks / GetParam().processes;
     ASSERT_EQ(domain.count(), each);
     EXPECT_EQ(domain.index(), ranks.index() % each);
@@ -107,6 +108,30 @@ TEST_P(ProcessGroupTest, TheRanksOfAProcessAreADomain) {
       EXPECT_EQ(value[0], each * first + each * (each - 1) / 2);
       EXPECT_EQ(domain.all_gather_values(ranks.index())[0], first);
       sum(ranks, view(value));
+    }
+  });
+}
+
+// Rank i of each process and the i-th of all others.
+TEST_P(ProcessGroupTest, CounterpartsMeetAcrossProcesses) {
+  run([](Communicator& ranks) {
+    const int64_t each = GetParam().ranks / GetParam().processes, here = ranks.index() % each;
+    const Mesh mesh(ranks);
+    Communicator& counterparts = mesh.expert_data();
+    ASSERT_EQ(counterparts.count(), GetParam().processes);
+    EXPECT_EQ(counterparts.index(), ranks.index() / each);
+    EXPECT_EQ(mesh.experts().count() * mesh.expert_data().count(), mesh.data().count() * mesh.context().count());
+    for (int64_t round = 0; round < 20; ++round) {
+      // Ranks of one process may have tensors of different sizes.
+      std::vector<int32_t> values(static_cast<size_t>(here + 1), static_cast<int32_t>(ranks.index()));
+      sum(counterparts, view(values));
+      const int64_t processes = GetParam().processes;
+      const int64_t total = processes * here + each * processes * (processes - 1) / 2;
+      EXPECT_EQ(values, std::vector<int32_t>(values.size(), static_cast<int32_t>(total)));
+      const std::vector<int64_t> all = counterparts.all_gather_values(ranks.index());
+      for (int64_t process = 0; process < processes; ++process) {
+        EXPECT_EQ(all.at(static_cast<size_t>(process)), process * each + here);
+      }
     }
   });
 }

@@ -279,8 +279,8 @@ TEST(ThreadGroup, RanksThatDifferAreFound) {
 }
 
 TEST(ThreadGroup, TheDomainOfThreadsIsAllOfThem) {
-  EXPECT_EQ(&single_rank().domain(), &single_rank());
-  run_ranks(2, kThreadTimeout, [&](Communicator& ranks) { EXPECT_EQ(&ranks.domain(), &ranks); });
+  EXPECT_EQ(&single_rank().process(), &single_rank());
+  run_ranks(2, kThreadTimeout, [&](Communicator& ranks) { EXPECT_EQ(&ranks.process(), &ranks); });
 }
 
 // A process's share of a run's ranks speaks of them by their numbers there.

@@ -165,7 +165,7 @@ TEST(ProcessFailureTest, ARankThatHangsInAnotherProcess) {
     for (const auto& error : errors) {
       ASSERT_TRUE(error.has_value());
       EXPECT_TRUE(contains(error->what(), fmt::format(" waited 0.5 s for process {} (", hanging))) << error->what();
-      EXPECT_TRUE(contains(error->what(), " in all_reduce_sum_across ("));
+      EXPECT_TRUE(contains(error->what(), " in all_reduce_sum of counterparts ("));
     }
   }
 }

@@ -169,6 +169,16 @@ TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
   EXPECT_NEAR(more("bf16"), 0.0, 1024.0);
 }
 
+// Only the ranks of a process share experts, not those of all processes.
+TEST(MemoryPlanTest, RanksOfAProcessShareExpertsEqually) {
+  const Config config = planned_config({"model.moe.num_experts=8", "parallel.ranks=6", "train.batch_seqs=24"});
+  EXPECT_GT(plan_memory(config, 0, /*ranks=*/2).storage.total(), 0);
+  const Error error = error_of([&] { plan_memory(config, 0, /*ranks=*/6); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "6 ranks of a process share the experts of a layer equally, and there are 8"));
+  EXPECT_TRUE(contains(error.remedy(), "parallel.ranks"));
+}
+
 TEST(CheckMemoryTest, TheLimitIsTheLastSizeThatFits) {
   const Config config = planned_config({"train.memory_limit=10 MiB"});
   check_memory(plan_of(4 * kMiB, 4 * kMiB, 2 * kMiB), config);

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "parallel/processes.h"
 #include "parallel/thread_group.h"
 #include "support/tensors.h"
 #include "train/exchange_report.h"
@@ -87,6 +88,25 @@ TEST(RankEngines, AddUpToTheBatch) {
       EXPECT_NEAR(health.balance_loss, expected_health.balance_loss, 1e-9);
     });
   }
+}
+
+// Experts are shared inside a process, so their number need not be one that all ranks divide.
+TEST(RankEngines, OfThreeProcessesAddUpToTheBatch) {
+  const auto config_with = [](int64_t ranks) {
+    return test::tiny_config("/nowhere", {"model.vocab_size=50", "train.batch_seqs=6", "train.microbatch_seqs=1",
+                                          "model.moe.num_experts=4", fmt::format("parallel.ranks={}", ranks)});
+  };
+  const Config whole = config_with(1);
+  ReadyEngine one(whole);
+  const StepResult expected = random_step(one.engine, whole, 1);
+  const Config config = config_with(6);
+  const auto errors = test::run_processes(3, 6, std::chrono::seconds(60), [&](Communicator& ranks) {
+    ReadyEngine ready(config, 1, ranks);
+    const StepResult result = random_step(ready.engine, config, 1);
+    EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
+    EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error.has_value()) << error->what();
 }
 
 // Every rank knows what each of them did in the exchanges of a step.

@@ -17,7 +17,7 @@ struct ReadyEngine {
   // One of config.parallel.ranks, which `communicator` is of.
   explicit ReadyEngine(Config config, int num_threads = 1, Communicator& communicator = single_rank(),
                        std::span<const int64_t> seq_lens = {})
-      : plan(plan_engine_storage(with_threads(config, num_threads), communicator.domain().count(), {}, seq_lens)),
+      : plan(plan_engine_storage(with_threads(config, num_threads), communicator.process().count(), {}, seq_lens)),
         memory(RankMemory::make(device_options(config.run), plan, communicator)),
         engine(config, {*memory->device, communicator}, memory->storage, seq_lens) {
     engine.initialise();
