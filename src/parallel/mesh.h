@@ -2,7 +2,8 @@
 //
 // One list of ranks is divided twice, differently for attention and for experts (parallel folding, arXiv 2504.14960):
 //
-//   data x context          attention, and all else that each rank computes of its own tokens: ranks of a data group read
+//   data x context          attention, and all else that each rank computes of its own tokens: ranks of a data group
+//   read
 //                           different sequences, those of a context group the parts of one
 //   expert data x experts   stacked experts: ranks of an experts' group have different ones, those of an expert data
 //                           group the same
@@ -25,8 +26,8 @@ class Mesh {
   Communicator& context() const { return single_rank(); }
   Communicator& experts() const { return ranks_->process(); }
   Communicator& expert_data() const { return ranks_->counterparts(); }
-  // The ranks that divide the update of weights that all have, each of which sends the rest its part (ZeRO stage 2, arXiv
-  // 1910.02054), and those that have the same part.
+  // The ranks that divide the update of weights that all have, each of which sends the rest its part (ZeRO stage 2,
+  // arXiv 1910.02054), and those that have the same part.
   Communicator& shards() const { return ranks_->process(); }
   Communicator& shard_replicas() const { return ranks_->counterparts(); }
   // The ranks of one process, which share its threads and hear its signals.

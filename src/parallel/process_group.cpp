@@ -173,28 +173,6 @@ class ProcessGroup::Member : public Communicator {
   const int64_t local_rank_;
 };
 
-class ProcessGroup::AllRanks final : public Member {
- public:
-  AllRanks(ProcessGroup& group, int64_t local_rank) : Member(group, local_rank) {}
-
-  int64_t index() const override { return group_.first_rank_ + local_rank_; }
-  int64_t count() const override { return group_.num_ranks_; }
-  Communicator& counterparts() override { return *group_.counterparts_[static_cast<size_t>(local_rank_)]; }
-
-  std::vector<std::string> all_gather(std::string_view bytes) override { return gather(bytes); }
-
-  void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
-    check_summable(tensors);
-    if (!has_data(tensors)) return;
-    group_.call(local_rank_, {.name = "all_reduce_sum", .tensors = tensors}, [&](Calls calls) { group_.sum(calls); });
-  }
-
-  void broadcast(std::span<const Tensor> tensors, Lane) override {
-    if (!has_data(tensors)) return;
-    group_.call(local_rank_, {.name = "broadcast", .tensors = tensors}, [&](Calls calls) { group_.spread(calls); });
-  }
-};
-
 // The ranks with one index in all processes. All groups of counterparts meet at the same time.
 class ProcessGroup::Counterparts final : public Member {
  public:
@@ -222,6 +200,28 @@ class ProcessGroup::Counterparts final : public Member {
   }
 
   void broadcast(std::span<const Tensor>, Lane) override { NMOE_CHECK(false, "a broadcast among counterparts"); }
+};
+
+class ProcessGroup::AllRanks final : public Member {
+ public:
+  AllRanks(ProcessGroup& group, int64_t local_rank) : Member(group, local_rank) {}
+
+  int64_t index() const override { return group_.first_rank_ + local_rank_; }
+  int64_t count() const override { return group_.num_ranks_; }
+  Communicator& counterparts() override { return *group_.counterparts_[static_cast<size_t>(local_rank_)]; }
+
+  std::vector<std::string> all_gather(std::string_view bytes) override { return gather(bytes); }
+
+  void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
+    check_summable(tensors);
+    if (!has_data(tensors)) return;
+    group_.call(local_rank_, {.name = "all_reduce_sum", .tensors = tensors}, [&](Calls calls) { group_.sum(calls); });
+  }
+
+  void broadcast(std::span<const Tensor> tensors, Lane) override {
+    if (!has_data(tensors)) return;
+    group_.call(local_rank_, {.name = "broadcast", .tensors = tensors}, [&](Calls calls) { group_.spread(calls); });
+  }
 };
 
 ProcessGroup::ProcessGroup(Meeting meeting, LinkTiming timing)

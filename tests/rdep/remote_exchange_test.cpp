@@ -111,6 +111,7 @@ struct RankTest {
     return plan;
   }
   Arena& arena() { return memory->storage[ArenaKind::kActivations]; }
+  Tensor push_stat(Shape shape) { return arena().allocate(ops.stat_dtype(), shape); }
   Tensor upload(DType dtype, Shape shape, const void* values) {
     const Tensor tensor = arena().allocate(dtype, shape);
     if (tensor.num_elements() > 0) device.upload(tensor, values);
@@ -238,7 +239,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const Tensor counts = test.arena().allocate(DType::kI32, {kExperts});
     test.ops.fill({counts, 0.0});
     const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
-    const Tensor row_weight = test.pass.push_stat({routed.capacity});
+    const Tensor row_weight = test.push_stat({routed.capacity});
     test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
     Tensor rows = rows_with_codes(test, routed, test.exchange->end_dispatch(test.pass, row_weight));
 
@@ -255,7 +256,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
       return static_cast<size_t>(routed.capacity) + chunk * static_cast<size_t>(chunk_rows);
     };
     size_t chunk = 0;
-    const Tensor more_weights = test.pass.push_stat({chunk_rows});
+    const Tensor more_weights = test.push_stat({chunk_rows});
     OverflowWork forward{.rows = rows.rows(0, chunk_rows),
                          .row_weight = more_weights,
                          .drows = {},
@@ -265,14 +266,14 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
                          }};
 
     const Tensor y = test.pass.push({test.num_tokens, kWidth}), dx = test.pass.push({test.num_tokens, kWidth});
-    const Tensor dweights = test.pass.push_stat({test.num_tokens, kTopK});
+    const Tensor dweights = test.push_stat({test.num_tokens, kTopK});
     test.ops.fill({y, 1.0});
     test.exchange->combine(test.pass, rows, y, /*accumulate=*/true, forward);
     EXPECT_EQ(chunk, routed.overflow.size());
 
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
     if (again) {
-      const Tensor once_more = test.pass.push_stat({routed.capacity});
+      const Tensor once_more = test.push_stat({routed.capacity});
       test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
       rows = rows_with_codes(test, routed, test.exchange->end_dispatch(test.pass, once_more));
       test.exchange->begin_combine_backward(test.pass, test.sent, Tensor(), {});
@@ -478,7 +479,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     }
 
     const RoutedRows routed = exchange->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
-    const Tensor row_weight = test.pass.push_stat({routed.capacity});
+    const Tensor row_weight = test.push_stat({routed.capacity});
     const auto tensors_of = [](const ExchangeInbox& in) {
       return std::vector{in.rows, in.slots, in.weights, in.tokens, in.codes.values, in.codes.scales};
     };
@@ -493,8 +494,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const auto returned = [&] {
       return apart() ? written(home, M * kTopK, made_elsewhere) : written(home, W, from_others);
     };
-    const Tensor y = test.pass.push({test.num_tokens, kWidth}),
-                 dweights = test.pass.push_stat({test.num_tokens, kTopK});
+    const Tensor y = test.pass.push({test.num_tokens, kWidth}), dweights = test.push_stat({test.num_tokens, kTopK});
     mark(home);
     exchange->combine(test.pass, rows, y, /*accumulate=*/false, {});
     EXPECT_EQ(returned(), cost.bytes(Transfer::kCombine, rows_there, copies_there));
@@ -579,7 +579,7 @@ TEST_P(RemoteExchangeTest, SumsAreAddedRankByRank) {
   run(routing, [&](RankTest& test) {
     const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kF32, {size});
     const int64_t begin = kPart * test.rank, end = begin + kPart;
-    const Tensor sum = test.arena().allocate(test.ops.stat_dtype(), {end - begin});
+    const Tensor sum = test.push_stat({end - begin});
     std::vector<float> expected(kPart);
     for (int64_t round = 0; round < 3; ++round) {
       std::vector<float> mine;

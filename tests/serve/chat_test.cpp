@@ -50,7 +50,7 @@ TEST_F(ServedChatTest, AReply) {
     EXPECT_EQ(event["object"], "chat.completion.chunk");
     streamed += event["choices"][0]["delta"].value("content", "");
   }
-  EXPECT_EQ(streamed, choice["message"]["content"]);
+  EXPECT_EQ(streamed, choice["message"]["content"].get<std::string>());
 }
 
 TEST_F(ServedChatTest, Logprobs) {
