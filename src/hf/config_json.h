@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "config/config.h"
 
 namespace nmoe {
@@ -47,14 +48,19 @@ HfModel from_config_json(std::string_view text, const std::string& path);
 // The text of a config.json that transformers loads as `model`, readable by from_config_json: what that returns has the
 // same weights and computes the same. With `base`, the text of the config.json that the model came from (same type),
 // everything in it stays that does not say otherwise than `model`: keys without meaning to nmoe, their order, and the
-// way modelled keys are written. Error (usage) as of check_expressible.
+// way modelled keys are written. Error (usage) not_expressible.
 std::string to_config_json(const HfModel& model, std::string_view base = {});
 
-// The type that computes what `config` does: kDeepseekV3, kDeepseekV2 or kQwen3Moe. Error (usage) naming the key that
-// none of them has a counterpart of.
-ModelType model_type_for(const ModelConfig& config);
+// The type that computes what `config` does, or comes nearest to it: kDeepseekV3, kDeepseekV2 or kQwen3Moe.
+ModelType nearest_type(const ModelConfig& config);
 
-// Error (usage) naming the first key of `config` that a model of this type cannot have.
-void check_expressible(const ModelConfig& config, ModelType type);
+// What makes `config` no model of this type, a key each: "model.window = 16: deepseek_v3 has no windows". Nothing where
+// it is one. Layouts of rotated pairs are no obstacle: hf/tensor_map.h.
+std::vector<std::string> obstacles_to(const ModelConfig& config, ModelType type);
+// The Error (usage) that names all of them, of which there are some.
+Error not_expressible(ModelType type, const std::vector<std::string>& obstacles);
+
+// The layout of rotated pairs that all models of this type have; nothing where config.json says which.
+std::optional<RopeLayout> only_rope_layout(ModelType type);
 
 }  // namespace nmoe

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <numeric>
 #include <string>
@@ -17,16 +18,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kNoWayOut =
-    "such a model cannot leave nmoe in this format; train it with the value that the type has";
-
-// The same model without model.layers.
+// The same model without model.layers; where it cannot be said without, one with the first layer's mixer everywhere.
 ModelConfig without_layers_key(const ModelConfig& config) {
   if (auto same = without_pattern(config)) return *same;
-  throw usage_error(fmt::format("model.layers = {}: transformers' models have one kind of attention, no windows, dense "
-                                "layers before those with experts, and one width of each",
-                                to_toml(config.layers)),
-                    std::string(kNoWayOut));
+  ModelConfig near = config;
+  near.layers.clear();
+  near.attention = layer_specs(config).front().mixer;
+  near.window = 0;
+  return near;
 }
 
 // Why `config` is no model of a type, key by key.
@@ -41,12 +40,14 @@ class Fit {
       if (field.key == key) value = to_toml(field.get());
     }
     NMOE_CHECK(!value.empty(), "unknown key {}", key);
-    throw usage_error(fmt::format("{} = {}: transformers' {} has {}", key, value, type_, has), std::string(kNoWayOut));
+    obstacles_.push_back(fmt::format("{} = {}: {} has {}", key, value, type_, has));
   }
+  std::vector<std::string> obstacles() && { return std::move(obstacles_); }
 
  private:
   Config config_;
   std::string_view type_;
+  std::vector<std::string> obstacles_;
 };
 
 void require_yarn(Fit& fit, const YarnConfig& yarn, ModelType type) {
@@ -63,8 +64,6 @@ void require_yarn(Fit& fit, const YarnConfig& yarn, ModelType type) {
 void require_gqa(Fit& fit, const ModelConfig& config) {
   fit.require(config.attention == MixerKind::kGqa, "model.attention", "grouped-query attention");
   fit.require(config.gqa.qk_norm, "model.gqa.qk_norm", "norms of queries and keys");
-  fit.require(config.rope.layout == RopeLayout::kHalfSplit, "model.rope.layout",
-              "pairs split over the halves of a head");
   fit.require(config.moe.num_shared_experts == 0, "model.moe.num_shared_experts", "none");
   fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
   fit.require(config.moe.num_groups == 1, "model.moe.num_groups", "no groups of experts");
@@ -79,7 +78,6 @@ void require_mla(Fit& fit, const ModelConfig& config) {
 
 void require_deepseek_v2(Fit& fit, const ModelConfig& config) {
   require_mla(fit, config);
-  fit.require(config.rope.layout == RopeLayout::kInterleaved, "model.rope.layout", "interleaved pairs");
   fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
   fit.require(!config.moe.normalise_weights, "model.moe.normalise_weights",
               "weights that are not divided by their sum");
@@ -90,7 +88,7 @@ void require_deepseek_v2(Fit& fit, const ModelConfig& config) {
 void require_deepseek_v3(Fit& fit, const ModelConfig& config) {
   require_mla(fit, config);
   fit.require(config.moe.score == ScoreFunction::kSigmoid, "model.moe.score", "sigmoid");
-  fit.require(config.moe.num_experts >= 2, "model.moe.num_experts", "at least two experts in a group");
+  fit.require(config.moe.num_experts != 1, "model.moe.num_experts", "at least two experts in a group");
 }
 
 Json eos_json(const std::vector<int64_t>& ids) {
@@ -243,9 +241,23 @@ std::string_view architecture_name(ModelType type) {
   NMOE_CHECK(false, "model type {}", static_cast<int>(type));
 }
 
-void check_expressible(const ModelConfig& given, ModelType type) {
+std::optional<RopeLayout> only_rope_layout(ModelType type) {
+  switch (type) {
+    case ModelType::kDeepseekV2:
+      return RopeLayout::kInterleaved;
+    case ModelType::kQwen3Moe:
+      return RopeLayout::kHalfSplit;
+    case ModelType::kDeepseekV3:
+    case ModelType::kKimiK2:
+      return std::nullopt;
+  }
+  NMOE_CHECK(false, "model type {}", static_cast<int>(type));
+}
+
+std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) {
   const ModelConfig config = without_layers_key(given);
-  Fit fit(config, model_type_name(type));
+  const std::string_view name = model_type_name(type);
+  Fit fit(config, name);
   fit.require(config.moe.num_experts > 0, "model.moe.num_experts", "experts");
   fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
   fit.require(config.window == 0, "model.window", "no windows");
@@ -262,24 +274,37 @@ void check_expressible(const ModelConfig& given, ModelType type) {
       break;
   }
   require_yarn(fit, config.yarn, type);
+  std::vector<std::string> obstacles = std::move(fit).obstacles();
+  if (!without_pattern(given)) {
+    obstacles.insert(obstacles.begin(),
+                     fmt::format("model.layers = {}: {} has one kind of attention, no windows, dense layers before "
+                                 "those with experts, and one width of each",
+                                 to_toml(given.layers), name));
+  }
+  return obstacles;
 }
 
-ModelType model_type_for(const ModelConfig& given) {
+Error not_expressible(ModelType type, const std::vector<std::string>& obstacles) {
+  return usage_error(fmt::format("transformers' {} is the type nearest to this model, and not the same:\n  {}",
+                                 model_type_name(type), fmt::join(obstacles, "\n  ")),
+                     "train a model with the values that the type has; n config --template mla-moe prints the "
+                     "configuration of one that can be exported");
+}
+
+ModelType nearest_type(const ModelConfig& given) {
   const ModelConfig config = without_layers_key(given);
-  const bool sigmoid = config.moe.score == ScoreFunction::kSigmoid;
-  const ModelType type = config.attention == MixerKind::kGqa ? ModelType::kQwen3Moe
-                         : sigmoid                           ? ModelType::kDeepseekV3
-                                                             : ModelType::kDeepseekV2;
-  check_expressible(config, type);
-  return type;
+  if (config.attention == MixerKind::kGqa) return ModelType::kQwen3Moe;
+  return config.moe.score == ScoreFunction::kSigmoid ? ModelType::kDeepseekV3 : ModelType::kDeepseekV2;
 }
 
 std::string to_config_json(const HfModel& given, std::string_view base) {
+  if (const auto obstacles = obstacles_to(given.config, given.type); !obstacles.empty()) {
+    throw not_expressible(given.type, obstacles);
+  }
   HfModel model = given;
   model.config = without_layers_key(given.config);
   NMOE_CHECK(model.config.vocab_size > 0 && model.config.max_positions > 0, "vocab_size {}, max_positions {}",
              model.config.vocab_size, model.config.max_positions);
-  check_expressible(model.config, model.type);
   const Json wanted = canonical_json(model);
   Json json = wanted;
   if (!base.empty()) {

@@ -201,20 +201,24 @@ void read_back(const fs::path& dir, const std::map<std::string, std::string>& ha
   });
 }
 
-// Selection biases that the format has no place for must be without effect.
-void check_unmapped(const std::vector<MappedParameter>& parameters, const CheckpointReader& reader, ModelType type) {
-  for (const MappedParameter& parameter : parameters) {
-    if (!parameter.pieces.empty()) continue;
-    const ManifestTensor& stored = stored_tensor(parameter, reader);
-    const bool is_zero = std::ranges::all_of(stored.slices, [&](const TensorSlice& slice) {
-      return std::ranges::all_of(reader.stored_bytes(stored, slice.range.offset),
-                                 [](std::byte byte) { return byte == std::byte{0}; });
-    });
-    if (is_zero) continue;
-    throw usage_error(
-        fmt::format("{} is not zero, and {} has no selection bias", parameter.name, model_type_name(type)),
-        "train with model.moe.bias_rate = 0 for this format");
+bool is_zero(const ManifestTensor& tensor, const CheckpointReader& reader) {
+  return std::ranges::all_of(tensor.slices, [&](const TensorSlice& slice) {
+    return std::ranges::all_of(reader.stored_bytes(tensor, slice.range.offset),
+                               [](std::byte byte) { return byte == std::byte{0}; });
+  });
+}
+
+// Everything that keeps the model from being one of `type`: its keys and, where those agree that there is no selection
+// bias, one that earlier training left.
+void check_expressible(const ModelConfig& config, ModelType type, const CheckpointReader& reader) {
+  std::vector<std::string> obstacles = obstacles_to(config, type);
+  if (!has_selection_bias(type) && config.moe.bias_rate == 0.0) {
+    for (const ManifestTensor& tensor : reader.model()) {
+      if (!tensor.name.ends_with(".moe.router_bias") || is_zero(tensor, reader)) continue;
+      obstacles.push_back(fmt::format("{} is not zero: {} has no selection bias", tensor.name, model_type_name(type)));
+    }
   }
+  if (!obstacles.empty()) throw not_expressible(type, obstacles);
 }
 
 // The token that began every text in training: what ended the one before. None where documents were masked, and a text
@@ -257,7 +261,7 @@ Source::Source(const ExportOptions& options)
   if (is_imported()) {
     model = from_config_json(base, (reader.path() / kCarriedFolder / "config.json").string());
   } else {
-    model.type = model_type_for(config.model);
+    model.type = nearest_type(config.model);
   }
   if (!carries_tokenizer && !reader.tokenizer_json().empty()) {
     tokenizer = reader.tokenizer();
@@ -266,13 +270,12 @@ Source::Source(const ExportOptions& options)
   }
   model.config = config.model;
   if (model.config.max_positions == 0) model.config.max_positions = config.data.seq_len;
-  check_expressible(model.config, model.type);
+  check_expressible(model.config, model.type, reader);
 }
 
 // The weights as Hugging Face's tensors, of `dtype` or as they are stored.
 std::vector<TensorSource> trained_tensors(const Source& source, std::optional<DType> dtype) {
   const auto parameters = map_parameters(source.model.config, source.model.type);
-  check_unmapped(parameters, source.reader, source.model.type);
   std::vector<TensorSource> tensors;
   for (HfTarget& target : hf_targets(parameters, source.reader)) {
     const DType written = dtype_of(target, dtype);

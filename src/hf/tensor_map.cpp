@@ -1,6 +1,8 @@
 #include "hf/tensor_map.h"
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "model/spec.h"
@@ -23,6 +25,15 @@ class Pieces {
   // All rows are those of `tensor` from `first_row` on, of the `tensor_rows` it has.
   void part(const std::string& tensor, int64_t first_row, int64_t tensor_rows) {
     add(tensor, {tensor_rows, width()}, first_row * width(), num_left());
+  }
+  // All rows are rows of `tensor`, which has `tensor_rows`: row i is its row row_of(i). Of a vector, rows are elements.
+  template <class RowOf>
+  void scattered(const std::string& tensor, int64_t tensor_rows, const RowOf& row_of) {
+    const int64_t row_size = shape_.rank() == 1 ? 1 : width();
+    const Shape whole = tensor_shape(tensor_rows * row_size);
+    for (int64_t row = 0, rows = num_left() / row_size; row < rows; ++row) {
+      add(tensor, whole, row_of(row) * row_size, row_size);
+    }
   }
   std::vector<TensorPiece> take() {
     NMOE_CHECK(num_left() == 0, "{} elements of {} are mapped to nothing", num_left(), shape_);
@@ -85,15 +96,43 @@ void map_gated(const std::string& prefix, int64_t hidden, Pieces& pieces) {
   pieces.whole(prefix + "up_proj.weight", hidden);
 }
 
-bool map_latent_attention(const ModelConfig& config, std::string_view name, Pieces& pieces) {
+// Where a row of a rotated head is in a type's tensors, if they pair rows otherwise: pair p of R rows is (2p, 2p + 1)
+// or (p, p + R/2), with the same angle in both (RopeLayout). The order of a head's rows means nothing else: queries and
+// keys meet in sums over all of them.
+class RowOrder {
+ public:
+  RowOrder(RopeLayout layout, ModelType type) : from_(layout), to_(only_rope_layout(type).value_or(layout)) {}
+
+  bool differs() const { return from_ != to_; }
+  // Of heads of `plain` rows that do not rotate and `rotated` ones behind them.
+  int64_t row_of(int64_t row, int64_t plain, int64_t rotated) const {
+    const int64_t in_head = row % (plain + rotated), at = in_head - plain, half = rotated / 2;
+    if (at < 0 || !differs()) return row;
+    const bool interleaved = from_ == RopeLayout::kInterleaved;
+    const int64_t pair = interleaved ? at / 2 : at % half, second = interleaved ? at % 2 : at / half;
+    return row - at + (interleaved ? pair + second * half : 2 * pair + second);
+  }
+
+ private:
+  RopeLayout from_, to_;
+};
+
+bool map_latent_attention(const ModelConfig& config, const RowOrder& order, std::string_view name, Pieces& pieces) {
   const MlaConfig& mla = config.mla;
+  const int64_t plain = mla.qk_nope_head_dim, rotated = mla.qk_rope_head_dim;
+  const std::string q = mla.q_lora_rank > 0 ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight";
   const std::string joint = "self_attn.kv_a_proj_with_mqa.weight";
-  const int64_t joint_rows = mla.kv_lora_rank + mla.qk_rope_head_dim;
+  const int64_t joint_rows = mla.kv_lora_rank + rotated;
   if (map_same(kLatentTensors, name, pieces)) return true;
-  if (name == "attention.q") {
-    pieces.whole(mla.q_lora_rank > 0 ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight");
+  if (name == "attention.q" && order.differs()) {
+    pieces.scattered(q, config.num_heads * (plain + rotated),
+                     [&](int64_t row) { return order.row_of(row, plain, rotated); });
+  } else if (name == "attention.q") {
+    pieces.whole(q);
   } else if (name == "attention.kv_down") {
     pieces.part(joint, 0, joint_rows);
+  } else if (name == "attention.k_rope" && order.differs()) {
+    pieces.scattered(joint, joint_rows, [&](int64_t row) { return mla.kv_lora_rank + order.row_of(row, 0, rotated); });
   } else if (name == "attention.k_rope") {
     pieces.part(joint, mla.kv_lora_rank, joint_rows);
   } else {
@@ -102,12 +141,29 @@ bool map_latent_attention(const ModelConfig& config, std::string_view name, Piec
   return true;
 }
 
-bool map_mixer(const Layer& layer, std::string_view name, Pieces& pieces) {
+bool map_grouped_attention(const ModelConfig& config, const RowOrder& order, std::string_view name, Pieces& pieces) {
+  if (!order.differs()) return map_same(kGroupedTensors, name, pieces);
+  const int64_t head_dim = config.gqa.head_dim;
+  for (const auto& [parameter, heads] : {std::pair<std::string_view, int64_t>("attention.q", config.num_heads),
+                                         {"attention.k", config.gqa.num_kv_heads},
+                                         {"attention.q_norm", 1},
+                                         {"attention.k_norm", 1}}) {
+    if (name != parameter) continue;
+    const auto* const same = std::ranges::find(kGroupedTensors, name, &SameTensor::parameter);
+    pieces.scattered(std::string(same->tensor), heads * head_dim,
+                     [&](int64_t row) { return order.row_of(row, 0, head_dim); });
+    return true;
+  }
+  return map_same(kGroupedTensors, name, pieces);
+}
+
+bool map_mixer(const Layer& layer, ModelType type, std::string_view name, Pieces& pieces) {
+  const RowOrder order(layer.config.rope.layout, type);
   switch (layer.spec.mixer) {
     case MixerKind::kMla:
-      return map_latent_attention(layer.config, name, pieces);
+      return map_latent_attention(layer.config, order, name, pieces);
     case MixerKind::kGqa:
-      return map_same(kGroupedTensors, name, pieces);
+      return map_grouped_attention(layer.config, order, name, pieces);
   }
   return false;
 }
@@ -125,7 +181,7 @@ bool map_feed_forward(const Layer& layer, ModelType type, std::string_view name,
     for (int64_t e = 0; e < moe.num_experts; ++e) {
       pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), layer.config.dim);
     }
-  } else if (name == "moe.router_bias" && (type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2)) {
+  } else if (name == "moe.router_bias" && has_selection_bias(type)) {
     pieces.whole("mlp.gate.e_score_correction_bias");
   } else {
     return false;
@@ -143,7 +199,7 @@ std::vector<TensorPiece> pieces_of_layer(const Layer& layer, ModelType type, con
   const std::string_view name = std::string_view(weight.name).substr(layer.name.size());
   Pieces pieces(weight, "model." + layer.name);
   if (map_same(kLayerTensors, name, pieces) || map_feed_forward(layer, type, name, pieces) ||
-      map_mixer(layer, name, pieces)) {
+      map_mixer(layer, type, name, pieces)) {
     return pieces.take();
   }
   NMOE_CHECK(name == "moe.router_bias", "weight {} has no counterpart", weight.name);
@@ -162,6 +218,8 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
   }
   return mapped;
 }
+
+bool has_selection_bias(ModelType type) { return type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2; }
 
 bool is_selection_bias(const std::string& tensor) { return tensor.ends_with(".e_score_correction_bias"); }
 

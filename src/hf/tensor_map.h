@@ -3,7 +3,8 @@
 //
 // Both sides keep a linear layer as [out, in], row-major. They differ in what is one tensor: here gate and up
 // projections are stacked, and so are the experts of a layer ([E, out, in]); there the latent of keys and values comes
-// from one matrix with the shared rotated key.
+// from one matrix with the shared rotated key. Where all models of a type pair the rows that rotate in a layout that is
+// not the model's (only_rope_layout), rows of queries and keys are reordered: it then computes the same.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,11 @@ struct MappedParameter {
   std::vector<TensorPiece> pieces;
 };
 
-// Every parameter of the model, in definition order. The configuration must be one that `type` can express.
+// Every parameter of the model, in definition order. obstacles_to finds nothing against it.
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type);
+
+// Whether routers of this type have one.
+bool has_selection_bias(ModelType type);
 
 // Whether `tensor` is the router's selection bias, which stays F32 whatever the other weights are.
 bool is_selection_bias(const std::string& tensor);

@@ -280,7 +280,7 @@ TEST(ConfigJson, EveryFixtureRoundTrips) {
     EXPECT_EQ(Json::parse(to_config_json(model, text)), Json::parse(text));
     expect_same(from_config_json(to_config_json(model), "config.json"), model);
     if (model.type == ModelType::kKimiK2) continue;  // computes what a DeepSeek-V3 does
-    EXPECT_EQ(model_type_for(model.config), model.type);
+    EXPECT_EQ(nearest_type(model.config), model.type);
   }
 }
 
@@ -503,17 +503,19 @@ ModelConfig own_model(ModelType type) {
   }
   config.attention = MixerKind::kGqa;
   config.gqa.qk_norm = true;
-  config.rope.layout = RopeLayout::kHalfSplit;
   return config;
 }
 
-TEST(ModelTypeFor, FindsTheType) {
+TEST(NearestType, ComputesTheSame) {
   for (const ModelType type : {ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kQwen3Moe}) {
     HfModel model;
     model.config = own_model(type);
-    model.type = model_type_for(model.config);
+    model.type = nearest_type(model.config);
     EXPECT_EQ(model.type, type) << model_type_name(type);
-    expect_same(from_config_json(to_config_json(model), "config.json"), model);
+    EXPECT_EQ(obstacles_to(model.config, type), std::vector<std::string>());
+    HfModel read = model;
+    read.config.rope.layout = only_rope_layout(type).value_or(model.config.rope.layout);
+    expect_same(from_config_json(to_config_json(model), "config.json"), read);
   }
 }
 
@@ -523,7 +525,7 @@ struct Unfit {
   const char* key;
 };
 
-TEST(ModelTypeFor, NamesWhatNoneHas) {
+TEST(NearestType, ObstaclesHaveNames) {
   using enum ModelType;
   const std::vector<Unfit> cases = {
       {kDeepseekV3, [](ModelConfig& c) { c.moe.num_experts = 0; }, "model.moe.num_experts = 0"},
@@ -540,12 +542,10 @@ TEST(ModelTypeFor, NamesWhatNoneHas) {
          c.yarn.mscale = 0.707;
        },
        "model.yarn.mscale = 0.707"},
-      {kDeepseekV2, [](ModelConfig& c) { c.rope.layout = RopeLayout::kHalfSplit; }, "model.rope.layout"},
       {kDeepseekV2, [](ModelConfig& c) { c.moe.normalise_weights = true; }, "model.moe.normalise_weights = true"},
       {kDeepseekV2, [](ModelConfig& c) { c.moe.bias_rate = 0.001; }, "model.moe.bias_rate"},
       {kDeepseekV2, [](ModelConfig& c) { c.num_heads = 3; }, "model.dim = 256"},
       {kQwen3Moe, [](ModelConfig& c) { c.gqa.qk_norm = false; }, "model.gqa.qk_norm = false"},
-      {kQwen3Moe, [](ModelConfig& c) { c.rope.layout = RopeLayout::kInterleaved; }, "model.rope.layout"},
       {kQwen3Moe, [](ModelConfig& c) { c.moe.num_shared_experts = 1; }, "model.moe.num_shared_experts = 1"},
       {kQwen3Moe, [](ModelConfig& c) { c.moe.score = ScoreFunction::kSigmoid; }, "model.moe.score"},
       {kQwen3Moe, [](ModelConfig& c) { c.moe.num_groups = 2; }, "model.moe.num_groups = 2"},
@@ -561,11 +561,33 @@ TEST(ModelTypeFor, NamesWhatNoneHas) {
   for (const Unfit& unfit : cases) {
     ModelConfig config = own_model(unfit.type);
     unfit.change(config);
-    const Error error = error_of([&] { model_type_for(config); });
+    const ModelType type = nearest_type(config);
+    const std::vector<std::string> obstacles = obstacles_to(config, type);
+    ASSERT_FALSE(obstacles.empty()) << unfit.key;
+    const Error error = not_expressible(type, obstacles);
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_TRUE(contains(error.what(), unfit.key));
     EXPECT_NE(error.remedy(), "");
   }
+}
+
+// Whoever mends one learns of no other afterwards.
+TEST(NearestType, AllObstaclesAreNamedAtOnce) {
+  ModelConfig config;
+  config.attention = MixerKind::kGqa;
+  config.activation = Activation::kReluSquared;
+  config.moe.num_experts = 8;
+  EXPECT_EQ(obstacles_to(config, nearest_type(config)),
+            (std::vector<std::string>{"model.activation = \"relu_squared\": qwen3_moe has swiglu",
+                                      "model.gqa.qk_norm = false: qwen3_moe has norms of queries and keys",
+                                      "model.moe.num_shared_experts = 1: qwen3_moe has none",
+                                      "model.moe.score = \"sigmoid\": qwen3_moe has softmax",
+                                      "model.moe.bias_rate = 0.005: qwen3_moe has no selection bias"}));
+  // A pattern that no type has hides none of the others.
+  config.layers = "gqa:64/moe, mla/dense";
+  const auto obstacles = obstacles_to(config, nearest_type(config));
+  ASSERT_EQ(obstacles.size(), 6u);
+  EXPECT_TRUE(obstacles[0].starts_with("model.layers = \"gqa:64/moe, mla/dense\": qwen3_moe has one kind"));
 }
 
 TEST(ToConfigJson, WritesAPatternThatTheTypeCanExpress) {
@@ -578,7 +600,7 @@ TEST(ToConfigJson, WritesAPatternThatTheTypeCanExpress) {
   by_pattern.config.layers = "2 x mla/dense, 3 x mla/moe";
   by_pattern.config.num_layers = 1;
   by_pattern.config.num_dense_layers = 0;
-  EXPECT_EQ(model_type_for(by_pattern.config), ModelType::kDeepseekV3);
+  EXPECT_EQ(nearest_type(by_pattern.config), ModelType::kDeepseekV3);
   EXPECT_EQ(to_config_json(by_pattern), to_config_json(by_keys));
 }
 

@@ -1,0 +1,79 @@
+#include "hf/tensor_map.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+
+namespace nmoe {
+namespace {
+
+// Which row of which tensor each row of a parameter is ("tensor row"); of a vector, which element.
+std::vector<std::string> rows_of(const std::vector<MappedParameter>& parameters, const std::string& name) {
+  const auto parameter = std::ranges::find(parameters, name, &MappedParameter::name);
+  NMOE_CHECK(parameter != parameters.end(), "no parameter {}", name);
+  const int64_t width = parameter->shape.rank() == 1 ? 1 : parameter->shape[-1];
+  std::vector<std::string> rows;
+  for (const TensorPiece& piece : parameter->pieces) {
+    EXPECT_EQ(piece.parameter_offset, std::ssize(rows) * width);
+    EXPECT_EQ(piece.tensor_offset % width, 0);
+    for (int64_t row = 0; row < piece.num_elements / width; ++row) {
+      const std::string tensor = piece.tensor.substr(piece.tensor.find("self_attn.") + 10);
+      rows.push_back(fmt::format("{} {}", tensor.substr(0, tensor.find(".weight")), piece.tensor_offset / width + row));
+    }
+  }
+  EXPECT_EQ(std::ssize(rows) * width, parameter->shape.num_elements());
+  return rows;
+}
+
+ModelConfig small(MixerKind attention, RopeLayout layout) {
+  ModelConfig config;
+  config.vocab_size = 8;
+  config.dim = 8;
+  config.num_layers = 1;
+  config.num_heads = 2;
+  config.attention = attention;
+  config.moe.num_experts = 2;
+  config.rope.layout = layout;
+  config.gqa = {.num_kv_heads = 1, .head_dim = 6, .qk_norm = true};
+  config.mla.kv_lora_rank = 3;
+  config.mla.qk_nope_head_dim = 1;
+  config.mla.qk_rope_head_dim = 4;
+  return config;
+}
+
+std::vector<std::string> numbered(const std::string& tensor, const std::vector<int>& rows) {
+  std::vector<std::string> named;
+  for (const int row : rows) named.push_back(fmt::format("{} {}", tensor, row));
+  return named;
+}
+
+// Qwen3 pairs row p with row p + 3; here rows 2p and 2p + 1 are a pair.
+TEST(TensorMap, InterleavedPairsAreSplitWhereTheTypeSplitsThem) {
+  const auto parameters = map_parameters(small(MixerKind::kGqa, RopeLayout::kInterleaved), ModelType::kQwen3Moe);
+  const std::string layer = "layers.0.attention.";
+  EXPECT_EQ(rows_of(parameters, layer + "q"), numbered("q_proj", {0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11}));
+  EXPECT_EQ(rows_of(parameters, layer + "k"), numbered("k_proj", {0, 3, 1, 4, 2, 5}));
+  EXPECT_EQ(rows_of(parameters, layer + "v"), numbered("v_proj", {0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(rows_of(parameters, layer + "q_norm"), numbered("q_norm", {0, 3, 1, 4, 2, 5}));
+  EXPECT_EQ(rows_of(parameters, layer + "k_norm"), numbered("k_norm", {0, 3, 1, 4, 2, 5}));
+  const auto split = map_parameters(small(MixerKind::kGqa, RopeLayout::kHalfSplit), ModelType::kQwen3Moe);
+  EXPECT_EQ(rows_of(split, layer + "k"), numbered("k_proj", {0, 1, 2, 3, 4, 5}));
+}
+
+// DeepSeek-V2 interleaves; the rows in front of a head's rotated ones stay where they are.
+TEST(TensorMap, SplitPairsAreInterleavedWhereTheTypeInterleavesThem) {
+  const auto parameters = map_parameters(small(MixerKind::kMla, RopeLayout::kHalfSplit), ModelType::kDeepseekV2);
+  const std::string layer = "layers.0.attention.";
+  EXPECT_EQ(rows_of(parameters, layer + "q"), numbered("q_proj", {0, 1, 3, 2, 4, 5, 6, 8, 7, 9}));
+  EXPECT_EQ(rows_of(parameters, layer + "kv_down"), numbered("kv_a_proj_with_mqa", {0, 1, 2}));
+  EXPECT_EQ(rows_of(parameters, layer + "k_rope"), numbered("kv_a_proj_with_mqa", {3, 5, 4, 6}));
+  // DeepSeek-V3's config.json says which layout it is.
+  const auto said = map_parameters(small(MixerKind::kMla, RopeLayout::kHalfSplit), ModelType::kDeepseekV3);
+  EXPECT_EQ(rows_of(said, layer + "k_rope"), numbered("kv_a_proj_with_mqa", {3, 4, 5, 6}));
+}
+
+}  // namespace
+}  // namespace nmoe
