@@ -1,6 +1,7 @@
 #include "config/load.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -27,18 +28,22 @@ Field* find_field(std::vector<Field>& fields, std::string_view key) {
 
 constexpr size_t kMaxFaults = 20;  // that are told at once
 
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(' ');
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
+// The key of "section.key=value".
+std::string_view key_of_override(std::string_view text) { return trimmed(text.substr(0, text.find('='))); }
+
 // "section.key=value". The value is TOML; text needs no quotes.
 Entry read_override(std::vector<Field>& fields, std::string_view text) {
-  const auto trimmed = [](std::string_view part) {
-    const size_t begin = part.find_first_not_of(' ');
-    if (begin == std::string_view::npos) return std::string_view();
-    return part.substr(begin, part.find_last_not_of(' ') + 1 - begin);
-  };
   const size_t equals = text.find('=');
   if (equals == std::string_view::npos) {
     throw usage_error(fmt::format("--set {}: there is no value", text), "write --set section.key=value");
   }
-  const std::string_view key = trimmed(text.substr(0, equals));
+  const std::string_view key = key_of_override(text);
   const std::string_view value = trimmed(text.substr(equals + 1));
 
   const Field* field = find_field(fields, key);
@@ -77,11 +82,24 @@ class ConfigReader {
   ConfigReader(const ConfigReader&) = delete;  // fields_ refers to config_
   ConfigReader& operator=(const ConfigReader&) = delete;
 
-  void set(const Entry& entry) {
-    keep_faults([&] { set_field(entry); });
-  }
-  void set_override(std::string_view text) {
-    keep_faults([&] { set_field(read_override(fields_, text)); });
+  // Of a key that is set several times, the last value counts, overrides after the file. A key of a group's own goes
+  // before what stands for several (optim.lr), wherever either is set.
+  void set_all(const std::vector<Entry>& entries, std::span<const std::string> overrides) {
+    std::vector<std::string> shorthands;
+    for (const Field& field : fields_) {
+      if (field.is_shorthand()) shorthands.push_back(field.key);
+    }
+    for (const bool wanted : {true, false}) {
+      const auto is_next = [&](std::string_view key) {
+        return (std::ranges::find(shorthands, key) != shorthands.end()) == wanted;
+      };
+      for (const Entry& entry : entries) {
+        if (is_next(entry.key)) keep_faults([&] { set_field(entry); });
+      }
+      for (const std::string& text : overrides) {
+        if (is_next(key_of_override(text))) keep_faults([&] { set_field(read_override(fields_, text)); });
+      }
+    }
   }
   // As far as it is read, unless something is wrong with it.
   const Config* so_far() const { return faults_.empty() ? &config_ : nullptr; }
@@ -93,6 +111,7 @@ class ConfigReader {
   void set_field(Entry entry);
   void check_use();
   bool repeats_base(const Field& field);
+  std::vector<std::string> hidden_by(const Field& shorthand);
   void check_rules(std::string_view name);
   std::string_view place_of(std::span<const std::string> keys) const;
   bool is_set(std::string_view key) const { return !place_of(std::array{std::string(key)}).empty(); }
@@ -157,16 +176,31 @@ bool ConfigReader::repeats_base(const Field& field) {
   return find_field(fields, field.key)->get() == field.get();
 }
 
+// Of the keys that a shorthand stands for, those with an effect, if each has a value of its own: then it has none.
+std::vector<std::string> ConfigReader::hidden_by(const Field& shorthand) {
+  std::vector<std::string> keys = shorthand.stands_for;
+  std::erase_if(keys, [this](const std::string& key) { return !find_field(fields_, key)->used(); });
+  return std::ranges::all_of(keys, [this](const std::string& key) { return is_set(key); }) ? keys
+                                                                                           : std::vector<std::string>();
+}
+
 void ConfigReader::check_use() {
   fields_ = describe(config_);  // which keys have an effect is known only now
   std::vector<std::string_view> told;
   for (const auto& [key, first_place] : places_) {
-    const Field* field = find_field(fields_, key);
-    if (field->used() || repeats_base(*field) || std::ranges::find(told, key) != told.end()) continue;
+    if (std::ranges::find(told, key) != told.end()) continue;
     told.push_back(key);
+    const Field* field = find_field(fields_, key);
     const std::string_view place = place_of(std::array{key});
-    faults_.push_back(usage_error(fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
-                                  fmt::format("remove it, or set {}", field->lacks)));
+    if (!field->used() && !repeats_base(*field)) {
+      faults_.push_back(usage_error(fmt::format("{}: {} has no effect because it needs {}", place, key, field->lacks),
+                                    fmt::format("remove it, or set {}", field->lacks)));
+    }
+    if (const std::vector<std::string> own = hidden_by(*field); !own.empty()) {
+      faults_.push_back(usage_error(
+          fmt::format("{}: {} has no effect because every key that it stands for is set by itself", place, key),
+          fmt::format("remove it, or set those keys: {}", fmt::join(own, ", "))));
+    }
   }
 }
 
@@ -211,27 +245,15 @@ Config load_config(const std::filesystem::path& path, std::span<const std::strin
 
 Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides,
                     const ModelSource& model_source) {
-  std::vector<Entry> entries = read_entries(toml, name);
-  // The keys of a file have no order, and a key of its own goes before what stands for several.
-  Config defaults;
-  std::vector<std::string> shorthands;
-  for (const Field& field : describe(defaults)) {
-    if (field.is_shorthand) shorthands.push_back(field.key);
-  }
-  std::ranges::stable_partition(
-      entries, [&](const Entry& entry) { return std::ranges::find(shorthands, entry.key) != shorthands.end(); });
-  const auto set_all = [&](ConfigReader& reader) {
-    for (const Entry& entry : entries) reader.set(entry);
-    for (const std::string& text : overrides) reader.set_override(text);
-  };
+  const std::vector<Entry> entries = read_entries(toml, name);
   ConfigReader reader;
-  set_all(reader);
+  reader.set_all(entries, overrides);
   const Config* so_far = reader.so_far();
   if (!model_source || so_far == nullptr || so_far->model.init.from.empty()) return reader.finish(name);
 
   const ModelText base = model_source(*so_far);
   ConfigReader with_base(parse_config(base.toml, base.name));
-  set_all(with_base);
+  with_base.set_all(entries, overrides);
   return with_base.finish(name);
 }
 

@@ -22,11 +22,12 @@ using ModelSource = std::function<ModelText(const Config&)>;
 // Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text needs no
 // quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and validates.
 // train.microbatch_seqs, unless set, becomes a divisor of a rank's share of a batch; optim.lr sets the learning
-// rates of groups for which the file sets none.
+// rates of groups for which neither the file nor an override sets one.
 //
 // The Error (usage) lists the faults (the first 20, and that there are more), each with file and line or the override,
 // the key, the remedy and, for an unknown key, the known one that was probably meant. A key that has no effect under
-// the rest of the configuration, say model.mla.* with attention = "gqa", is an error even if it is set to its default.
+// the rest of the configuration, say model.mla.* with attention = "gqa", is an error even if it is set to its default;
+// so is optim.lr where every group has a rate of its own.
 //
 // `model_source`, unless empty, is called if model.init.from is set. [model] is then taken from its result, except for
 // keys that are also set here; [model.init] may repeat what that text has there.

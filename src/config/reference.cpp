@@ -31,11 +31,11 @@ std::string capitalised(std::string text) {
 }
 
 std::string describe_key(const Field& field) {
-  std::string text = field.is_shorthand ? fmt::format("- **{}**, not set:", field.name())
-                                        : fmt::format("- **{}** = `{}`:", field.name(), to_toml(field.get()));
+  std::string text = field.is_shorthand() ? fmt::format("- **{}**, not set:", field.name())
+                                          : fmt::format("- **{}** = `{}`:", field.name(), to_toml(field.get()));
   text += fmt::format(" {}. {}.", field.meaning, capitalised(field.allowed));
   if (!field.conditions.empty()) text += fmt::format(" Needs `{}`.", fmt::join(field.conditions, "` and `"));
-  if (!field.defines_run && !field.is_shorthand) text += " May change at a resume.";
+  if (!field.defines_run && !field.is_shorthand()) text += " May change at a resume.";
   return text + '\n';
 }
 

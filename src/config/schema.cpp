@@ -207,18 +207,20 @@ class FieldList {
     return field;
   }
 
-  // A key that sets all of `members`, unless a key of their own does.
+  // A key that sets all of `members`, which have keys of their own.
   template <class Limits>
-  void shorthand(std::string_view name, std::vector<double*> members, Limits limits, std::string_view meaning) {
+  void shorthand(std::string_view name, const std::vector<std::pair<std::string, double*>>& members, Limits limits,
+                 std::string_view meaning) {
     Field& field = add(name, meaning);
-    field.is_shorthand = field.left_out = true;
+    for (const auto& [key, member] : members) field.stands_for.push_back(key);
+    field.left_out = true;
     field.defines_run = false;  // what it sets does
     field.allowed = limits.describe();
-    field.get = [members] { return Value(*members.front()); };
+    field.get = [members] { return Value(*members.front().second); };
     field.set = [members, limits](const Value& value) {
       const std::optional<double> number = as<double>(value);
       if (!number || !limits.contains(*number)) return false;
-      for (double* member : members) *member = *number;
+      for (const auto& [key, member] : members) *member = *number;
       return true;
     };
   }
@@ -446,8 +448,12 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   };
 
   f.section("optim");
-  f.shorthand("lr", {&optim.matrices.lr, &optim.experts.lr, &optim.router.lr, &optim.rest.lr}, kNonNegative,
-              "peak learning rate of every group without an lr of its own");
+  f.shorthand("lr",
+              {{"optim.matrices.lr", &optim.matrices.lr},
+               {"optim.experts.lr", &optim.experts.lr},
+               {"optim.router.lr", &optim.router.lr},
+               {"optim.rest.lr", &optim.rest.lr}},
+              kNonNegative, "peak learning rate of every group without an lr of its own");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
 
   group("optim.matrices", optim.matrices, Of::kAnyModel, kNonNegative,

@@ -30,9 +30,11 @@ struct Field {
   // `model.attention = "gqa"`. Empty: it has an effect.
   std::string lacks;
   std::vector<std::string> conditions;  // all that it needs, met or not
-  // Whether it stands for several other keys, which it sets. It has no value of its own: get() gives the first one's.
-  bool is_shorthand = false;
+  // The keys that it stands for and sets, unless they are set themselves. It has no value of its own: get() gives that
+  // of the first one. Empty for all keys that are no shorthand.
+  std::vector<std::string> stands_for;
 
+  bool is_shorthand() const { return !stands_for.empty(); }
   bool used() const { return lacks.empty(); }
   bool shown() const { return used() && !left_out; }
   std::string_view section() const;  // "model.moe"

@@ -351,11 +351,22 @@ TEST(Load, OneRateForAllGroups) {
     return std::vector<double>{optim.matrices.lr, optim.experts.lr, optim.router.lr, optim.rest.lr};
   };
   EXPECT_EQ(rates("optim.lr = 0.5"), (std::vector<double>{0.5, 0.5, 0.5, 0.5}));
-  // A group's own rate goes before it, wherever in the file; on the command line the last counts.
+  // A group's own rate goes before it, wherever either is set.
   EXPECT_EQ(rates("[optim]\nmatrices.lr = 2\nlr = 0.5"), (std::vector<double>{2, 0.5, 0.5, 0.5}));
   EXPECT_EQ(rates("[optim]\nlr = 0.5\nrest.lr = 2"), (std::vector<double>{0.5, 0.5, 0.5, 2}));
-  EXPECT_EQ(rates("optim.matrices.lr = 2", {"optim.lr=0.5", "optim.rest.lr=1"}),
-            (std::vector<double>{0.5, 0.5, 0.5, 1}));
+  EXPECT_EQ(rates("optim.matrices.lr = 2\nmodel.moe.num_experts = 4", {"optim.rest.lr=1", "optim.lr=0.5"}),
+            (std::vector<double>{2, 0.5, 0.5, 1}));
+  EXPECT_EQ(rates("model.moe.num_experts = 4\n[optim]\nlr = 3\nrouter.lr = 2", {"optim.lr=0.5"}),
+            (std::vector<double>{0.5, 0.5, 2, 0.5}));
+  EXPECT_EQ(rates("optim.lr = 3", {"optim.lr=1", "optim.lr=0.5"}), (std::vector<double>{0.5, 0.5, 0.5, 0.5}));
+  // Where all have one it would be ignored; of a model without experts those are two.
+  const std::string all_own = "optim.matrices.lr = 2\noptim.rest.lr = 1\n";
+  expect_usage_error([&] { parse_config(all_own, "x", std::vector<std::string>{"optim.lr=0.5"}); },
+                     "--set optim.lr=0.5: optim.lr has no effect because every key that it stands for is set by itself",
+                     "remove it, or set those keys: optim.matrices.lr, optim.rest.lr");
+  EXPECT_EQ(parse_config(all_own + "model.moe.num_experts = 4", "x", std::vector<std::string>{"optim.lr=0.5"})
+                .optim.router.lr,
+            0.5);
   // It is no more than what it sets.
   const Config by_all = parse_config("optim.lr = 0.5\nmodel.moe.num_experts = 4", "x");
   const Config by_each = parse_config(
