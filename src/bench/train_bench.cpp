@@ -97,8 +97,7 @@ class Batches {
 Config resolve(const Config& config, const TrainingData* data) {
   if (data != nullptr) return resolve_vocab_size(config, *data->tokenizer);
   if (config.model.vocab_size > 0) return config;
-  throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
-                    "prepare the corpus in data.path, or add --set model.vocab_size=N");
+  throw unknown_vocab_size(config);
 }
 
 // The steps of a bench, one behind the other.

@@ -28,11 +28,11 @@ DecodeBench run(const BenchDecodeArguments& arguments) {
     tokenizer = open_training_data(config).tokenizer;
     config = resolve_vocab_size(config, *tokenizer);
   }
+  if (config.model.vocab_size == 0) throw unknown_vocab_size(config);
   if (config.model.vocab_size < tokenizer->vocab_size()) {
-    throw usage_error(
-        fmt::format("model.vocab_size is {}, and there is no corpus to take it from", config.model.vocab_size),
-        fmt::format("prepare the corpus in data.path, or add --set model.vocab_size=N, at least {}",
-                    tokenizer->vocab_size()));
+    throw usage_error(fmt::format("model.vocab_size = {}, but there are {} bytes and the end of a text to write",
+                                  config.model.vocab_size, tokenizer->vocab_size() - 1),
+                      fmt::format("raise it to {}", tokenizer->vocab_size()));
   }
   return bench_decode("", config, tokenizer, options(arguments.device.empty() ? config.run.device : arguments.device));
 }

@@ -89,6 +89,7 @@ class CommandLine::Commands {
     CLI::App* plan = app.add_subcommand("plan", "print the memory and work that a run will take");
     add_config_arguments(plan, plan_.config);
     add_ranks(plan, plan_.config);
+    plan->add_flag("--resume", plan_.resume, "for n train --resume: a run of this name may have begun");
     plan->add_option("--device-memory", plan_.device_memory,
                      "plan for a GPU that is not here: h100-80g, h200-141g, b200-192g, or its memory, such as 80GiB")
         ->type_name("PART|SIZE");

@@ -44,6 +44,7 @@ void speedrun_command(const SpeedrunArguments& arguments);
 
 struct PlanArguments {
   ConfigArguments config;
+  bool resume = false;        // for a run that goes on: its name is taken
   std::string device_memory;  // a part's name or a size, to plan for instead of a device that is here; "": not
 };
 void plan_command(const PlanArguments& arguments);

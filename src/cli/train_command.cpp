@@ -15,6 +15,16 @@
 #include "train/training_data.h"
 
 namespace nmoe::cli {
+namespace {
+
+// To a plan without the corpus that the configuration names.
+std::string note_on_absence(const Config& config) {
+  const std::string& place = config.data.mixture.empty() ? config.data.path : config.data.mixture;
+  if (place.empty()) return "";
+  return fmt::format("note: there is no '{}' yet: n prep makes it, and training needs it\n", place);
+}
+
+}  // namespace
 
 void train_command(const TrainArguments& arguments) {
   ignore_broken_pipes();  // nobody need read what is said for the weights to be kept
@@ -47,7 +57,7 @@ void train_command(const TrainArguments& arguments) {
   }
 }
 
-// Refuses what training would refuse, but for what a run of the same name has left.
+// Refuses what training would refuse, once the plan is printed.
 void plan_command(const PlanArguments& arguments) {
   Config config = load_run_config(arguments.config.file, arguments.config.overrides);
   std::optional<GpuPart> part;
@@ -63,10 +73,7 @@ void plan_command(const PlanArguments& arguments) {
     data.emplace(open_training_data(config));
     config = resolve_vocab_size(config, *data->tokenizer);
   }
-  if (config.model.vocab_size == 0) {
-    throw usage_error("model.vocab_size is 0 (the tokenizer's), and there is no corpus to take it from",
-                      "prepare the corpus in data.path, or add --set model.vocab_size=N");
-  }
+  if (config.model.vocab_size == 0) throw unknown_vocab_size(config);
   std::optional<StreamPlan> stream;
   std::vector<int64_t> seq_lens;
   if (data) {
@@ -81,9 +88,10 @@ void plan_command(const PlanArguments& arguments) {
       plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, part, seq_lens);
   const double flops = run_flops(config, plan.cost, stream ? &*stream : nullptr);
   fmt::print("{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
-             data ? note_on_validation(*data) : "");
+             data ? note_on_validation(*data) : note_on_absence(config));
   check_memory(plan, config);
   check_schedule(config);
+  if (!arguments.resume) check_name_is_free(config, checkpoint_dir(config));
 }
 
 void config_command(const ConfigCommandArguments& arguments) {

@@ -44,17 +44,18 @@ void check_places(const CheckpointReader& reader, const Config& config) {
                       "move this checkpoint away to resume from the one before it");
 }
 
+// The tokenizer first: the size of the vocabulary follows from it.
 void check_start(const CheckpointReader& reader, const Config& config, const Tokenizer* tokenizer) {
-  if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
-    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
-                                  reader.path().string(), difference),
-                      "remove these keys: without them, [model] is the checkpoint's");
-  }
   if (tokenizer != nullptr && !reader.tokenizer_json().empty() && reader.tokenizer()->hash() != tokenizer->hash()) {
     throw usage_error(
         fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
         fmt::format("prepare it with that one: n prep ... --tokenizer {}",
                     (reader.path() / "tokenizer.json").string()));
+  }
+  if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
+    throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
+                                  reader.path().string(), difference),
+                      "remove these keys: without them, [model] is the checkpoint's");
   }
 }
 
@@ -62,6 +63,12 @@ void check_start(const CheckpointReader& reader, const Config& config, const Tok
 
 void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer) {
   check_start(CheckpointReader::open(config.model.init.from), config, tokenizer);
+}
+
+void check_name_is_free(const Config& config, const fs::path& folder) {
+  if (!latest_checkpoint(folder)) return;
+  throw usage_error(fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config.run.name),
+                    "add --resume to go on with it, or choose another run.name");
 }
 
 std::string warn_of_other_products(const std::string& before, const std::string& now) {
@@ -75,13 +82,8 @@ std::string warn_of_other_products(const std::string& before, const std::string&
 
 TrainingStart::TrainingStart(const Config& config, const TrainingData& data, const StreamPlan& plan,
                              const fs::path& folder, bool resume) {
-  const auto latest = latest_checkpoint(folder);
-  if (latest && !resume) {
-    throw usage_error(
-        fmt::format("{} already holds checkpoints of a run named \"{}\"", folder.string(), config.run.name),
-        "add --resume to go on with it, or choose another run.name");
-  }
-  if (latest) {
+  if (!resume) check_name_is_free(config, folder);
+  if (const auto latest = latest_checkpoint(folder)) {
     resume_from(CheckpointReader::open(*latest), config, data, plan);
   } else if (!config.model.init.from.empty()) {
     const CheckpointReader reader = CheckpointReader::open(config.model.init.from);

@@ -17,6 +17,9 @@ namespace nmoe {
 // tokenizer is not `tokenizer` (null: not yet known); (runtime) if there is none, or it is damaged.
 void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer);
 
+// Error (usage) if `folder`, where the run's own checkpoints are to be, holds some already.
+void check_name_is_free(const Config& config, const fs::path& folder);
+
 // The warning for a run that is resumed where its dense products are computed by other algorithms than before (`before`
 // and `now` as from product_identity()); "" if they are the same, or one of the two has no choice. It is not an error,
 // since the device may change at a resume.

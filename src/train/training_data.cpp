@@ -147,12 +147,35 @@ Config resolve_steps(Config config, const StreamPlan& plan) {
 Config resolve_vocab_size(Config config, const Tokenizer& tokenizer) {
   const int64_t needed = tokenizer.vocab_size();
   if (config.model.vocab_size == 0) config.model.vocab_size = needed;
-  if (config.model.vocab_size < needed) {
-    throw usage_error(
-        fmt::format("model.vocab_size = {}, but the corpus's tokenizer has {} ids", config.model.vocab_size, needed),
-        "raise model.vocab_size, or set it to 0 to take the tokenizer's");
+  if (config.model.vocab_size >= needed) return config;
+  if (!config.model.init.from.empty()) {
+    throw usage_error(fmt::format("the corpus's tokenizer has {} ids, but model.vocab_size = {}, as in the checkpoint "
+                                  "that training starts from (model.init.from = \"{}\")",
+                                  needed, config.model.vocab_size, config.model.init.from),
+                      fmt::format("prepare the corpus with the checkpoint's tokenizer (n prep ... --tokenizer "
+                                  "CHECKPOINT/tokenizer.json), or start from a checkpoint with this corpus's"));
   }
-  return config;
+  throw usage_error(
+      fmt::format("model.vocab_size = {}, but the corpus's tokenizer has {} ids", config.model.vocab_size, needed),
+      "raise model.vocab_size, or set it to 0 to take the tokenizer's");
+}
+
+Error unknown_vocab_size(const Config& config) {
+  const bool is_mixture = !config.data.mixture.empty();
+  const std::string& place = is_mixture ? config.data.mixture : config.data.path;
+  const std::string_view key = is_mixture ? "data.mixture" : "data.path";
+  constexpr std::string_view kWithout =
+      "or, to go without a corpus, say how many ids there are: --set model.vocab_size=N";
+  if (place.empty()) {
+    return usage_error("there is neither a corpus nor a vocabulary size: data.path and model.vocab_size are not set",
+                       fmt::format("set data.path to the folder that n prep wrote, {}", kWithout));
+  }
+  return usage_error(
+      fmt::format("{} = \"{}\": there is no such {}, and model.vocab_size is 0 (that of the corpus)", key, place,
+                  is_mixture ? "file" : "folder"),
+      fmt::format("correct {}{}, {}", key,
+                  is_mixture ? "" : fmt::format(", or prepare a corpus there (n prep TEXT... --out {})", place),
+                  kWithout));
 }
 
 }  // namespace nmoe

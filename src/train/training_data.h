@@ -62,5 +62,7 @@ Config resolve_steps(Config config, const StreamPlan& plan);
 // The configuration with model.vocab_size filled in from the tokenizer if it is 0. Error
 // (usage) if it is smaller than the tokenizer's.
 Config resolve_vocab_size(Config config, const Tokenizer& tokenizer);
+// Of a configuration whose model.vocab_size is 0 and which has no training data to resolve it with.
+Error unknown_vocab_size(const Config& config);
 
 }  // namespace nmoe

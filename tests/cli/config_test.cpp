@@ -87,8 +87,12 @@ TEST_F(ConfigCommandTest, TheLastOverrideCounts) {
 }
 
 TEST_F(ConfigCommandTest, PlanNeedsNoCorpusButAVocabulary) {
-  expect_error(n({"plan", "tiny.toml"}), 2, "model.vocab_size is 0", "--set model.vocab_size=N");
+  expect_error(n({"plan", "tiny.toml"}), 2, "data.path = \"data\": there is no such folder",
+               "correct data.path, or prepare a corpus there (n prep TEXT... --out data), or, to go without a corpus");
+  expect_error(n({"plan", "tiny.toml", "--set", "data.path="}), 2, "data.path and model.vocab_size are not set",
+               "--set model.vocab_size=N");
   const std::string given = output({"plan", "tiny.toml", "--set", "model.vocab_size=257"});
+  EXPECT_TRUE(contains(given, "note: there is no 'data' yet"));
   for (const char* owner : {"parameters", "gradients", "optimizer", "activations", "scratch", "checkpoint staging",
                             "process", "total", "FLOP per token"}) {
     EXPECT_TRUE(contains(given, owner));
@@ -160,6 +164,44 @@ TEST_F(ConfigCommandTest, PlanRefusesAStartingCheckpointThatIsNotThere) {
   output({"plan", "tiny.toml", "--set", "run.name=second", "--set", from});
   expect_error(n({"plan", "tiny.toml", "--set", "run.name=second", "--set", from, "--set", "model.dense_dim=64"}), 2,
                "model.dense_dim: 32 != 64", "without them, [model] is the checkpoint's");
+}
+
+// A plan that looks well and a run that does not begin would be two answers to one question.
+TEST_F(ConfigCommandTest, PlanRefusesANameThatIsTaken) {
+  prepare();
+  output(train({"train.steps=1"}));
+  const Outcome outcome = n({"plan", "tiny.toml"});
+  EXPECT_TRUE(contains(outcome.out, "  total "));
+  expect_error(outcome, 2, "runs/checkpoints/tiny already holds checkpoints of a run named \"tiny\"",
+               "add --resume to go on with it, or choose another run.name");
+  EXPECT_EQ(n(train({})).err.substr(n(train({})).err.rfind("error: ")),
+            outcome.err.substr(outcome.err.rfind("error: ")));
+  output({"plan", "tiny.toml", "--resume"});
+}
+
+// Neither key of the pair that has to agree is blamed: the corpus is what can be made anew.
+TEST_F(ConfigCommandTest, AStartFromAnotherVocabularyNamesTheTokenizer) {
+  prepare();
+  output(train({"train.steps=1"}));  // bytes: 257 ids
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "bpe.json"});
+  output({"prep", "train.txt", "--tokenizer", "bpe.json", "--out", "other"});
+  write("tune.toml",
+        "[run]\nname = \"tune\"\nthreads = 1\n[model.init]\nfrom = \"runs/checkpoints/tiny\"\n"
+        "[data]\npath = \"other\"\nseq_len = 16\n[train]\nsteps = 2\nbatch_seqs = 4\n");
+  for (const char* command : {"plan", "train"}) {
+    expect_error(n({command, "tune.toml"}), 2, "the corpus's tokenizer has 270 ids, but model.vocab_size = 257",
+                 "prepare the corpus with the checkpoint's tokenizer (n prep ... --tokenizer ");
+    // Whatever is tried with model.vocab_size leads to the same place.
+    for (const char* size : {"0", "270", "300"}) {
+      expect_error(n({command, "tune.toml", "--set", std::string("model.vocab_size=") + size}), 2,
+                   "the data was prepared with another tokenizer than that of runs/checkpoints/tiny/step_",
+                   "n prep ... --tokenizer runs/checkpoints/tiny/step_00000001/tokenizer.json");
+    }
+  }
+  // And that is the end of it.
+  output({"prep", "train.txt", "--tokenizer", "runs/checkpoints/tiny/step_00000001/tokenizer.json", "--out", "other",
+          "--force"});
+  output({"train", "tune.toml"});
 }
 
 // All that fine-tuning has to say is what it starts with and what it reads.

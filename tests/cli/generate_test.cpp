@@ -81,8 +81,10 @@ TEST_F(GenerateCommandTest, BenchOfACheckpointOrAConfiguration) {
     EXPECT_TRUE(contains(json, key));
   }
   EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--tokens", "8", "--threads", "1"}), "text of 8 "));
-  expect_error(n({"bench", "decode", "tiny.toml", "--set", "data.path=nowhere"}), 2, "model.vocab_size is 0",
-               "at least 257");
+  expect_error(n({"bench", "decode", "tiny.toml", "--set", "data.path=nowhere"}), 2,
+               "data.path = \"nowhere\": there is no such folder", "--set model.vocab_size=N");
+  expect_error(n({"bench", "decode", "tiny.toml", "--set", "data.path=nowhere", "--set", "model.vocab_size=100"}), 2,
+               "model.vocab_size = 100, but there are 256 bytes", "raise it to 257");
   expect_error(n({"bench", "decode", "runs/checkpoints/tiny", "--set", "model.dim=8"}), 2, "--set with a checkpoint",
                ".toml");
 }
