@@ -27,8 +27,8 @@ readonly build_packages=(
   libsimdjson-dev libxxhash-dev libzstd-dev zlib1g-dev libboost-dev libedit-dev libncurses-dev
   libseccomp-dev
 )
-# python3: for tests of the sandbox; tmux: of n mon.
-readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3 tmux)
+# python3: for tests of the sandbox; tmux: of n mon; dpkg-dev and file: of the Debian package.
+readonly test_packages=(libgtest-dev libbenchmark-dev libcpp-httplib-dev clang-format clang-tidy python3 tmux dpkg-dev file)
 # Older ones do not understand ranges of g++ 12.
 readonly fuzz_packages=(clang-16 libclang-rt-16-dev)
 readonly browser_packages=(chromium chromium-driver)

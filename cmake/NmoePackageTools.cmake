@@ -1,0 +1,10 @@
+# Read by cpack before it packs: without these it would make a package that depends on nothing, or say less.
+foreach(tool_and_package "dpkg-shlibdeps dpkg-dev" "file file")
+  separate_arguments(tool_and_package)
+  list(GET tool_and_package 0 tool)
+  list(GET tool_and_package 1 package)
+  find_program(found_${tool} ${tool})
+  if(NOT found_${tool})
+    message(FATAL_ERROR "${tool} not found; making a package takes it: apt-get install ${package}")
+  endif()
+endforeach()
