@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "ops/cuda/block_scratch.h"
+#include "ops/cuda/plans/block_operands.h"
 #include "ops/cuda/sm100/descriptors.h"
 
 namespace nmoe::cuda::sm100 {

@@ -1,5 +1,7 @@
-// Which kernels a device of a compute capability has, and how fast it is. No CUDA here.
+// What is known of devices without CUDA: which kernels they have, how fast they are, how their memory is handed out.
 #pragma once
+
+#include <cstdint>
 
 #include "tensor/dtype.h"
 
@@ -23,6 +25,12 @@ struct KernelSet {
 constexpr double peak_flops(const KernelSet& kernels, DType compute) {
   if (compute == DType::kBF16) return kernels.has_sm90() ? 989.4e12 : 2250e12;
   return kernels.has_sm90() ? 66.9e12 : 75e12;
+}
+
+// Memory that an allocation takes: the driver maps pages of 2 MiB, which small blocks share.
+constexpr int64_t device_allocation_bytes(int64_t bytes) {
+  constexpr int64_t kPage = int64_t{2} << 20;
+  return bytes <= kPage / 2 ? bytes : (bytes + kPage - 1) / kPage * kPage;
 }
 
 }  // namespace nmoe::cuda

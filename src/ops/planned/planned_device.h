@@ -1,10 +1,10 @@
 // A device that only counts: it stands for a CUDA part that is not here, so that a plan can be made anywhere. Arenas on
-// it stay counting ones, operations claim the scratch that CUDA's would (ops/cuda/scratch.h) and do nothing else.
+// it stay counting ones; of operations it makes the plans that CUDA's would run by (ops/cuda/plans.h), nothing else.
 #pragma once
 
 #include <array>
 
-#include "ops/cuda/scratch.h"
+#include "ops/cuda/kernel_set.h"
 #include "ops/ops.h"
 #include "ops/planned/gpu_part.h"
 
@@ -16,14 +16,15 @@ class PlannedOps final : public Ops {
       : Ops(device, lane), compute_dtype_(compute_dtype), kernels_(kernels) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
-  WeightRounding weight_rounding(OperandFormat format) const override {
-    return cuda::weight_rounding(kernels_, compute_dtype_, format);
-  }
+  WeightRounding weight_rounding(OperandFormat format) const override;
 #define NMOE_DECLARE_OVERRIDE(name, Arguments) void name(const Arguments& args) override;
   NMOE_OPERATIONS(NMOE_DECLARE_OVERRIDE)
 #undef NMOE_DECLARE_OVERRIDE
 
  private:
+  template <class Arguments>
+  void count(const Arguments& args);
+
   DType compute_dtype_;
   cuda::KernelSet kernels_;
 };

@@ -1,8 +1,8 @@
 // Attention on the GPU against the CPU's. Head sizes of models and odd ones, so that Hopper's kernels, cuDNN's and the
 // plain ones have their turn, and lengths, windows and documents that cross tiles. Needs a GPU: label gpu.
 #include "ops/cuda/cuda_test.h"
+#include "ops/cuda/plans.h"
 #include "ops/cuda/runtime/cuda_ops.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::test {
@@ -239,10 +239,12 @@ TEST_F(CudaAttention, PartsOfBackwardAreTheWhole) {
     run([&](Ops& ops) {
       const int64_t limit = heads_at_a_time * head_bytes;
       cuda::Context& ctx = dynamic_cast<cuda::CudaOps&>(ops).context();  // the limit lies below the operations
-      ctx.cudnn_attention.backward(ctx, parts.backward, {}, limit);
-      if (ctx.counting()) {
-        EXPECT_LE(ctx.scratch.high_water(), limit + rest);
-      }
+      cuda::CudnnAttention& cudnn = ctx.cudnn_attention;
+      ArenaScope scope(ops.scratch());
+      const auto scratch =
+          cuda::claim_attention_backward(scope, parts.backward, cudnn.backward_workspace(parts.backward, limit), limit);
+      EXPECT_LE(ops.scratch().high_water(), limit + rest);
+      if (!ops.counting()) cudnn.backward(ctx, parts.backward, {}, scratch, limit);
     });
     for (const auto& [a, b] : {std::pair{whole.backward.dq, parts.backward.dq},
                                {whole.backward.dk, parts.backward.dk},

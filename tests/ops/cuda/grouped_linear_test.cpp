@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "ops/cuda/cuda_test.h"
-#include "ops/cuda/scratch.h"
+#include "ops/cuda/plans.h"
 #include "ops/squares.h"
 
 namespace nmoe::test {

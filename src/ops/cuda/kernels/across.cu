@@ -4,7 +4,6 @@
 // are and how they are connected. Here NCCL only carries: every domain gets its part of a piece from all others, adds
 // in the order of domains, and sends the total back. These are the bytes that a ring sends: 2 (P - 1) / P of all on
 // each of P domains. Bound by the slowest link between two of them.
-#include "ops/cuda/across_scratch.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/ordered_sum.cuh"
 #include "ops/cuda/vendor/nccl.h"
@@ -102,13 +101,10 @@ class Round {
 
 }  // namespace
 
-void sum_across(Context& ctx, const SumAcross& args) {
+void sum_across(Context& ctx, const SumAcross& args, const Tensor& scratch) {
   check_sum_across(args);
   if (args.across.alone()) return;
   NMOE_CHECK(args.across.count() <= kMaxPeers, "a sum over {} domains, at most {}", args.across.count(), kMaxPeers);
-  ArenaScope scope(ctx.scratch);
-  const Tensor scratch = claim(scope, args);
-  if (ctx.counting()) return;
   auto& link = static_cast<NcclLink&>(*args.across.link());
   for (const AcrossRound& round : across_rounds(args.tensors, kAcrossRoundBytes)) {
     Round(ctx, args, round, static_cast<std::byte*>(scratch.raw())).run(link);

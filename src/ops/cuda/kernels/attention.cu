@@ -1,4 +1,4 @@
-// Checks, which keys each query attends to, delta, and what attention_engine (scratch.h) says:
+// Checks, which keys each query attends to, delta, and what attention_engine (plans/attention.h) says:
 //
 //   kSm90    sm90/attention_forward.cu
 //   kCudnn   cuDNN, with documents and windows or without
@@ -13,10 +13,8 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
-#include "ops/mla_assembly.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -90,15 +88,13 @@ __global__ void __launch_bounds__(kThreads)
 unsigned blocks_of(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
 // Where each token's document begins, counted in its sequence: [T] I32, undefined without documents.
-Tensor find_first_keys(Context& ctx, ArenaScope& scope, const AttentionShape& shape) {
-  const Tensor first_keys = claim_first_keys(scope, shape);
-  if (ctx.counting() || !first_keys.defined()) return first_keys;
+void find_first_keys(Context& ctx, const AttentionShape& shape, const Tensor& first_keys) {
+  if (!first_keys.defined()) return;
   const int64_t T = first_keys.dim(0);
   first_keys_kernel<<<blocks_of(T), kThreads, 0, ctx.stream>>>(
       static_cast<int>(T), static_cast<int>(shape.seq_len), shape.cu_seqlens.data<int32_t>(),
       static_cast<int>(shape.cu_seqlens.dim(0)), first_keys.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());
-  return first_keys;
 }
 
 void find_spans(const AttentionShape& shape, const Tensor& storage, AttentionGeometry& g, cudaStream_t stream) {
@@ -156,43 +152,32 @@ void check_parts(const Tensor& q, const Tensor& kv, const Tensor& k_rope, const 
              dtype_name(q.dtype()), out.shape(), lse.shape());
 }
 
-// Whether kernels of our own did it.
-bool attend_parts_backward(Context& ctx, const MlaAttentionBackward& args) {
+void attend_parts_backward(Context& ctx, const MlaAttentionBackward& args, const MlaAttentionBackwardPlan& plan) {
   if constexpr (kKernels.has_sm90()) {
-    if (!sm90_attention_takes(kKernels, args)) return false;
-    ArenaScope scope(ctx.scratch);
-    const Tensor dk_rope = claim_shared_key_gradients(scope, args);
-    sm90::mla_attention_backward(ctx, args, dk_rope, find_first_keys(ctx, scope, args.shape));
-    sum_heads(ctx, dk_rope, args.dk_rope);
+    find_first_keys(ctx, args.shape, plan.first_keys);
+    sm90::mla_attention_backward(ctx, args, plan.dk_rope, plan.first_keys, plan.sm90);
+    sum_heads(ctx, plan.dk_rope, args.dk_rope);
     if (!sm90_attention_rotates(args.q, args.rope, /*rope_keys=*/false)) rotate_back(ctx, args.rope, args.dq);
-    return true;
-  } else {
-    return false;
   }
 }
 
 }  // namespace
 
-void attention_forward(Context& ctx, const AttentionForward& args) {
+void attention_forward(Context& ctx, const AttentionForward& args, const AttentionForwardPlan& plan) {
   AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
   if (g.T == 0) return;
-  ArenaScope scope(ctx.scratch);
-  const AttentionEngine engine = attention_engine(kKernels, args);
+  find_first_keys(ctx, args.shape, plan.first_keys);
   if constexpr (kKernels.has_sm90()) {
-    if (engine == AttentionEngine::kSm90) {
-      return sm90::attention_forward(ctx, args, find_first_keys(ctx, scope, args.shape));
-    }
+    if (plan.engine == AttentionEngine::kSm90) return sm90::attention_forward(ctx, args, plan.first_keys);
   }
-  if (engine == AttentionEngine::kCudnn) {
-    return ctx.cudnn_attention.forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+  if (plan.engine == AttentionEngine::kCudnn) {
+    return ctx.cudnn_attention.forward(ctx, args, plan.first_keys, plan.workspace);
   }
-  const Tensor spans = claim_spans(scope, g.T);
-  if (ctx.counting()) return;
-  find_spans(args.shape, spans, g, ctx.stream);
+  find_spans(args.shape, plan.spans, g, ctx.stream);
   plain_attention_forward(g, args, ctx.stream);
 }
 
-void attention_backward(Context& ctx, const AttentionBackward& args) {
+void attention_backward(Context& ctx, const AttentionBackward& args, const AttentionBackwardPlan& plan) {
   AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
   const DType act = args.q.dtype();
   NMOE_CHECK(args.dout.shape() == args.out.shape() && args.dq.shape() == args.q.shape() &&
@@ -202,22 +187,20 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
              args.dq.shape(), args.dk.shape(), args.dv.shape(), args.q.shape(), args.k.shape(), args.v.shape(),
              dtype_name(act));
   if (g.T == 0) return;
-  ArenaScope scope(ctx.scratch);
-  const AttentionEngine engine = attention_engine(kKernels, args);
+  find_first_keys(ctx, args.shape, plan.first_keys);
   if constexpr (kKernels.has_sm90()) {
-    if (engine == AttentionEngine::kSm90) {
-      sm90::attention_backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    if (plan.engine == AttentionEngine::kSm90) {
+      sm90::attention_backward(ctx, args, plan.first_keys, plan.sm90);
       if (!sm90_attention_rotates(args.q, args.rope, args.rope_keys)) rotate_back(ctx, args);
       return;
     }
   }
-  if (engine == AttentionEngine::kCudnn) {
-    ctx.cudnn_attention.backward(ctx, args, find_first_keys(ctx, scope, args.shape));
+  if (plan.engine == AttentionEngine::kCudnn) {
+    ctx.cudnn_attention.backward(ctx, args, plan.first_keys, plan.cudnn);
     return rotate_back(ctx, args);
   }
-  const Tensor spans = claim_spans(scope, g.T), delta = scope.allocate(DType::kF32, args.lse.shape());
-  if (ctx.counting()) return;
-  find_spans(args.shape, spans, g, ctx.stream);
+  const Tensor& delta = plan.delta;
+  find_spans(args.shape, plan.spans, g, ctx.stream);
   g.dq_stride = args.dq.stride();
   g.dk_stride = args.dk.stride();
   g.dv_stride = args.dv.stride();
@@ -230,35 +213,35 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   rotate_back(ctx, args);
 }
 
-void mla_attention_forward(Context& ctx, const MlaAttentionForward& args) {
+void mla_attention_forward(Context& ctx, const MlaAttentionForward& args, const MlaAttentionForwardPlan& plan) {
   check_parts(args.q, args.kv, args.k_rope, args.out, args.lse);
   if (args.q.dim(0) == 0) return;
-  ArenaScope scope(ctx.scratch);
   if constexpr (kKernels.has_sm90()) {
-    if (sm90_attention_takes(kKernels, args)) {
-      return sm90::mla_attention_forward(ctx, args, find_first_keys(ctx, scope, args.shape));
+    if (plan.in_parts) {
+      find_first_keys(ctx, args.shape, plan.first_keys);
+      return sm90::mla_attention_forward(ctx, args, plan.first_keys);
     }
   }
-  const AttentionForward assembled = claim_assembled(scope, args);
-  assemble_keys(ctx, args.kv, args.k_rope, assembled.k, assembled.v);
-  attention_forward(ctx, assembled);
+  assemble_keys(ctx, args.kv, args.k_rope, plan.assembled.k, plan.assembled.v);
+  attention_forward(ctx, plan.assembled, plan.whole);
 }
 
-void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args) {
+void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args, const MlaAttentionBackwardPlan& plan) {
   check_parts(args.q, args.kv, args.k_rope, args.out, args.lse);
   NMOE_CHECK(args.dout.shape() == args.out.shape() && args.dq.shape() == args.q.shape() &&
                  args.dkv.shape() == args.kv.shape() && args.dk_rope.shape() == args.k_rope.shape(),
              "gradients of attention: dout {}, dq {}, dkv {}, dk_rope {}", args.dout.shape(), args.dq.shape(),
              args.dkv.shape(), args.dk_rope.shape());
   if (args.q.dim(0) == 0) return;
-  if (!attend_parts_backward(ctx, args)) {
-    ArenaScope scope(ctx.scratch);
-    const AttentionBackward assembled = claim_assembled(scope, args);
+  if (plan.in_parts) {
+    attend_parts_backward(ctx, args, plan);
+  } else {
+    const AttentionBackward& assembled = plan.assembled;
     assemble_keys(ctx, args.kv, args.k_rope, assembled.k, assembled.v);
-    attention_backward(ctx, assembled);
+    attention_backward(ctx, assembled, plan.whole);
     split_key_gradients(ctx, assembled.dk, assembled.dv, args.dkv, args.dk_rope);
   }
-  if (ctx.counting() || !args.dkv_codes.defined()) return;
+  if (!args.dkv_codes.defined()) return;
   const Tensor rows = args.dkv.reshape({args.dkv.dim(0), args.dkv.shape().row_elements()});
   quantize_fp8_rows(ctx, rows, /*num_rows=*/{}, args.dkv_codes);
 }

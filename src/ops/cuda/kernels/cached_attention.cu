@@ -5,7 +5,6 @@
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
 
-#include "ops/cuda/cached_attention_scratch.h"
 #include "ops/cuda/kernels/cached_attention_groups.h"
 #include "ops/cuda/kernels/cached_places.cuh"
 #include "ops/cuda/operations.h"
@@ -44,7 +43,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // Sizes of cached attention. `query_stride`: from a token's queries to the next's. `value_width` is that of a cached
 // position's values, `value_step` from one head's to the next's: 0 where keys are values.
-struct AttentionSizes {
+struct CachedSizes {
   int64_t num_heads, num_kv_heads, key, value, query_stride, value_width, value_step;
   int64_t window;
   float scale;
@@ -53,7 +52,7 @@ struct AttentionSizes {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(const T* q, CachePlaces places, const T* keys, const T* values, T* out, AttentionSizes sizes) {
+    attention_kernel(const T* q, CachePlaces places, const T* keys, const T* values, T* out, CachedSizes sizes) {
   extern __shared__ float shared[];
   float* query = shared;            // [key], times scale
   float* sums = query + sizes.key;  // [value]: of values, weighted by exp(score - highest)
@@ -142,7 +141,7 @@ void cache_write(Context& ctx, const CacheWrite& args) {
                  args.offset + width <= cache_width && args.cache.dtype() == args.rows.dtype(),
              "rows {} {} at offset {} of a cache {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.offset,
              dtype_name(args.cache.dtype()), args.cache.shape());
-  if (ctx.counting() || args.rows.num_elements() == 0) return;
+  if (args.rows.num_elements() == 0) return;
   const bool vector = can_vectorise(width, args.rows, args.cache) && cache_width % 8 == 0 && args.offset % 8 == 0;
   dispatch_act(args.rows.dtype(), [&](auto element) {
     using T = decltype(element);
@@ -154,7 +153,7 @@ void cache_write(Context& ctx, const CacheWrite& args) {
   });
 }
 
-void cached_attention(Context& ctx, const CachedAttention& args) {
+void cached_attention(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   const int64_t G = args.num_kv_heads;
   const Tensor values = args.values.defined() ? args.values : args.keys;
@@ -164,19 +163,19 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
                  args.positions.dim(0) == T,
              "cached attention of q {} to keys {} and values {}, out {}", args.q.shape(), args.keys.shape(),
              args.values.shape(), args.out.shape());
-  if (takes_head_groups(args)) return cached_attention_by_groups(ctx, args);
+  if (plan.by_groups) return cached_attention_by_groups(ctx, args, plan);
   const int64_t num_bytes = shared_bytes(Dk + Dv);
-  if (ctx.counting() || args.out.num_elements() == 0) return;
-  const AttentionSizes sizes{H,
-                             G,
-                             Dk,
-                             Dv,
-                             args.q.stride(),
-                             values.dim(2),
-                             args.values.defined() ? Dv : 0,
-                             args.window,
-                             static_cast<float>(args.scale),
-                             can_vectorise(Dk, args.keys)};
+  if (args.out.num_elements() == 0) return;
+  const CachedSizes sizes{H,
+                          G,
+                          Dk,
+                          Dv,
+                          args.q.stride(),
+                          values.dim(2),
+                          args.values.defined() ? Dv : 0,
+                          args.window,
+                          static_cast<float>(args.scale),
+                          can_vectorise(Dk, args.keys)};
   dispatch_act(args.q.dtype(), [&](auto element) {
     using Act = decltype(element);
     launch_early(ctx, attention_kernel<Act>, grid_size(T * H), kThreads, num_bytes, args.q.rows_data<Act>(),

@@ -13,7 +13,6 @@
 // Bound by reading the cache when there are rows enough to fill the device; a single one has a block for each chunk.
 #include <algorithm>
 
-#include "ops/cuda/cached_attention_scratch.h"
 #include "ops/cuda/kernels/cached_attention_groups.h"
 #include "ops/cuda/kernels/cached_places.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
@@ -276,7 +275,7 @@ int block_tokens(const CachedAttention& args) {
   return args.q.dim(0) < kManyTokens ? 1 : static_cast<int>(kHeads / heads);
 }
 
-Groups groups_of(const CachedAttention& args, const CachedAttentionScratch& sums) {
+Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums) {
   const int64_t value = args.out.dim(2);
   const Tensor values = args.values.defined() ? args.values : args.keys;
   NMOE_CHECK(
@@ -309,11 +308,9 @@ Groups groups_of(const CachedAttention& args, const CachedAttentionScratch& sums
 
 }  // namespace
 
-void cached_attention_by_groups(Context& ctx, const CachedAttention& args) {
-  ArenaScope scope(ctx.scratch);
-  const CachedAttentionScratch sums = claim(scope, args);
-  if (ctx.counting() || args.out.num_elements() == 0) return;
-  const Groups groups = groups_of(args, sums);
+void cached_attention_by_groups(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
+  if (args.out.num_elements() == 0) return;
+  const Groups groups = groups_of(args, plan);
   const int bytes = shared_bytes_of(groups);
   allow_dynamic_shared(chunk_kernel, bytes);
   const dim3 grid(grid_size(ceil_div(groups.num_tokens, groups.block_tokens)), short_grid_size(groups.num_kv_heads),

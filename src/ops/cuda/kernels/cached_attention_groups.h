@@ -2,13 +2,12 @@
 // cached_attention.cu uses this.
 #pragma once
 
-#include "ops/contracts/cache.h"
+#include "ops/cuda/plans/cached_attention.h"
 #include "ops/cuda/runtime/context.h"
 
 namespace nmoe::cuda {
 
-// Of an operation that takes_head_groups() (ops/cuda/cached_attention_scratch.h). Claims scratch, and so comes here in
-// a counting run too. Shapes are checked by the caller.
-void cached_attention_by_groups(Context& ctx, const CachedAttention& args);
+// `plan` is by groups. Shapes are checked by the caller.
+void cached_attention_by_groups(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan);
 
 }  // namespace nmoe::cuda

@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <cub/device/device_radix_sort.cuh>
 
+#include "ops/cuda/kernels/sort_workspace.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -159,7 +159,7 @@ void embedding_forward(Context& ctx, const EmbeddingForward& args) {
 
   check_shapes(ids, table, y);
   const int64_t num_tokens = ids.dim(0), width = table.dim(1);
-  if (ctx.counting() || y.num_elements() == 0) return;
+  if (y.num_elements() == 0) return;
   dispatch_act(y.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_rows(num_tokens, width, [&](auto group, unsigned grid) {
@@ -169,29 +169,29 @@ void embedding_forward(Context& ctx, const EmbeddingForward& args) {
   });
 }
 
-void embedding_backward(Context& ctx, const EmbeddingBackward& args) {
+int64_t sort_workspace(int64_t num_keys) {
+  size_t bytes = 0;
+  NMOE_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(nullptr, bytes, static_cast<const int32_t*>(nullptr),
+                                                  static_cast<int32_t*>(nullptr), static_cast<const int32_t*>(nullptr),
+                                                  static_cast<int32_t*>(nullptr), static_cast<int>(num_keys), 0, 32));
+  return static_cast<int64_t>(bytes);
+}
+
+void embedding_backward(Context& ctx, const EmbeddingBackward& args, const EmbeddingBackwardPlan& plan) {
   const Tensor ids = args.ids, dy = args.dy, dtable = args.dtable;
 
   check_shapes(ids, dtable, dy);
   const int64_t num_tokens = ids.dim(0), width = dtable.dim(1);
   if (num_tokens == 0 || width == 0) return;
-  ArenaScope scratch(ctx.scratch);
-  // All bits of the ids are sorted by, so that those outside of the vocabulary form runs of their own too.
-  const auto sort = [&](const EmbeddingBackwardScratch& s, void* storage, size_t& num_bytes) {
-    NMOE_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(
-        storage, num_bytes, ids.data<int32_t>(), static_cast<int32_t*>(s.sorted_ids.raw()),
-        static_cast<const int32_t*>(s.tokens.raw()), static_cast<int32_t*>(s.sorted_tokens.raw()),
-        static_cast<int>(num_tokens), 0, 32, ctx.stream));
-  };
-  size_t num_bytes = 0;
-  sort({}, nullptr, num_bytes);  // says how much it needs
-  const EmbeddingBackwardScratch claimed = claim(scratch, args, static_cast<int64_t>(num_bytes));
-  const auto& [tokens, sorted_ids, sorted_tokens, storage, partials] = claimed;
-  if (ctx.counting()) return;
+  const auto& [tokens, sorted_ids, sorted_tokens, storage, partials] = plan;
   number_kernel<<<grid_size(ceil_div(num_tokens, kThreads)), kThreads, 0, ctx.stream>>>(tokens.data<int32_t>(),
                                                                                         num_tokens);
   NMOE_CUDA_CHECK(cudaGetLastError());
-  sort(claimed, storage.raw(), num_bytes);
+  // All bits of the ids are sorted by, so that those outside of the vocabulary form runs of their own too.
+  auto num_bytes = static_cast<size_t>(storage.num_bytes());
+  NMOE_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(
+      storage.raw(), num_bytes, ids.data<int32_t>(), sorted_ids.data<int32_t>(), tokens.data<int32_t>(),
+      sorted_tokens.data<int32_t>(), static_cast<int>(num_tokens), 0, 32, ctx.stream));
   dispatch_act(dy.dtype(), [&](auto element) {
     using T = decltype(element);
     const int64_t num_chunks = ceil_div(width, int64_t{8}), num_pieces = partials.dim(0) / 2;

@@ -4,7 +4,7 @@
 
 #include "ops/cuda/kernels/mxfp8.h"
 #include "ops/cuda/kernels/nvfp4.h"
-#include "ops/cuda/scratch.h"
+#include "ops/cuda/plans/rounding.h"
 
 namespace nmoe::cuda {
 

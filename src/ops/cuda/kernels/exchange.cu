@@ -18,7 +18,6 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -527,16 +526,13 @@ int rows_at_a_time(int64_t top_k) { return static_cast<int>(std::max<int64_t>(1,
 
 }  // namespace
 
-void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
+void build_exchange_plan(Context& ctx, const BuildExchangePlan& args, const Tensor& chunk_sent) {
   check_exchange_plan(args);
   const ExchangePlan& plan = args.plan;
   const int64_t num_tokens = args.top_idx.dim(0), num_experts = plan.placement.dim(0), num_ranks = plan.num_sent.dim(0);
   NMOE_CHECK(num_experts <= kMaxExperts && num_ranks <= kMaxPeers, "an exchange of {} experts on {} ranks", num_experts,
              num_ranks);
   const int64_t num_chunks = exchange_chunks(args);
-  ArenaScope scratch(ctx.scratch);
-  const Tensor chunk_sent = claim(scratch, args);
-  if (ctx.counting()) return;
   const int top_k = static_cast<int>(args.top_idx.dim(1));
   const Placement placement = placement_of(plan);
   int32_t* const all_sent = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
@@ -554,7 +550,6 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
 
 void exchange_send(Context& ctx, const ExchangeSend& args) {
   check_exchange_send(args);
-  if (ctx.counting()) return;
   const Peers& peers = args.peers;
   const ExchangeInbox& inbox = args.inbox;
   Choices choices{};
@@ -595,7 +590,6 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
 
 void exchange_return(Context& ctx, const ExchangeReturn& args) {
   check_exchange_return(args);
-  if (ctx.counting()) return;
   const Peers& peers = args.peers;
   const int64_t max_tokens = args.returns.rows.dim(1), width = args.rows.dim(1), top_k = args.row_of.dim(1);
   const bool with_weights = args.row_weight.defined();
@@ -630,7 +624,6 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
 
 void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
   check_exchange_return_copies(args);
-  if (ctx.counting()) return;
   const Peers& peers = args.peers;
   const bool with_weights = args.row_weight.defined();
   const ReturnedCopies copies{
@@ -652,7 +645,7 @@ void exchange_return_copies(Context& ctx, const ExchangeReturnCopies& args) {
 
 void exchange_collect(Context& ctx, const ExchangeCollect& args) {
   check_exchange_collect(args);
-  if (ctx.counting() || args.y.num_elements() == 0) return;
+  if (args.y.num_elements() == 0) return;
   const int64_t num_tokens = args.y.dim(0), width = args.y.dim(1);
   const bool with_weights = args.weights.defined();
   const CollectedWeights collected{.top_idx = args.top_idx.data<int32_t>(),

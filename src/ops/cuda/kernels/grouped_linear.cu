@@ -1,12 +1,10 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// BF16 rows of whole 16 bytes go to the kernels of sm90/grouped_linear.h or sm100/grouped_product.h, where the program
-// has them; what is rounded goes to those of sm90/grouped_fp8.h, rows as codes in order, or sm100/rounded_products.h.
-// But on Hopper, BF16 rows that are picked are put in order first. Elsewhere each product is a set of tiles of
-// gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes every gridDim.x-th
-// tile and finds its expert by walking the offsets, 32 experts at a time.
-// In the third, C has the shape of a weight and the rows are what is summed over: one block a tile of every expert.
+// Which kernels multiply, a plan says (plans/grouped_linear.h). Here are those for any operands: each product is a set
+// of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes every
+// gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third, C has the shape of
+// a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
 
 #include "ops/cuda/kernels/quantize_fp8.h"
@@ -17,7 +15,6 @@
 #include "ops/cuda/primitives/group_tiles.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm100/grouped_product.h"
 #include "ops/cuda/sm100/rounded_products.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
@@ -124,7 +121,7 @@ __global__ void __launch_bounds__(kOrderThreads)
 // The rows in order, in `ordered` if they are picked.
 Tensor in_order(Context& ctx, const OperandRows& rows, Tensor offsets, Tensor ordered) {
   if (!rows.index.defined()) return rows.source;
-  if (ctx.counting() || ordered.num_elements() == 0) return ordered;
+  if (ordered.num_elements() == 0) return ordered;
   const auto run = [&]<class T>(const T* source) {
     order_rows_kernel<<<grid_size(ceil_div<int64_t>(rows.num_rows(), kOrderThreads / kWarp)), kOrderThreads, 0,
                         ctx.stream>>>(source, rows.index.data<int32_t>(), ordered.data<T>(),
@@ -185,6 +182,15 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y, Te
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+template <bool kWKMajor>
+void tile_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y, Tensor scale) {
+  if (x.dtype() == DType::kBF16) {
+    rows_product<__nv_bfloat16, kWKMajor>(ctx, x, w, offsets, y, scale);
+  } else {
+    rows_product<float, kWKMajor>(ctx, x, w, offsets, y, scale);
+  }
+}
+
 template <class T>
 void weight_product(Context& ctx, Tensor x, Tensor dy, const GroupedLinearBackwardWeight& args) {
   using Tile = GemmTile<T>;
@@ -214,7 +220,6 @@ Tensor num_rows_of(Tensor offsets) { return offsets.rows(offsets.dim(0) - 1, off
 // y = the product of x with the experts' weights in codes.
 void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRows& x, const RowCodes& room, Tensor w,
                  Tensor w_scales, Tensor offsets, Tensor y) {
-  if (ctx.counting() || y.num_elements() == 0) return;
   if constexpr (kHasSm90) {
     sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, num_rows_of(offsets), room),
                             .w = w,
@@ -226,19 +231,16 @@ void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRow
 }
 
 // dw from codes of its operands' columns.
-void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  ArenaScope scratch(ctx.scratch);
-  const Fp8WeightScratch room = claim_fp8(scratch, args);
-  if (ctx.counting()) return;
+void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
   const bool has_x = args.x_columns.defined(), has_dy = args.dy_columns.defined();
-  if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, room.x);
-  if (!has_dy) quantize_fp8_columns(ctx, args.dy, args.offsets, room.dy);
+  if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, plan.x_columns);
+  if (!has_dy) quantize_fp8_columns(ctx, args.dy, args.offsets, plan.dy_columns);
   if constexpr (kHasSm90) {
-    sm90::grouped_fp8_weight(ctx, {.x = has_x ? args.x_columns : room.x,
-                                   .dy = has_dy ? args.dy_columns : room.dy,
+    sm90::grouped_fp8_weight(ctx, {.x = has_x ? args.x_columns : plan.x_columns,
+                                   .dy = has_dy ? args.dy_columns : plan.dy_columns,
                                    .num_rows = args.dy.num_rows(),
                                    .offsets = args.offsets,
-                                   .order = room.order,
+                                   .order = plan.order,
                                    .dw = args.dw,
                                    .accumulate = args.accumulate,
                                    .squares = args.squares});
@@ -253,86 +255,95 @@ void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& co
   if (columns.defined()) quantize_fp8_columns(ctx, x, offsets, columns);
 }
 
-}  // namespace
-
-void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
-  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
-  check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
-  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
-    ArenaScope scratch(ctx.scratch);
-    const RowCodes room = claim_row_codes(scratch, args.rounding, x);
-    return fp8_product(ctx, args.rounding, x, room, codes.values, codes.scales, offsets, y);
-  }
-  if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
-  }
-  if (ctx.counting() || y.num_elements() == 0) return;
-  if constexpr (kHasSm100) {
-    if (sm100::grouped_takes(x, w, y)) return sm100::grouped_forward(ctx, x, w, offsets, y);
-  }
-  if constexpr (kHasSm90) {
-    if (sm90::grouped_takes(x, w, y)) return sm90::grouped_forward(ctx, args);
-  }
-  if (x.dtype() == DType::kBF16) {
-    rows_product<__nv_bfloat16, true>(ctx, x, w, offsets, y, args.rounding.product_scale);
-  } else {
-    rows_product<float, true>(ctx, x, w, offsets, y, args.rounding.product_scale);
+// Kernels of tensor cores read by 16 bytes. Arenas align what they hold, so only a bug can fail here.
+void check_aligned(GroupedEngine engine, std::initializer_list<Tensor> tensors) {
+  if (engine != GroupedEngine::kSm90 && engine != GroupedEngine::kSm100) return;
+  for (const Tensor& tensor : tensors) {
+    NMOE_CHECK(aligned16(tensor.raw()), "a grouped product of {} at {}", tensor.shape(), tensor.raw());
   }
 }
 
-void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
+}  // namespace
+
+void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args, const GroupedLinearPlan& plan) {
+  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
+  check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
+  if (y.num_elements() == 0) return;
+  check_aligned(plan.engine, {x, w, y});
+  switch (plan.engine) {
+    case GroupedEngine::kCodes: {
+      const WeightCodes& codes = args.rounding.weight;
+      return fp8_product(ctx, args.rounding, x, plan.codes, codes.values, codes.scales, offsets, y);
+    }
+    case GroupedEngine::kBlocks:
+      if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
+      return;
+    case GroupedEngine::kSm100:
+      if constexpr (kHasSm100) sm100::grouped_forward(ctx, x, w, offsets, y);
+      return;
+    case GroupedEngine::kSm90:
+      if constexpr (kHasSm90) sm90::grouped_forward(ctx, args);
+      return;
+    case GroupedEngine::kTiles:
+      return tile_product</*kWKMajor=*/true>(ctx, x, w, offsets, y, args.rounding.product_scale);
+  }
+}
+
+namespace {
+
+// The product and SwiGLU in one kernel.
+void fused_activation_forward(Context& ctx, const GroupedActivationForward& args, const GroupedLinearPlan& product) {
   const Tensor w = args.w, offsets = args.offsets, row_weight = args.row_weight, pre = args.pre, h = args.h;
-  const bool fused = fuses_activation(kKernels, args) && aligned16(args.x.source.raw()) && aligned16(w.raw()) &&
-                     aligned16(pre.raw()) && aligned16(h.raw());
-  ArenaScope scratch(ctx.scratch);
-  const auto [ordered, room, unfused_h] = claim(scratch, args, fused);
+  check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
+  if (pre.num_elements() == 0) return;
   if constexpr (kHasSm90) {
-    if (fused) {
-      check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
-      NMOE_CHECK(h.shape() == Shape({pre.dim(0), w.dim(1) / 2}) && h.dtype() == pre.dtype() &&
-                     w.dtype() == pre.dtype() && row_weight.dim(0) == pre.dim(0),
-                 "grouped activation of {} into {} {}, weights {} {} and of rows {}", pre.shape(),
-                 dtype_name(h.dtype()), h.shape(), dtype_name(w.dtype()), w.shape(), row_weight.shape());
-      if (ctx.counting() || h.num_elements() == 0) return;
-      sm90::grouped_swiglu(ctx, args);
-      write_codes(ctx, pre, offsets, args.pre_codes);
-      return write_codes(ctx, h, offsets, args.h_codes);
-    }
-  }
-  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
-    check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
-    if constexpr (kHasSm90) {
+    if (product.engine == GroupedEngine::kCodes) {
       static_assert(sm90::kFp8SwiGluCols == block_size(OperandFormat::kFp8));
-      if (fuses_fp8_activation(args)) {
-        if (ctx.counting() || pre.num_elements() == 0) return;
-        return sm90::grouped_fp8_swiglu(ctx,
-                                        {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(offsets), room),
-                                         .w = codes.values,
-                                         .w_scales = codes.scales,
-                                         .offsets = offsets,
-                                         .row_weight = row_weight,
-                                         .pre = pre,
-                                         .pre_codes = args.pre_codes,
-                                         .h = args.keeps_h ? h : Tensor(),
-                                         .h_codes = args.h_codes,
-                                         .h_columns = args.h_columns});
-      }
+      const WeightCodes& codes = args.rounding.weight;
+      return sm90::grouped_fp8_swiglu(
+          ctx, {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(offsets), product.codes),
+                .w = codes.values,
+                .w_scales = codes.scales,
+                .offsets = offsets,
+                .row_weight = row_weight,
+                .pre = pre,
+                .pre_codes = args.pre_codes,
+                .h = args.keeps_h ? h : Tensor(),
+                .h_codes = args.h_codes,
+                .h_columns = args.h_columns});
     }
-    fp8_product(ctx, args.rounding, args.x, room, codes.values, codes.scales, offsets, pre);
-  } else if (multiplies_blocks(kKernels, args.rounding)) {
-    check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
-    if constexpr (kHasSm100) sm100::rounded_product(ctx, args);
-  } else {
-    grouped_linear_forward(ctx, {.x = in_order(ctx, args.x, offsets, ordered),
-                                 .w = w,
-                                 .offsets = offsets,
-                                 .y = pre,
-                                 .rounding = args.rounding});
+    NMOE_CHECK(h.shape() == Shape({pre.dim(0), w.dim(1) / 2}) && h.dtype() == pre.dtype() && w.dtype() == pre.dtype() &&
+                   row_weight.dim(0) == pre.dim(0),
+               "grouped activation of {} into {} {}, weights {} {} and of rows {}", pre.shape(), dtype_name(h.dtype()),
+               h.shape(), dtype_name(w.dtype()), w.shape(), row_weight.shape());
+    check_aligned(product.engine, {args.x.source, w, pre, h});
+    sm90::grouped_swiglu(ctx, args);
+    write_codes(ctx, pre, offsets, args.pre_codes);
+    write_codes(ctx, h, offsets, args.h_codes);
   }
-  const Tensor hidden = args.h_columns.defined() ? unfused_h : h;
+}
+
+}  // namespace
+
+void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args,
+                                const GroupedActivationForwardPlan& plan) {
+  if (plan.fused) return fused_activation_forward(ctx, args, plan.product);
+  const Tensor w = args.w, offsets = args.offsets, pre = args.pre;
+  const GroupedLinearPlan& product = plan.product;
+  check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
+  if (pre.num_elements() > 0 && product.engine == GroupedEngine::kCodes) {
+    const WeightCodes& codes = args.rounding.weight;
+    fp8_product(ctx, args.rounding, args.x, product.codes, codes.values, codes.scales, offsets, pre);
+  } else if (product.engine == GroupedEngine::kBlocks) {
+    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, product.blocks);
+  } else {
+    const Tensor x = in_order(ctx, args.x, offsets, plan.x);
+    grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = offsets, .y = pre, .rounding = args.rounding}, product);
+  }
+  const Tensor hidden = args.h_columns.defined() ? plan.h : args.h;
   activation_forward(ctx, {.kind = args.kind,
                            .pre = pre,
-                           .row_weight = row_weight,
+                           .row_weight = args.row_weight,
                            .h = hidden,
                            .num_rows = num_rows_of(offsets),
                            .h_codes = args.h_codes,
@@ -341,102 +352,111 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
   write_columns(ctx, hidden, offsets, args.h_columns);
 }
 
-void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
+void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args,
+                                   const GroupedLinearPlan& plan) {
   const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
   check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
-  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
-    ArenaScope scratch(ctx.scratch);
-    const RowCodes room = claim_row_codes(scratch, args.rounding, dy);
-    return fp8_product(ctx, args.rounding, dy, room, codes.transposed_values, codes.transposed_scales, offsets, dx);
-  }
-  if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
-  }
-  if (ctx.counting() || dx.num_elements() == 0) return;
-  if constexpr (kHasSm100) {
-    if (sm100::grouped_takes(dy, w, dx)) return sm100::grouped_backward_input(ctx, dy, w, offsets, dx);
-  }
-  if constexpr (kHasSm90) {
-    if (sm90::grouped_takes(dy, w, dx)) return sm90::grouped_backward_input(ctx, args);
-  }
-  if (dy.dtype() == DType::kBF16) {
-    rows_product<__nv_bfloat16, false>(ctx, dy, w, offsets, dx, args.rounding.product_scale);
-  } else {
-    rows_product<float, false>(ctx, dy, w, offsets, dx, args.rounding.product_scale);
+  if (dx.num_elements() == 0) return;
+  check_aligned(plan.engine, {dy, w, dx});
+  switch (plan.engine) {
+    case GroupedEngine::kCodes: {
+      const WeightCodes& codes = args.rounding.weight;
+      return fp8_product(ctx, args.rounding, dy, plan.codes, codes.transposed_values, codes.transposed_scales, offsets,
+                         dx);
+    }
+    case GroupedEngine::kBlocks:
+      if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
+      return;
+    case GroupedEngine::kSm100:
+      if constexpr (kHasSm100) sm100::grouped_backward_input(ctx, dy, w, offsets, dx);
+      return;
+    case GroupedEngine::kSm90:
+      if constexpr (kHasSm90) sm90::grouped_backward_input(ctx, args);
+      return;
+    case GroupedEngine::kTiles:
+      return tile_product</*kWKMajor=*/false>(ctx, dy, w, offsets, dx, args.rounding.product_scale);
   }
 }
 
-void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args) {
+namespace {
+
+// The product and SwiGLU's backward in one kernel. pre_codes: args.pre_codes where they are read in place of pre.
+void fused_activation_backward(Context& ctx, const GroupedActivationBackward& args,
+                               const GroupedActivationBackwardPlan& plan, const RowCodes& pre_codes) {
   const Tensor w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre;
+  check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
+  if (pre.num_elements() == 0) return;
+  if constexpr (kHasSm90) {
+    if (plan.product.engine == GroupedEngine::kCodes) {
+      const WeightCodes& codes = args.rounding.weight;
+      const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
+      if (args.h.defined()) {
+        activation_forward(ctx, {.kind = args.kind,
+                                 .pre = pre,
+                                 .row_weight = args.row_weight,
+                                 .h = args.h,
+                                 .num_rows = num_rows_of(offsets)});
+      }
+      sm90::grouped_fp8_swiglu_backward(
+          ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), plan.product.codes),
+                .w = codes.transposed_values,
+                .w_scales = codes.transposed_scales,
+                .offsets = offsets,
+                .pre = pre,
+                .pre_codes = pre_codes,
+                .row_weight = args.row_weight,
+                .dpre = dpre,
+                .dpre_codes = args.dpre_codes,
+                .dpre_columns = codes_alone ? args.dpre_columns : ColumnCodes{},
+                .row_sums = plan.row_sums,
+                .drow_weight = args.drow_weight});
+      return codes_alone ? void() : write_columns(ctx, dpre, offsets, args.dpre_columns);
+    }
+    NMOE_CHECK(dpre.shape() == pre.shape() && dpre.dtype() == pre.dtype() && w.dtype() == pre.dtype() &&
+                   args.row_weight.dim(0) == pre.dim(0) && args.drow_weight.shape() == args.row_weight.shape(),
+               "gradients {} {} of {}, weights {} {}, of rows {} and {}", dtype_name(dpre.dtype()), dpre.shape(),
+               pre.shape(), dtype_name(w.dtype()), w.shape(), args.row_weight.shape(), args.drow_weight.shape());
+    check_aligned(plan.product.engine, {args.dy.source, w, pre, dpre, args.h});
+    sm90::grouped_swiglu_backward(ctx, args, plan.row_sums);
+    write_codes(ctx, dpre, offsets, args.dpre_codes);
+  }
+}
+
+}  // namespace
+
+void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args,
+                                 const GroupedActivationBackwardPlan& plan) {
+  const Tensor w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre, dh = plan.dh;
   NMOE_CHECK(!args.h.defined() || (args.h.shape() == Shape({pre.dim(0), w.dim(2)}) && args.h.dtype() == pre.dtype()),
              "an activation {} {} of {}", dtype_name(args.h.dtype()), args.h.shape(), pre.shape());
-  const bool fused = fuses_activation_backward(kKernels, args) && aligned16(args.dy.source.raw()) &&
-                     aligned16(w.raw()) && aligned16(pre.raw()) && aligned16(dpre.raw()) && aligned16(args.h.raw());
-  ArenaScope scratch(ctx.scratch);
-  const auto [room, ordered, dh, row_sums] = claim(scratch, args, fused);
-  const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
+  const GroupedLinearPlan& product = plan.product;
   // Whether nothing reads pre-activations but as codes.
-  const bool reads_codes = kHasSm90 && codes_alone && args.pre_codes.defined() && !args.h.defined() &&
-                           args.rounding.weight.defined() && fuses_fp8_activation_backward(args);
+  const bool reads_codes = plan.fused && product.engine == GroupedEngine::kCodes && args.pre_codes.defined() &&
+                           args.dpre_columns.defined() && !args.keeps_dpre && !args.h.defined();
+  const RowCodes pre_codes = reads_codes ? args.pre_codes : RowCodes{};
   if (args.pre_codes.defined() && !reads_codes) {
     widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = num_rows_of(offsets)});
   }
   if (args.h_columns.defined()) {
     activation_fp8_columns(ctx, {.kind = args.kind,
                                  .pre = pre,
-                                 .pre_codes = reads_codes ? args.pre_codes : RowCodes{},
+                                 .pre_codes = pre_codes,
                                  .row_weight = args.row_weight,
                                  .offsets = offsets,
                                  .columns = args.h_columns});
   }
-  if constexpr (kHasSm90) {
-    if (fused) {
-      check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
-      NMOE_CHECK(dpre.shape() == pre.shape() && dpre.dtype() == pre.dtype() && w.dtype() == pre.dtype() &&
-                     args.row_weight.dim(0) == pre.dim(0) && args.drow_weight.shape() == args.row_weight.shape(),
-                 "gradients {} {} of {}, weights {} {}, of rows {} and {}", dtype_name(dpre.dtype()), dpre.shape(),
-                 pre.shape(), dtype_name(w.dtype()), w.shape(), args.row_weight.shape(), args.drow_weight.shape());
-      if (ctx.counting() || pre.num_elements() == 0) return;
-      sm90::grouped_swiglu_backward(ctx, args, row_sums);
-      return write_codes(ctx, dpre, offsets, args.dpre_codes);
-    }
-  }
-  if (const WeightCodes& codes = args.rounding.weight; codes.defined()) {
-    if constexpr (kHasSm90) {
-      if (fuses_fp8_activation_backward(args)) {
-        check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
-        if (ctx.counting() || pre.num_elements() == 0) return;
-        if (args.h.defined()) {
-          activation_forward(ctx, {.kind = args.kind,
-                                   .pre = pre,
-                                   .row_weight = args.row_weight,
-                                   .h = args.h,
-                                   .num_rows = num_rows_of(offsets)});
-        }
-        sm90::grouped_fp8_swiglu_backward(ctx,
-                                          {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), room),
-                                           .w = codes.transposed_values,
-                                           .w_scales = codes.transposed_scales,
-                                           .offsets = offsets,
-                                           .pre = pre,
-                                           .pre_codes = reads_codes ? args.pre_codes : RowCodes{},
-                                           .row_weight = args.row_weight,
-                                           .dpre = dpre,
-                                           .dpre_codes = args.dpre_codes,
-                                           .dpre_columns = codes_alone ? args.dpre_columns : ColumnCodes{},
-                                           .row_sums = row_sums,
-                                           .drow_weight = args.drow_weight});
-        return codes_alone ? void() : write_columns(ctx, dpre, offsets, args.dpre_columns);
-      }
-    }
-    check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
-    fp8_product(ctx, args.rounding, args.dy, room, codes.transposed_values, codes.transposed_scales, offsets, dh);
-  } else if (multiplies_blocks(kKernels, args.rounding)) {
-    check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
-    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, dh);
+  if (plan.fused) return fused_activation_backward(ctx, args, plan, pre_codes);
+  check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
+  if (dh.num_elements() > 0 && product.engine == GroupedEngine::kCodes) {
+    const WeightCodes& codes = args.rounding.weight;
+    fp8_product(ctx, args.rounding, args.dy, product.codes, codes.transposed_values, codes.transposed_scales, offsets,
+                dh);
+  } else if (product.engine == GroupedEngine::kBlocks) {
+    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, product.blocks, dh);
   } else {
-    const Tensor dy = in_order(ctx, args.dy, offsets, ordered);
-    grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh, .rounding = args.rounding});
+    const Tensor dy = in_order(ctx, args.dy, offsets, plan.dy);
+    grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh, .rounding = args.rounding},
+                                  product);
   }
   activation_backward(ctx, {.kind = args.kind,
                             .pre = pre,
@@ -453,41 +473,30 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 namespace {
 
 // Whether the product has left the squares too.
-bool weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args) {
+bool weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
   NMOE_CHECK(args.rounding.format == OperandFormat::kFp8 || !(args.x_columns.defined() || args.dy_columns.defined()),
              "codes of columns are operands of products in FP8");
   const Tensor offsets = args.offsets, dw = args.dw;
-  if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) {
-      sm100::rounded_product(ctx, args);
-      return false;
-    }
+  if (plan.engine == GroupedEngine::kBlocks) {
+    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
+    return false;
   }
-  if (args.rounding.format != OperandFormat::kAct) {
-    fp8_weight_gradient(ctx, args);
+  if (plan.engine == GroupedEngine::kCodes) {
+    fp8_weight_gradient(ctx, args, plan);
     return true;
   }
   check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
-  const bool aligned = aligned16(args.x.source.raw()) && aligned16(args.dy.source.raw());
-  const bool sm90 = is_sm90(kKernels, args) && aligned && aligned16(dw.raw()),
-             sm100 = is_sm100(kKernels, args) && aligned;
-  ArenaScope scratch(ctx.scratch);
-  const GroupedWeightScratch claimed = claim(scratch, args, sm90, sm100);
-  if (ctx.counting()) return true;
-  if constexpr (kHasSm90) {
-    if (sm90) {
-      sm90::grouped_backward_weight(ctx, args, claimed);
-      return true;
-    }
+  check_aligned(plan.engine, {args.x.source, args.dy.source, dw});
+  if (plan.engine == GroupedEngine::kSm90) {
+    if constexpr (kHasSm90) sm90::grouped_backward_weight(ctx, args, plan.order);
+    return true;
   }
-  const Tensor x = in_order(ctx, args.x, offsets, claimed.x), dy = in_order(ctx, args.dy, offsets, claimed.dy);
-  if constexpr (kHasSm100) {
-    if (sm100) {
-      sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, claimed.order);
-      return false;
+  const Tensor x = in_order(ctx, args.x, offsets, plan.x), dy = in_order(ctx, args.dy, offsets, plan.dy);
+  if (plan.engine == GroupedEngine::kSm100) {
+    if constexpr (kHasSm100) {
+      sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, plan.order);
     }
-  }
-  if (x.dtype() == DType::kBF16) {
+  } else if (x.dtype() == DType::kBF16) {
     weight_product<__nv_bfloat16>(ctx, x, dy, args);
   } else {
     weight_product<float>(ctx, x, dy, args);
@@ -511,13 +520,14 @@ __global__ void __launch_bounds__(kSquareCols) squares_kernel(const float* dw, i
 
 }  // namespace
 
-void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
+void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
+                                    const GroupedWeightPlan& plan) {
   const Tensor dw = args.dw, squares = args.squares;
   if (dw.num_elements() == 0) return;
   NMOE_CHECK(!squares.defined() || (!args.accumulate && squares.shape() == square_parts(dw.shape())),
              "squares {} of gradients {}, added to: {}", squares.shape(), dw.shape(), args.accumulate);
-  const bool has_squares = weight_gradient(ctx, args);
-  if (ctx.counting() || has_squares || !squares.defined()) return;
+  const bool has_squares = weight_gradient(ctx, args, plan);
+  if (has_squares || !squares.defined()) return;
   const dim3 parts(grid_size(squares.dim(2)), short_grid_size(squares.dim(1)), short_grid_size(squares.dim(0)));
   squares_kernel<<<parts, kSquareCols, 0, ctx.stream>>>(dw.data<float>(), static_cast<int>(dw.dim(1)),
                                                         static_cast<int>(dw.dim(2)), squares.data<double>());

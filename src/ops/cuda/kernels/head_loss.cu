@@ -22,7 +22,6 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -291,35 +290,33 @@ void cross_entropy(Context& ctx, const RowArgs<T>& args) {
 
 // T: of the logits.
 template <class T>
-void head_loss_of(Context& ctx, const HeadLoss& args, Tensor logits) {
+void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) {
+  const Tensor& logits = plan.logits;
   const int64_t num_tokens = args.x.dim(0), chunk_rows = logits.dim(0);
   const bool want_gradient = args.dx.defined();
   for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
     const int64_t end = std::min(begin + chunk_rows, num_tokens), rows = end - begin;
     const Tensor x = args.x.rows(begin, end), chunk = logits.rows(0, rows);
-    linear_forward(ctx, {.x = x, .w = args.w, .y = chunk});
-    if (!ctx.counting()) {
-      RowArgs<T> row_args{};
-      row_args.logits = chunk.data<T>();
-      row_args.targets = args.targets.data<int32_t>() + begin;
-      row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
-      row_args.losses = args.losses.data<float>() + begin;
-      row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
-      row_args.num_rows = static_cast<int>(rows);
-      row_args.vocab = static_cast<int>(args.w.dim(0));
-      cross_entropy(ctx, row_args);
-    }
-    if (want_gradient) {
-      linear_backward_input(ctx, {.dy = chunk, .w = args.w, .dx = args.dx.rows(begin, end)});
-      linear_backward_weight(ctx, {.x = x, .dy = chunk, .dw = args.dw, .accumulate = args.accumulate_dw || begin > 0});
-    }
-    if (ctx.counting()) return;  // one chunk stands for all
+    linear_forward(ctx, {.x = x, .w = args.w, .y = chunk}, plan.product);
+    RowArgs<T> row_args{};
+    row_args.logits = chunk.data<T>();
+    row_args.targets = args.targets.data<int32_t>() + begin;
+    row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
+    row_args.losses = args.losses.data<float>() + begin;
+    row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
+    row_args.num_rows = static_cast<int>(rows);
+    row_args.vocab = static_cast<int>(args.w.dim(0));
+    cross_entropy(ctx, row_args);
+    if (!want_gradient) continue;
+    linear_backward_input(ctx, {.dy = chunk, .w = args.w, .dx = args.dx.rows(begin, end)}, plan.product);
+    linear_backward_weight(ctx, {.x = x, .dy = chunk, .dw = args.dw, .accumulate = args.accumulate_dw || begin > 0},
+                           plan.product);
   }
 }
 
 }  // namespace
 
-void head_loss(Context& ctx, const HeadLoss& args) {
+void head_loss(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) {
   const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
   NMOE_CHECK(args.targets.shape() == Shape({num_tokens}) && args.losses.shape() == Shape({num_tokens}) && vocab > 0 &&
                  vocab <= INT_MAX - kMaxClusterBlocks * kVector<__nv_bfloat16>,
@@ -327,12 +324,10 @@ void head_loss(Context& ctx, const HeadLoss& args) {
              args.losses.shape());
   NMOE_CHECK(args.x.dtype() == DType::kF32 || args.x.dtype() == DType::kBF16, "head over {}",
              dtype_name(args.x.dtype()));
-  ArenaScope scope(ctx.scratch);
-  const Tensor logits = claim(scope, args);
-  if (logits.dtype() == DType::kF32) {
-    head_loss_of<float>(ctx, args, logits);
+  if (plan.logits.dtype() == DType::kF32) {
+    head_loss_of<float>(ctx, args, plan);
   } else {
-    head_loss_of<__nv_bfloat16>(ctx, args, logits);
+    head_loss_of<__nv_bfloat16>(ctx, args, plan);
   }
 }
 

@@ -5,7 +5,6 @@
 // front ends. All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
 
-#include "ops/cuda/cached_attention_scratch.h"
 #include "ops/cuda/kernels/cached_places.cuh"
 #include "ops/cuda/kernels/invariant_products.h"
 #include "ops/cuda/operations.h"
@@ -181,16 +180,14 @@ void run(Context& ctx, const MlaCachedAttention& args, const MlaSizes& sizes, Te
 
 }  // namespace
 
-void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
+void mla_cached_attention(Context& ctx, const MlaCachedAttention& args, const MlaCachedAttentionPlan& plan) {
   const MlaSizes sizes = mla_sizes(args);
-  ArenaScope scope(ctx.scratch);
-  const CachedAttention attention = claim_latents(scope, args);
-  if (ctx.counting()) return cached_attention(ctx, attention);
+  const CachedAttention& attention = plan.latents;
   if (args.out.num_elements() == 0) return;
   NMOE_CHECK(sizes.tokens <= INT32_MAX && args.kv_up.dim(0) <= INT32_MAX, "{} tokens, {}", sizes.tokens,
              args.kv_up.shape());
   dispatch_act(args.q.dtype(), [&](auto element) { run<decltype(element)>(ctx, args, sizes, attention.q); });
-  cached_attention(ctx, attention);
+  cached_attention(ctx, attention, plan.attention);
   // A head's w_v lies behind its w_k.
   const Tensor heads = args.kv_up.reshape({sizes.heads, (sizes.nope + sizes.value) * sizes.rank});
   invariant_batched_product(ctx, attention.out, heads.columns(sizes.nope * sizes.rank, heads.dim(1)), args.out);

@@ -97,7 +97,7 @@ void sum_heads_from(Context& ctx, Tensor of_heads, int64_t first, Tensor dk_rope
 
 void assemble_keys(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
   const Sizes sizes = checked_sizes(kv, k_rope, k, v);
-  if (ctx.counting() || kv.dim(0) == 0) return;
+  if (kv.dim(0) == 0) return;
   dispatch_act(kv.dtype(), [&](auto element) {
     using T = decltype(element);
     assemble_kernel<<<grid_size(kv.dim(0)), kThreads, 0, ctx.stream>>>(kv.data<T>(), k_rope.rows_data<T>(), k.data<T>(),
@@ -108,7 +108,7 @@ void assemble_keys(Context& ctx, Tensor kv, Tensor k_rope, Tensor k, Tensor v) {
 
 void split_key_gradients(Context& ctx, Tensor dk, Tensor dv, Tensor dkv, Tensor dk_rope) {
   const Sizes sizes = checked_sizes(dkv, dk_rope, dk, dv);
-  if (ctx.counting() || dkv.dim(0) == 0) return;
+  if (dkv.dim(0) == 0) return;
   dispatch_act(dkv.dtype(), [&](auto element) {
     using T = decltype(element);
     split_kernel<<<grid_size(dkv.dim(0)), kThreads, 0, ctx.stream>>>(dk.data<T>(), dv.data<T>(), dkv.data<T>(), sizes);
@@ -120,7 +120,6 @@ void split_key_gradients(Context& ctx, Tensor dk, Tensor dv, Tensor dkv, Tensor 
 void sum_heads(Context& ctx, Tensor of_heads, Tensor dk_rope) {
   const int64_t T = of_heads.dim(0), rope = of_heads.dim(2);
   NMOE_CHECK(dk_rope.shape() == Shape({T, rope}), "{} of heads into {}", of_heads.shape(), dk_rope.shape());
-  if (ctx.counting()) return;
   sum_heads_from(ctx, of_heads, 0, dk_rope,
                  {.num_heads = of_heads.dim(1),
                   .nope = 0,
@@ -130,9 +129,7 @@ void sum_heads(Context& ctx, Tensor of_heads, Tensor dk_rope) {
                   .vector = can_vectorise(rope, of_heads, dk_rope)});
 }
 
-void mla_tree_attention(Context& ctx, const MlaTreeAttention& args) {
-  ArenaScope scope(ctx.scratch);
-  const TreeAttention assembled = claim_assembled(scope, args);
+void mla_tree_attention(Context& ctx, const MlaTreeAttention& args, const TreeAttention& assembled) {
   assemble_keys(ctx, args.kv, args.k_rope, assembled.k, assembled.v);
   tree_attention(ctx, assembled);
 }

@@ -19,7 +19,6 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -288,7 +287,7 @@ void dispatch_codes(Context& ctx, const MoeDispatch& args) {
   const Tensor rows = args.rows;
   const int64_t num_tokens = args.codes.values.dim(0);
   NMOE_CHECK(rows.dim(0) <= INT32_MAX, "dispatch to {} rows", rows.dim(0));
-  if (ctx.counting() || args.codes.values.num_elements() == 0) return;
+  if (args.codes.values.num_elements() == 0) return;
   const auto data_of = [](const Tensor& codes) { return codes.defined() ? codes.data<uint8_t>() : nullptr; };
   const bool eights = in_eights(args.codes, rows) && std::bit_cast<uintptr_t>(args.row_codes.values.raw()) % 8 == 0;
   dispatch_act(rows.dtype(), [&]<class T>(T) {
@@ -306,7 +305,7 @@ unsigned weight_blocks(Tensor weights) {
 
 }  // namespace
 
-void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
+void build_moe_plan(Context& ctx, const BuildMoePlan& args, const Tensor& chunk_counts) {
   const Tensor top_idx = args.top_idx, counts = args.counts;
   const MoePlan& plan = args.plan;
 
@@ -318,10 +317,7 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
              "plan of {} choices over {} experts; on CUDA of at most {} experts", top_idx.shape(), num_experts,
              kMaxExperts);
   const int64_t chunk_copies = plan_chunk_copies(num_copies);
-  ArenaScope scratch(ctx.scratch);
-  const Tensor chunk_counts = claim(scratch, args);
   const int64_t num_chunks = chunk_counts.dim(0);
-  if (ctx.counting()) return;
   const int32_t* experts = top_idx.data<int32_t>();
   const bool has_parts = args.part_sizes.defined();
   const Parts parts{.sizes = has_parts ? args.part_sizes.data<int32_t>() : nullptr,
@@ -348,7 +344,7 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
 
 void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {
   check_divide_moe_rows(args);
-  if (ctx.counting() || args.parts.num_elements() == 0) return;
+  if (args.parts.num_elements() == 0) return;
   divide_kernel<<<grid_size(ceil_div<int64_t>(args.parts.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
       args.offsets.data<int32_t>(), args.parts.data<int32_t>(), args.parts.dim(0), args.parts.dim(1), args.capacity,
       args.chunk);
@@ -362,7 +358,7 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   check_moe_dispatch(args);
   if (args.codes.defined()) return dispatch_codes(ctx, args);
   check_rows(x, plan, rows);
-  if (ctx.counting() || x.num_elements() == 0) return;
+  if (x.num_elements() == 0) return;
   const int64_t row_bytes = x.dim(1) * static_cast<int64_t>(dtype_bytes(x.dtype()));
   const auto run = [&]<class Unit>(Unit) {
     dispatch_kernel<<<token_blocks(ctx, plan, x.dim(0)), kRowThreads, 0, ctx.stream>>>(
@@ -385,7 +381,7 @@ void moe_combine(Context& ctx, const MoeCombine& args) {
   const MoePlan& plan = args.plan;
 
   check_rows(y, plan, rows);
-  if (ctx.counting() || y.num_elements() == 0) return;
+  if (y.num_elements() == 0) return;
   const int64_t width = y.dim(1);
   const bool vectors = width % 8 == 0 && aligned16(rows.raw()) && aligned16(y.raw());
   const auto run = [&]<class T>(T* target) {
@@ -407,7 +403,7 @@ void moe_dispatch_weights(Context& ctx, const MoeDispatchWeights& args) {
   const MoePlan& plan = args.plan;
 
   check_weights(weights, plan, row_weight);
-  if (ctx.counting() || weights.num_elements() == 0) return;
+  if (weights.num_elements() == 0) return;
   launch_early(ctx, dispatch_weights_kernel, weight_blocks(weights), kThreads, 0, weights.data<float>(),
                row_part(plan, row_weight), row_weight.data<float>(), weights.num_elements());
 }
@@ -417,7 +413,7 @@ void moe_combine_weights(Context& ctx, const MoeCombineWeights& args) {
   const MoePlan& plan = args.plan;
 
   check_weights(weights, plan, row_weight);
-  if (ctx.counting() || weights.num_elements() == 0) return;
+  if (weights.num_elements() == 0) return;
   combine_weights_kernel<<<weight_blocks(weights), kThreads, 0, ctx.stream>>>(
       row_weight.data<float>(), plan.row_of.data<int32_t>(), weights.data<float>(), weights.num_elements());
   NMOE_CUDA_CHECK(cudaGetLastError());

@@ -15,7 +15,6 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
 namespace nmoe::cuda {
@@ -154,7 +153,7 @@ void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool
 
 }  // namespace
 
-void muon_step(Context& ctx, const MuonStep& args) {
+void muon_step(Context& ctx, const MuonStep& args, const MuonPlan& scratch) {
   const Shape& shape = args.w.shape();
   NMOE_CHECK(shape.rank() == 2 || shape.rank() == 3, "Muon of w {}", shape);
   const int64_t batch = shape.rank() == 3 ? shape[0] : 1;
@@ -163,13 +162,10 @@ void muon_step(Context& ctx, const MuonStep& args) {
              "Muon of w {}, grad {}, momentum {}", shape, args.grad.shape(), args.momentum.shape());
   if (batch * size == 0) return;
   const int64_t stack = muon_stack(shape), num_slices = ceil_div(size, kMuonSlice);
-  ArenaScope scope(ctx.scratch);
-  const MuonScratch scratch = claim(scope, args);
   const auto step = static_cast<float>(0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));
   const auto* grad_scale = args.grad_scale.data<double>();
 
   dispatch_weights(args.w, args.low, [&](auto weights) {
-    if (ctx.counting()) return;
     const Buffers buffers{scratch.gram.data<float>(), scratch.poly.data<float>(), scratch.workspace.raw()};
     for (int64_t begin = 0; begin < batch; begin += stack) {
       const int64_t count = std::min(stack, batch - begin), first = begin * size;

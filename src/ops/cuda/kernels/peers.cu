@@ -145,7 +145,7 @@ unsigned unit_blocks(const Context& ctx, int64_t num_units) {
 
 void peer_barrier(Context& ctx, const PeerBarrier& args) {
   const Peers& peers = args.peers;
-  if (ctx.counting() || peers.alone()) return;
+  if (peers.alone()) return;
   const Peers::Barrier& barrier = peers.barrier();
   const BarrierState state{.arrivals = peer_pointers<int64_t>(peers, barrier.arrivals),
                            .aborted = peer_pointers<int32_t>(peers, barrier.aborted),
@@ -164,7 +164,7 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
 void peer_sum(Context& ctx, const PeerSum& args) {
   check_peer_range(args.x, args.begin, args.end);
   check_peer_sum(args);
-  if (ctx.counting() || args.begin == args.end || (args.peers.alone() && !args.sum.defined())) return;
+  if (args.begin == args.end || (args.peers.alone() && !args.sum.defined())) return;
   switch (args.x.dtype()) {
     case DType::kF32:
       return sum_part<float>(ctx, args);
@@ -179,7 +179,7 @@ void peer_sum(Context& ctx, const PeerSum& args) {
 
 void peer_spread(Context& ctx, const PeerSpread& args) {
   check_peer_range(args.x, args.begin, args.end);
-  if (ctx.counting() || args.peers.alone() || args.begin == args.end) return;
+  if (args.peers.alone() || args.begin == args.end) return;
   const auto element = static_cast<int64_t>(dtype_bytes(args.x.dtype()));
   const int64_t first = args.begin * element, last = args.end * element;
   with_units(args.x.dtype(), first, last, aligned16(args.x.raw()), [&]<class Unit>(Unit) {
@@ -193,7 +193,7 @@ void peer_spread(Context& ctx, const PeerSpread& args) {
 void peer_fetch(Context& ctx, const PeerFetch& args) {
   const Tensor& to = args.destination;
   check_peer_fetch(args);
-  if (ctx.counting() || to.num_elements() == 0) return;
+  if (to.num_elements() == 0) return;
   const void* const from = args.peers.on(args.rank, args.x).raw();
   with_units(to.dtype(), 0, to.num_bytes(), aligned16(from) && aligned16(to.raw()), [&]<class Unit>(Unit) {
     const int64_t num_units = to.num_bytes() / static_cast<int64_t>(sizeof(Unit));

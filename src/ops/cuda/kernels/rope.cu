@@ -57,7 +57,7 @@ void rotate(Context& ctx, const Rope& args, float direction) {
                  args.rope_offset + 2 * num_pairs <= head_size && num_tasks <= std::numeric_limits<int32_t>::max(),
              "rope of x {} at offset {}, positions {}, tables {} and {}", args.x.shape(), args.rope_offset,
              args.positions.shape(), args.cos.shape(), args.sin.shape());
-  if (ctx.counting() || num_tasks == 0) return;
+  if (num_tasks == 0) return;
   const bool vector =
       can_vectorise(head_size, args.x) && args.rope_offset % 8 == 0 && can_vectorise(num_pairs, args.cos, args.sin);
   dispatch_act(args.x.dtype(), [&](auto element) {

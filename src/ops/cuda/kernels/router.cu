@@ -18,14 +18,12 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 namespace {
 
 constexpr int kMaxWarps = 4;           // of a block
 constexpr int kRouteWarps = 16;        // of the block that routes few tokens
-constexpr int64_t kRouteCopies = 256;  // choices that it takes
 constexpr int kLoadThreads = 256;      // of the blocks that count choices
 constexpr int64_t kLoadCopies = 2048;  // choices that one of them counts
 constexpr int kReduceThreads = 1024;
@@ -325,11 +323,6 @@ TokenLaunch token_launch(int64_t num_tokens, int64_t floats_per_warp) {
           .shared_bytes = static_cast<size_t>(warps * warp_bytes)};
 }
 
-// Floats of shared memory that a warp's choice takes: ranks of experts and of groups, whole vectors.
-int64_t choice_floats(const RouterRule& rule, int64_t num_experts) {
-  return ceil_div<int64_t>(num_experts + rule.num_groups, 4) * 4;
-}
-
 // Calls fn with the number of experts as a type, 0 unless it is one that kernels are made for.
 template <class Fn>
 void dispatch_experts(int64_t num_experts, const Fn& fn) {
@@ -378,14 +371,13 @@ void count_sequence_loads(Context& ctx, Tensor top_idx, const RouterLoss& loss, 
 
 }  // namespace
 
-void router_forward(Context& ctx, const RouterForward& args) {
+void router_forward(Context& ctx, const RouterForward& args, const RouterForwardPlan& plan) {
   check_router(args.rule, args.logits, args.top_idx, args.weights);
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
   check_limits(num_experts, args.rule.top_k);
   const bool balance = args.loss.balance != 0, z = args.loss.z != 0, entropy = args.entropy.defined();
-  ArenaScope scratch(ctx.scratch);
-  const auto [z_terms, entropy_terms, balance_terms, loads] = claim(scratch, args);
-  if (ctx.counting() || num_tokens == 0) return;
+  const auto& [z_terms, entropy_terms, balance_terms, loads] = plan;
+  if (num_tokens == 0) return;
   const TokenTerms terms{.z = z ? z_terms.data<double>() : nullptr,
                          .entropy = entropy ? entropy_terms.data<double>() : nullptr,
                          .balance = balance ? balance_terms.data<double>() : nullptr};
@@ -417,20 +409,19 @@ void router_forward(Context& ctx, const RouterForward& args) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void route_tokens(Context& ctx, const RouteTokens& args) {
+void route_tokens(Context& ctx, const RouteTokens& args, const RouteTokensPlan& route) {
   const RouterForward router = args.router();
   check_router(args.rule, args.logits, args.top_idx, args.weights);
-  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1),
-                copies = num_tokens * args.rule.top_k;
+  const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
   check_limits(num_experts, args.rule.top_k);
-  const int64_t floats = choice_floats(args.rule, num_experts);
-  const int64_t warp_bytes = floats * static_cast<int64_t>(sizeof(float));
-  const int64_t plan_bytes = (2 * copies + num_experts) * static_cast<int64_t>(sizeof(float));
-  if (ctx.counting() || copies > kRouteCopies || copies == 0 || plan_bytes + warp_bytes > kDefaultSharedBytes) {
-    router_forward(ctx, router);
-    build_moe_plan(ctx, {.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
+  if (!route.one_block) {
+    router_forward(ctx, router, route.router);
+    build_moe_plan(ctx, {.top_idx = args.top_idx, .plan = args.plan, .counts = {}}, route.moe_plan);
     return moe_dispatch_weights(ctx, {.weights = args.weights, .plan = args.plan, .row_weight = args.row_weight});
   }
+  static_assert(kRouteSharedBytes == kDefaultSharedBytes);
+  const int64_t floats = choice_floats(args.rule, num_experts), plan_bytes = route_plan_bytes(args);
+  const int64_t warp_bytes = floats * static_cast<int64_t>(sizeof(float));
   const MoePlan& plan = args.plan;
   const Routed routed{.top_idx = args.top_idx.data<int32_t>(),
                       .weights = args.weights.data<float>(),
@@ -447,14 +438,12 @@ void route_tokens(Context& ctx, const RouteTokens& args) {
   });
 }
 
-void router_backward(Context& ctx, const RouterBackward& args) {
+void router_backward(Context& ctx, const RouterBackward& args, const Tensor& loads) {
   check_router(args.rule, args.logits, args.top_idx, args.weights);
   const int64_t num_tokens = args.logits.dim(0), num_experts = args.logits.dim(1);
   check_limits(num_experts, args.rule.top_k);
   const bool balance = args.loss.balance != 0;
-  ArenaScope scratch(ctx.scratch);
-  const Tensor loads = claim_sequence_loads(scratch, args.loss, args.logits);
-  if (ctx.counting() || num_tokens == 0) return;
+  if (num_tokens == 0) return;
   LossFactors loss{
       .loads = nullptr, .load_factor = 0.0F, .balance = 0.0F, .seq_len = 1, .z = static_cast<float>(2 * args.loss.z)};
   if (balance) {
@@ -497,7 +486,7 @@ void router_bias_update(Context& ctx, const RouterBiasUpdate& args) {
   const int64_t num_experts = counts.dim(0);
   NMOE_CHECK(bias.dim(0) == num_experts && num_experts <= INT32_MAX, "bias {} for counts {}", bias.shape(),
              counts.shape());
-  if (ctx.counting() || num_experts == 0) return;
+  if (num_experts == 0) return;
   bias_update_kernel<<<1, kBiasThreads, 0, ctx.stream>>>(counts.data<int32_t>(), bias.data<float>(),
                                                          static_cast<float>(args.rate), args.grad_scale.data<double>(),
                                                          static_cast<int>(num_experts));

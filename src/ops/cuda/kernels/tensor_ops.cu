@@ -14,7 +14,6 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 #include "tensor/convert.h"
 
 namespace nmoe::cuda {
@@ -216,13 +215,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Term>
-void reduce(Context& ctx, Tensor x, Tensor out) {
+void reduce(Context& ctx, Tensor x, Tensor out, Tensor partials) {
   using Partial = typename Term::Partial;
-  ArenaScope scratch(ctx.scratch);
-  const int64_t size = x.num_elements();
-  const Tensor partials = claim_partials(scratch, x, DTypeOf<Partial>::value);
-  const int64_t num_blocks = partials.dim(0);
-  if (ctx.counting() || size == 0) return;
+  const int64_t size = x.num_elements(), num_blocks = partials.dim(0);
+  if (size == 0) return;
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
     if (x.dense()) {
@@ -265,7 +261,7 @@ void fill(Context& ctx, const Fill& args) {
   const Tensor x = args.x;
 
   const uint64_t bits = element_bits(x.dtype(), args.value);
-  if (ctx.counting() || x.num_elements() == 0) return;
+  if (x.num_elements() == 0) return;
   if (bits == 0) {
     NMOE_CUDA_CHECK(cudaMemsetAsync(x.raw(), 0, static_cast<size_t>(x.num_bytes()), ctx.stream));
     return;
@@ -287,7 +283,7 @@ void fill_truncated_normal(Context& ctx, const FillTruncatedNormal& args) {
   const TruncatedNormal& draws = args.draws;
 
   float* values = x.data<float>();
-  if (ctx.counting() || x.num_elements() == 0) return;
+  if (x.num_elements() == 0) return;
   normal_kernel<<<grid_size(ceil_div(x.num_elements(), kThreads)), kThreads, 0, ctx.stream>>>(
       values, x.num_elements(), draws, normal_mass_below(-draws.truncation));
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -299,7 +295,7 @@ void copy(Context& ctx, const Copy& args) {
   NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
              "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
              destination.shape());
-  if (ctx.counting() || source.num_elements() == 0) return;
+  if (source.num_elements() == 0) return;
   NMOE_CUDA_CHECK(cudaMemcpyAsync(destination.raw(), source.raw(), static_cast<size_t>(source.num_bytes()),
                                   cudaMemcpyDeviceToDevice, ctx.stream));
 }
@@ -310,7 +306,7 @@ void split_weight(Context& ctx, const SplitWeight& args) {
   const int64_t size = master.num_elements();
   NMOE_CHECK(w.num_elements() == size, "splitting {} into {}", master.shape(), w.shape());
   dispatch_weights(w, low, [&](auto weights) {
-    if (ctx.counting() || size == 0) return;
+    if (size == 0) return;
     split_weight_kernel<<<grid_size(ceil_div(size, kThreads)), kThreads, 0, ctx.stream>>>(master.data<float>(), weights,
                                                                                           size);
     NMOE_CUDA_CHECK(cudaGetLastError());
@@ -323,19 +319,16 @@ void join_weight(Context& ctx, const JoinWeight& args) {
   const int64_t size = master.num_elements();
   NMOE_CHECK(w.num_elements() == size, "joining {} to {}", w.shape(), master.shape());
   dispatch_weights(w, low, [&](auto weights) {
-    if (ctx.counting() || size == 0) return;
+    if (size == 0) return;
     join_weight_kernel<<<grid_size(ceil_div(size, kThreads)), kThreads, 0, ctx.stream>>>(weights, master.data<float>(),
                                                                                          size);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
 
-void sum(Context& ctx, const Sum& args) { reduce<Value>(ctx, args.x, args.out); }
+void sum(Context& ctx, const Sum& args, const Tensor& partials) { reduce<Value>(ctx, args.x, args.out, partials); }
 
-void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
-  ArenaScope scratch(ctx.scratch);
-  const SquaresScratch room = claim(scratch, args);
-  if (ctx.counting()) return;
+void sums_of_squares(Context& ctx, const SumsOfSquares& args, const SquaresScratch& room) {
   check_sums_of_squares(args);
   SquaresTable table;
   int first = 0;  // in the table, of those that are added to the same number
@@ -376,7 +369,6 @@ void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
 }
 
 void sum_in_order(Context& ctx, const SumInOrder& args) {
-  if (ctx.counting()) return;
   const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
   sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), order, args.x.num_elements(),
                                                args.out.data<double>());
@@ -384,15 +376,15 @@ void sum_in_order(Context& ctx, const SumInOrder& args) {
 }
 
 void add_time(Context& ctx, const AddTime& args) {
-  if (ctx.counting()) return;
   add_time_kernel<<<1, 1, 0, ctx.stream>>>(static_cast<uint32_t*>(args.sum.raw()), args.begin);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void count_non_finite(Context& ctx, const CountNonFinite& args) { reduce<NonFinite>(ctx, args.x, args.out); }
+void count_non_finite(Context& ctx, const CountNonFinite& args, const Tensor& partials) {
+  reduce<NonFinite>(ctx, args.x, args.out, partials);
+}
 
 void clip_scale(Context& ctx, const ClipScale& args) {
-  if (ctx.counting()) return;
   clip_scale_kernel<<<1, 1, 0, ctx.stream>>>(args.sum_squares.data<double>(), args.loss_sum.data<double>(),
                                              args.max_norm, args.scale.data<double>(), args.stopped.data<int32_t>());
   NMOE_CUDA_CHECK(cudaGetLastError());

@@ -375,7 +375,7 @@ void sample_tokens(Context& ctx, const SampleTokens& args) {
                  args.tokens.dim(0) == num_rows,
              "sampling {} of logits {}, draws {}, tokens {}", args.vocab, args.logits.shape(), args.draws.shape(),
              args.tokens.shape());
-  if (ctx.counting() || num_rows == 0) return;
+  if (num_rows == 0) return;
   const auto* draws = static_cast<const TokenDraw*>(args.draws.raw());
   const int vocab = static_cast<int>(args.vocab);
   const auto run = [&](auto kernel, int blocks) {
@@ -395,7 +395,7 @@ void penalise_logits(Context& ctx, const PenaliseLogits& args) {
   NMOE_CHECK(args.logits.dtype() == DType::kF32 && args.seen.dim(1) == 2 &&
                  args.draws.num_bytes() == num_rows * static_cast<int64_t>(sizeof(TokenDraw)),
              "penalties of logits {}, draws {}, seen {}", args.logits.shape(), args.draws.shape(), args.seen.shape());
-  if (ctx.counting() || num_seen == 0) return;
+  if (num_seen == 0) return;
   penalise_kernel<<<grid_size(ceil_div<int64_t>(num_seen, kThreads)), kThreads, 0, ctx.stream>>>(
       args.logits.data<float>(), static_cast<const TokenDraw*>(args.draws.raw()),
       static_cast<const int2*>(args.seen.raw()), num_seen, num_rows, width);

@@ -73,7 +73,6 @@ CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scra
     : stream(lane == Lane::kCommunication ? StreamPriority::kFirst : StreamPriority::kNormal),
       scratch(scratch_name),
       ops(device.make_ops(lane, {.stream = stream.get(),
-                                 .scratch = scratch,
                                  .device_index = device.index_,
                                  .num_sms = device.num_sms_,
                                  .cublas_lt = device.libraries_.cublas_lt,
@@ -180,11 +179,13 @@ std::unique_ptr<Marks> CudaDevice::make_marks() {
 }
 
 void CudaDevice::Sampler::sample_tokens(const SampleTokens& args) {
+  if (device_.counting()) return;
   device_.make_current();
   cuda::sample_tokens(device_.state(Lane::kCompute).ops->context(), args);
 }
 
 void CudaDevice::Sampler::penalise_logits(const PenaliseLogits& args) {
+  if (device_.counting()) return;
   device_.make_current();
   cuda::penalise_logits(device_.state(Lane::kCompute).ops->context(), args);
 }

@@ -4,9 +4,10 @@
 
 #include "ops/cuda/kernels/emulated_operands.h"
 #include "ops/cuda/kernels/invariant_products.h"
+#include "ops/cuda/kernels/sort_workspace.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/current_device.h"
-#include "ops/cuda/scratch.h"
+#include "ops/cuda/vendor/cudnn_attention.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -27,18 +28,40 @@ void check_rounding(DType compute, const Arguments& args) {
   }
 }
 
-// The operation, or its emulation with operands that hold what they are rounded to.
-template <class Arguments>
-void run(Context& ctx, const Arguments& args, void (*operation)(Context&, const Arguments&)) {
-  if constexpr (requires { args.rounding; }) {
-    if (is_emulated(kKernels, args.rounding)) {
-      ArenaScope scope(ctx.scratch);
-      const Widened<Arguments> widened = claim_widened(scope, args);
-      if (!ctx.counting()) widen(ctx, args, widened);
-      return operation(ctx, widened.args);
-    }
+// What libraries say on this device.
+class LibraryRoom final : public VendorRoom {
+ public:
+  explicit LibraryRoom(Context& ctx) : ctx_(ctx) {}
+  int64_t attention_forward(const AttentionForward& args, bool counting) override {
+    return ctx_.cudnn_attention.forward_workspace(args, counting);
   }
-  operation(ctx, args);
+  int64_t attention_backward(const AttentionBackward& args) override {
+    return ctx_.cudnn_attention.backward_workspace(args);
+  }
+  int64_t sort(int64_t num_keys) override { return sort_workspace(num_keys); }
+
+ private:
+  Context& ctx_;
+};
+
+// Plans the operation and, but in a counting run, runs it by that.
+template <class Arguments>
+void run(Context& ctx, Arena& scratch, const Arguments& args, Run<Arguments>* operation) {
+  if constexpr (Planned<Arguments>) {
+    LibraryRoom libraries(ctx);
+    Planner planner{scratch, kKernels, &libraries};
+    const OperationPlan<Arguments> planned = plan_operation(planner, args);
+    if (scratch.counting()) return;
+    if constexpr (requires { args.rounding; }) {
+      if (planned.widened) {
+        widen(ctx, args, *planned.widened);
+        return operation(ctx, planned.widened->args, planned.plan);
+      }
+    }
+    operation(ctx, args, planned.plan);
+  } else {
+    if (!scratch.counting()) operation(ctx, args);
+  }
 }
 
 void check_unrounded(const OperandRounding& rounding) {
@@ -54,11 +77,11 @@ void check_groups(const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
 
 }  // namespace
 
-#define NMOE_DEFINE_OVERRIDE(name, Arguments) \
-  void CudaOps::name(const Arguments& args) { \
-    check_rounding(compute_dtype_, args);     \
-    make_current(context_.device_index);      \
-    run(context_, args, &cuda::name);         \
+#define NMOE_DEFINE_OVERRIDE(name, Arguments)               \
+  void CudaOps::name(const Arguments& args) {               \
+    check_rounding(compute_dtype_, args);                   \
+    make_current(context_.device_index);                    \
+    run<Arguments>(context_, scratch(), args, &cuda::name); \
   }
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE

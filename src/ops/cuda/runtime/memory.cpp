@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "base/text.h"
+#include "ops/cuda/kernel_set.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 

@@ -1,4 +1,4 @@
-// Rounds BF16 to blocks of MXFP8 and NVFP4, in the layouts of block_scratch.h: the arithmetic of
+// Rounds BF16 to blocks of MXFP8 and NVFP4, in the layouts of plans/block_operands.h: the arithmetic of
 // tensor/low_precision.h, which the CPU runs too, so the same bits. Memory-bound.
 //
 // A thread has one block, and a thread block a part of a tile of 128 rows of one group. Along rows, lanes 0 to 15 have

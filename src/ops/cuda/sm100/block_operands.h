@@ -1,11 +1,12 @@
-// Operands of products in MXFP8 and NVFP4 as Blackwell's tensor cores take them (ops/cuda/block_scratch.h), from BF16:
-// the blocks and numbers of ops/contracts/linear.h, with k along the rows of codes whatever is along those of BF16.
+// Operands of products in MXFP8 and NVFP4 as Blackwell's tensor cores take them (ops/cuda/plans/block_operands.h), from
+// BF16: the blocks and numbers of ops/contracts/linear.h, with k along the rows of codes whatever is along those of
+// BF16.
 //
 // offsets [E + 1] i32: groups of rows, to which blocks, scales and largest magnitudes belong; undefined: one group.
 #pragma once
 
 #include "ops/contracts/linear.h"
-#include "ops/cuda/block_scratch.h"
+#include "ops/cuda/plans/block_operands.h"
 #include "ops/cuda/runtime/context.h"
 
 namespace nmoe::cuda::sm100 {

@@ -562,10 +562,6 @@ void check_sizes(int64_t rows, int64_t experts, int64_t n, int64_t k) {
 
 }  // namespace
 
-bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
-  return sm90_shapes(rows, other_rows) && aligned16(rows.raw()) && aligned16(other_rows.raw()) && aligned16(w.raw());
-}
-
 void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y) {
   const int64_t E = w.dim(0), N = w.dim(1), K = w.dim(2), R = x.dim(0);
   check_sizes(R, E, N, K);

@@ -4,23 +4,21 @@
 #pragma once
 
 #include "ops/contracts/linear.h"
+#include "ops/cuda/plans/block_operands.h"
 #include "ops/cuda/runtime/context.h"
-#include "ops/cuda/scratch.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::cuda::sm100 {
 
-// --- BF16. Shapes as in the contracts, checked by the caller, R > 0; rows are in order, not picked. Rows from
-// offsets[E] on are neither read nor written.
-
-// Whether these kernels take the products of such rows and weights: BF16, in whole 16 bytes.
-bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows);
+// --- BF16, as GroupedEngine::kSm100 says. Shapes as in the contracts, checked by the caller, R > 0; rows are in order,
+// not picked, and all begins at multiples of 16 bytes. Rows from offsets[E] on are neither read nor written.
 void grouped_forward(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y);
 void grouped_backward_input(Context& ctx, Tensor dy, Tensor w, Tensor offsets, Tensor dx);
 void grouped_backward_weight(Context& ctx, Tensor x, Tensor dy, Tensor offsets, Tensor dw, bool accumulate,
                              const TileOrder& order);
 
-// --- blocks with scales (ops/cuda/scratch.h: BlockOperand; block_operands.h makes them), k along the rows of both.
+// --- blocks with scales (ops/cuda/plans/block_operands.h; sm100/block_operands.h makes them), k along the rows of
+// both.
 
 // C [R, N] = the rows of a times those of b, by groups of a's rows; + addend, which may be C.
 struct BlockRowsProduct {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/cuda/kernels/nvfp4.h"
+#include "ops/cuda/plans/linear.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/sm100/block_operands.h"
 #include "ops/cuda/sm100/grouped_product.h"
@@ -63,7 +64,7 @@ struct RowsProduct {
 };
 
 void multiply(Context& ctx, const BlockProductScratch& room, const RowsProduct& p) {
-  if (ctx.counting() || p.y.num_elements() == 0) return;
+  if (p.y.num_elements() == 0) return;
   if (p.offsets.defined()) count_tiles(ctx, p.offsets, room.tile_offsets);
   encode_rows(ctx, p.rows, p.offsets, p.rounding.random, room.a);
   if (p.over_out) {
@@ -84,7 +85,7 @@ void multiply(Context& ctx, const BlockProductScratch& room, const RowsProduct& 
 
 void multiply_weights(Context& ctx, const BlockProductScratch& room, const OperandRows& x, const OperandRows& dy,
                       Tensor offsets, Tensor dw, bool accumulate, const OperandRounding& rounding) {
-  if (ctx.counting() || dw.num_elements() == 0) return;
+  if (dw.num_elements() == 0) return;
   NMOE_CHECK(dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(dw.dtype()));
   if (x.num_rows() == 0) {  // the sums of nothing
     if (!accumulate) NMOE_CUDA_CHECK(cudaMemsetAsync(dw.raw(), 0, static_cast<size_t>(dw.num_bytes()), ctx.stream));
@@ -108,15 +109,12 @@ void multiply_weights(Context& ctx, const BlockProductScratch& room, const Opera
 
 }  // namespace
 
-void rounded_product(Context& ctx, const LinearForward& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply(ctx, claim_block_product(scope, args),
-           {.rows = args.x, .w = args.w, .y = args.y, .addend = args.addend, .rounding = args.rounding});
+void rounded_product(Context& ctx, const LinearForward& args, const BlockProductScratch& room) {
+  multiply(ctx, room, {.rows = args.x, .w = args.w, .y = args.y, .addend = args.addend, .rounding = args.rounding});
 }
 
-void rounded_product(Context& ctx, const LinearBackwardInput& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply(ctx, claim_block_product(scope, args),
+void rounded_product(Context& ctx, const LinearBackwardInput& args, const BlockProductScratch& room) {
+  multiply(ctx, room,
            {.rows = args.dy,
             .w = args.w,
             .over_out = true,
@@ -125,21 +123,16 @@ void rounded_product(Context& ctx, const LinearBackwardInput& args) {
             .rounding = args.rounding});
 }
 
-void rounded_product(Context& ctx, const LinearBackwardWeight& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply_weights(ctx, claim_block_product(scope, args), args.x, args.dy, /*offsets=*/{}, args.dw, args.accumulate,
-                   args.rounding);
+void rounded_product(Context& ctx, const LinearBackwardWeight& args, const BlockProductScratch& room) {
+  multiply_weights(ctx, room, args.x, args.dy, /*offsets=*/{}, args.dw, args.accumulate, args.rounding);
 }
 
-void rounded_product(Context& ctx, const GroupedLinearForward& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply(ctx, claim_block_product(scope, args),
-           {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.y, .rounding = args.rounding});
+void rounded_product(Context& ctx, const GroupedLinearForward& args, const BlockProductScratch& room) {
+  multiply(ctx, room, {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.y, .rounding = args.rounding});
 }
 
-void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply(ctx, claim_block_product(scope, args),
+void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args, const BlockProductScratch& room) {
+  multiply(ctx, room,
            {.rows = args.dy,
             .w = args.w,
             .over_out = true,
@@ -148,22 +141,17 @@ void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args) {
             .rounding = args.rounding});
 }
 
-void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply_weights(ctx, claim_block_product(scope, args), args.x, args.dy, args.offsets, args.dw, args.accumulate,
-                   args.rounding);
+void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args, const BlockProductScratch& room) {
+  multiply_weights(ctx, room, args.x, args.dy, args.offsets, args.dw, args.accumulate, args.rounding);
 }
 
-void rounded_product(Context& ctx, const GroupedActivationForward& args) {
-  ArenaScope scope(ctx.scratch);
-  multiply(ctx, claim_block_product(scope, args),
-           {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.pre, .rounding = args.rounding});
+void rounded_product(Context& ctx, const GroupedActivationForward& args, const BlockProductScratch& room) {
+  multiply(ctx, room, {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.pre, .rounding = args.rounding});
 }
 
-void rounded_product(Context& ctx, const GroupedActivationBackward& args, Tensor dh) {
-  ArenaScope scope(ctx.scratch);
+void rounded_product(Context& ctx, const GroupedActivationBackward& args, const BlockProductScratch& room, Tensor dh) {
   multiply(
-      ctx, claim_block_product(scope, args),
+      ctx, room,
       {.rows = args.dy, .w = args.w, .over_out = true, .offsets = args.offsets, .y = dh, .rounding = args.rounding});
 }
 

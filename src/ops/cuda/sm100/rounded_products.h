@@ -3,19 +3,20 @@
 #pragma once
 
 #include "ops/contracts/linear.h"
+#include "ops/cuda/plans/block_operands.h"
 #include "ops/cuda/runtime/context.h"
 
 namespace nmoe::cuda::sm100 {
 
-// Each claims its scratch (ops/cuda/block_scratch.h: claim_blocks). Shapes as in the contracts, checked by the caller.
-void rounded_product(Context& ctx, const LinearForward& args);
-void rounded_product(Context& ctx, const LinearBackwardInput& args);
-void rounded_product(Context& ctx, const LinearBackwardWeight& args);
-void rounded_product(Context& ctx, const GroupedLinearForward& args);
-void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args);
-void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args);
+// `room`: of claim_blocks (ops/cuda/plans/block_operands.h). Shapes as in the contracts, checked by the caller.
+void rounded_product(Context& ctx, const LinearForward& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const LinearBackwardInput& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const LinearBackwardWeight& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const GroupedLinearForward& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args, const BlockProductScratch& room);
 // pre = x w^T, and dh = dy w, alone.
-void rounded_product(Context& ctx, const GroupedActivationForward& args);
-void rounded_product(Context& ctx, const GroupedActivationBackward& args, Tensor dh);
+void rounded_product(Context& ctx, const GroupedActivationForward& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const GroupedActivationBackward& args, const BlockProductScratch& room, Tensor dh);
 
 }  // namespace nmoe::cuda::sm100

@@ -1,5 +1,5 @@
-// Attention by TMA and wgmma: BF16 on Hopper. Which calls these take, attention_engine (ops/cuda/scratch.h) says.
-// Compiled for sm_90a only.
+// Attention by TMA and wgmma: BF16 on Hopper. Which calls these take, attention_engine (ops/cuda/plans/attention.h)
+// says. Compiled for sm_90a only.
 //
 // One H200, 2026-11-23, forward, TFLOP/s (2 B H S^2 (Dk + Dv) / 2 FLOP), cuDNN's graph (vendor/cudnn_attention.h) in
 // turns beside it:
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "ops/contracts/attention.h"
+#include "ops/cuda/plans/attention.h"
 #include "ops/cuda/runtime/context.h"
 #include "ops/cuda/vendor/tensor_map.h"
 #include "tensor/tensor.h"
@@ -26,11 +27,12 @@ void attention_forward(Context& ctx, const AttentionForward& args, const Tensor&
 
 void mla_attention_forward(Context& ctx, const MlaAttentionForward& args, const Tensor& first_keys);
 
-// The same for backward, whose gradients too are aligned to 16 bytes. Scratch: claim_sm90 (ops/cuda/scratch.h).
-void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys);
+// The same for backward, whose gradients too are aligned to 16 bytes.
+void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
+                        const Sm90AttentionScratch& scratch);
 // dkv, and of the key part that heads share each head's gradient, in dk_rope [T, H, rope]. No codes.
 void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args, const Tensor& dk_rope,
-                            const Tensor& first_keys);
+                            const Tensor& first_keys, const Sm90AttentionScratch& scratch);
 
 // --- what both directions know of where heads lie
 

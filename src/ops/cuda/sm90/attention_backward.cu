@@ -4,7 +4,6 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/sm90/attention_backward.cuh"
 #include "ops/cuda/sm90/attention_backward_passes.cuh"
@@ -142,10 +141,8 @@ void launch_for_sizes(Context& ctx, const Operands& args, const Tensor& first_ke
 
 }  // namespace
 
-void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys) {
-  ArenaScope scope(ctx.scratch);
-  const Sm90AttentionScratch scratch = claim_sm90(scope, args.shape, args.q);
-  if (ctx.counting()) return;
+void attention_backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
+                        const Sm90AttentionScratch& scratch) {
   launch_for_sizes(ctx,
                    {.shape = args.shape,
                     .q = args.q,
@@ -161,10 +158,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args, const Tenso
 }
 
 void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args, const Tensor& dk_rope,
-                            const Tensor& first_keys) {
-  ArenaScope scope(ctx.scratch);
-  const Sm90AttentionScratch scratch = claim_sm90(scope, args.shape, args.q);
-  if (ctx.counting()) return;
+                            const Tensor& first_keys, const Sm90AttentionScratch& scratch) {
   const int64_t value_size = args.out.dim(2);
   KeyValueRows gradients = key_value_rows(args.shape, args.dkv, args.dk_rope, value_size);
   gradients.k_last = head_rows(args.shape, dk_rope);

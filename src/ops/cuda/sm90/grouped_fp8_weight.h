@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/contracts/quantize.h"
-#include "ops/cuda/block_scratch.h"
+#include "ops/cuda/plans/block_operands.h"
 #include "ops/cuda/runtime/context.h"
 #include "tensor/tensor.h"
 

@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "ops/contracts/pieces.h"
+#include "ops/cuda/plans/grouped_linear.h"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/limits.cuh"
 #include "ops/cuda/sm90/sum_boxes.cuh"

@@ -32,7 +32,6 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
 #include "ops/cuda/sm90/grouped_layout.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
@@ -528,10 +527,6 @@ void add_row_sums(Context& ctx, Tensor sums, Tensor num_rows, Tensor total) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows) {
-  return sm90_shapes(rows, other_rows) && aligned16(rows.raw()) && aligned16(other_rows.raw()) && aligned16(w.raw());
-}
-
 void grouped_forward(Context& ctx, const GroupedLinearForward& args) {
   rows_product<Form::kForward>(ctx, args.x, args.w, args.offsets, args.y, args.y.dim(1), scale_of(args.rounding));
 }
@@ -565,19 +560,18 @@ void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args
   }
 }
 
-void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
-                             const GroupedWeightScratch& scratch) {
+void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const TileOrder& order) {
   const OperandRows &x = args.x, &dy = args.dy;
   const int64_t num_experts = args.dw.dim(0), rows = args.dw.dim(1), cols = args.dw.dim(2);
-  order_longest_first(ctx, args.offsets, scratch.order);
+  order_longest_first(ctx, args.offsets, order);
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
   const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
                         .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
                         .sums = sum_map(args.dw.raw(), num_experts, rows, cols, kSumBoxRows),
                         .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
                         .offsets = args.offsets.data<int32_t>(),
-                        .order = scratch.order.order.data<int32_t>(),
-                        .tiles_taken = first_pieces_taken(scratch.order),
+                        .order = order.order.data<int32_t>(),
+                        .tiles_taken = first_pieces_taken(order),
                         .c = args.dw.raw(),
                         .num_experts = static_cast<int>(num_experts),
                         .rows = static_cast<int>(rows),
@@ -595,13 +589,13 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
                         .turns = nullptr};
   NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");
   if (gathers_a) {
-    launch_weight_gradient<Gathered::kA>(ctx, product, scratch.order);
+    launch_weight_gradient<Gathered::kA>(ctx, product, order);
   } else if (gathers_b) {
-    launch_weight_gradient<Gathered::kB>(ctx, product, scratch.order);
+    launch_weight_gradient<Gathered::kB>(ctx, product, order);
   } else if (product.scale != nullptr) {
-    launch_weight_gradient<Gathered::kNone, /*kIsScaled=*/true>(ctx, product, scratch.order);
+    launch_weight_gradient<Gathered::kNone, /*kIsScaled=*/true>(ctx, product, order);
   } else {
-    launch_weight_gradient<Gathered::kNone>(ctx, product, scratch.order);
+    launch_weight_gradient<Gathered::kNone>(ctx, product, order);
   }
 }
 

@@ -3,24 +3,20 @@
 #pragma once
 
 #include "ops/contracts/linear.h"
+#include "ops/cuda/plans/grouped_linear.h"
 #include "ops/cuda/runtime/context.h"
-#include "ops/cuda/scratch.h"
 #include "tensor/tensor.h"
 
 namespace nmoe::cuda::sm90 {
 
-// Whether these kernels take the products of such rows and weights: BF16, in whole 16 bytes. Of those with an
-// activation and of gradients of weights, ops/cuda/scratch.h says it.
-bool grouped_takes(Tensor rows, Tensor w, Tensor other_rows);
-
-// Shapes as in the contracts, checked by the caller, R > 0. Rows from offsets[E] on are neither read nor written.
+// What these kernels take, GroupedEngine::kSm90 says. Shapes as in the contracts, checked by the caller, R > 0; tensors
+// begin at multiples of 16 bytes. Rows from offsets[E] on are neither read nor written.
 void grouped_forward(Context& ctx, const GroupedLinearForward& args);
 void grouped_swiglu(Context& ctx, const GroupedActivationForward& args);
 void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args);
-// row_sums: scratch (ops/cuda/scratch.h).
+// row_sums: of its plan.
 void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums);
-void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
-                             const GroupedWeightScratch& scratch);
+void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const TileOrder& order);
 
 // total [R] F32 = the sums of the columns of sums [tiles, R] F32, tile by tile, for the first *num_rows [1] i32.
 void add_row_sums(Context& ctx, Tensor sums, Tensor num_rows, Tensor total);

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "ops/contracts/pieces.h"
-#include "ops/cuda/block_scratch.h"
+#include "ops/cuda/plans/block_operands.h"
 #include "ops/cuda/primitives/group_tiles.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/context.h"

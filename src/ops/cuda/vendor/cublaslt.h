@@ -33,7 +33,7 @@ struct GemmOperands {
   void* workspace = nullptr;        // GemmProblem::workspace_bytes
   float alpha = 1.0F, beta = 0.0F;  // with a beta of 0, c is not read
   const float* scales = nullptr;    // alpha and beta in device memory, in place of those
-  const void* a_scales = nullptr;   // of blocks, as block_scratch.h has them
+  const void* a_scales = nullptr;   // of blocks, as plans/block_operands.h has them
   const void* b_scales = nullptr;
 };
 

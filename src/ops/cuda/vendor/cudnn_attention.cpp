@@ -24,7 +24,6 @@
 #include "base/error.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/vendor/cudnn_graph.h"
 #include "ops/cuda/vendor/cudnn_library.h"
 
@@ -254,19 +253,34 @@ struct CudnnAttention::Plans {
 CudnnAttention::CudnnAttention(int device_index) : device_index_(device_index), plans_(std::make_unique<Plans>()) {}
 CudnnAttention::~CudnnAttention() = default;
 
-void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys) {
-  const Key key = key_of(args.shape, args.q, args.k, args.v, first_keys.defined());
-  std::vector<std::shared_future<Plan>> futures = {plans_->start(device_index_, key)};
-  if (ctx.counting()) {  // backward's are likely to be wanted next, and all together take as long as one
+int64_t CudnnAttention::forward_workspace(const AttentionForward& args, bool counting) {
+  const Key key = key_of(args.shape, args.q, args.k, args.v, args.shape.cu_seqlens.defined());
+  const std::shared_future<Plan> forward = plans_->start(device_index_, key);
+  if (counting) {  // backward's are likely to be wanted next, and all together take as long as one
     const Key backward = backward_key(key, key.strides);  // gradients mostly lie like what they are of
+    std::vector<std::shared_future<Plan>> futures;
     for_each_part(backward, attention_part(sizes_of(backward)),
                   [&](int64_t, int64_t, const Key& part) { futures.push_back(plans_->start(device_index_, part)); });
     for (const auto& future : futures) future.wait();
   }
-  const Plan& plan = futures.front().get();
-  ArenaScope scope(ctx.scratch);
-  const Tensor workspace = claim_attention_forward(scope, plan.plan.workspace_bytes());
-  if (ctx.counting()) return;
+  return forward.get().plan.workspace_bytes();
+}
+
+int64_t CudnnAttention::backward_workspace(const AttentionBackward& args, int64_t workspace_limit) {
+  const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, args.shape.cu_seqlens.defined()),
+                                 strides_of(args.dq, args.dk, args.dv));
+  int64_t most = 0;
+  for_each_part(whole, attention_part(sizes_of(whole), workspace_limit), [&](int64_t, int64_t, const Key& part) {
+    most = std::max(most, plans_->start(device_index_, part).get().plan.workspace_bytes());
+  });
+  return most;
+}
+
+void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys,
+                             const Tensor& workspace) {
+  const Key key = key_of(args.shape, args.q, args.k, args.v, first_keys.defined());
+  const std::shared_future<Plan> future = plans_->start(device_index_, key);
+  const Plan& plan = future.get();
   std::vector<CudnnPlan::Binding> bindings = {{plan.q, args.q.rows_raw()},
                                               {plan.k, args.k.rows_raw()},
                                               {plan.v, args.v.rows_raw()},
@@ -277,7 +291,7 @@ void CudnnAttention::forward(Context& ctx, const AttentionForward& args, const T
 }
 
 void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
-                              int64_t workspace_limit) {
+                              const AttentionBackwardScratch& scratch, int64_t workspace_limit) {
   const Strides gradients = strides_of(args.dq, args.dk, args.dv);
   const Key whole = backward_key(key_of(args.shape, args.q, args.k, args.v, first_keys.defined()), gradients);
   const int64_t H = whole.all_heads(), S = whole.seq_len;
@@ -286,10 +300,6 @@ void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const
       whole, attention_part(sizes_of(whole), workspace_limit), [&](int64_t seq, int64_t kv_head, const Key& key) {
         const std::shared_future<Plan> future = plans_->start(device_index_, key);
         const Plan& plan = future.get();
-        ArenaScope scope(ctx.scratch);
-        const auto [workspace, delta] = claim_attention_backward(
-            scope, sizes_of(key), {.num_seqs = key.num_seqs, .kv_heads = key.kv_heads}, plan.plan.workspace_bytes());
-        if (ctx.counting()) return;
         const int64_t token = seq * S, head = kv_head * key.group, out = token * H * Dv + head * Dv;
         std::vector<CudnnPlan::Binding> bindings = {{plan.q, from<Bf16>(args.q, token * key.strides.q + head * Dk)},
                                                     {plan.k, from<Bf16>(args.k, token * key.strides.k + kv_head * Dk)},
@@ -300,9 +310,9 @@ void CudnnAttention::backward(Context& ctx, const AttentionBackward& args, const
                                                     {plan.dq, from<Bf16>(args.dq, token * gradients.q + head * Dk)},
                                                     {plan.dk, from<Bf16>(args.dk, token * gradients.k + kv_head * Dk)},
                                                     {plan.dv, from<Bf16>(args.dv, token * gradients.v + kv_head * Dv)},
-                                                    {plan.delta, delta.raw()}};
+                                                    {plan.delta, scratch.delta.raw()}};
         if (key.has_first_keys) bindings.emplace_back(plan.first_keys, from<int32_t>(first_keys, seq * S));
-        plans_->run(plan, ctx, bindings, workspace);
+        plans_->run(plan, ctx, bindings, scratch.workspace);
       });
 }
 

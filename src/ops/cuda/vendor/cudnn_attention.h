@@ -10,8 +10,8 @@
 #include <memory>
 
 #include "ops/contracts/attention.h"
+#include "ops/cuda/plans/attention.h"
 #include "ops/cuda/runtime/context.h"
-#include "ops/cuda/scratch.h"
 
 namespace nmoe::cuda {
 
@@ -31,9 +31,14 @@ class CudnnAttention {
 
   // `first_keys` [T] I32: where the document of a token begins, counted in the token's sequence; undefined: every
   // sequence is one document. It takes the place of shape.cu_seqlens. Time depends on windows, not on documents.
-  void forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys);
+  // Scratch is as plans/attention.h claims it, with what the functions below say.
+  void forward(Context& ctx, const AttentionForward& args, const Tensor& first_keys, const Tensor& workspace);
   void backward(Context& ctx, const AttentionBackward& args, const Tensor& first_keys,
-                int64_t workspace_limit = kAttentionWorkspaceLimit);
+                const AttentionBackwardScratch& scratch, int64_t workspace_limit = kAttentionWorkspaceLimit);
+
+  // Bytes of workspace that these ask for. `counting`: backward's plans are built beside forward's.
+  int64_t forward_workspace(const AttentionForward& args, bool counting);
+  int64_t backward_workspace(const AttentionBackward& args, int64_t workspace_limit = kAttentionWorkspaceLimit);
 
  private:
   struct Plans;

@@ -6,7 +6,6 @@
 #include "ops/cuda/kernels/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
-#include "ops/cuda/scratch.h"
 #include "ops/cuda/sm100/rounded_products.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/vendor/cublaslt.h"
@@ -53,11 +52,9 @@ GemmProblem problem_of(const Product& p) {
           .workspace_bytes = kProductWorkspaceBytes};
 }
 
-void multiply(Context& ctx, const Product& p) {
+void multiply(Context& ctx, const Product& p, const Tensor& workspace) {
   const GemmProblem problem = problem_of(p);
-  ArenaScope scope(ctx.scratch);
-  const Tensor workspace = claim_product_workspace(scope);
-  if (ctx.counting() || problem.rows == 0 || problem.cols == 0) return;
+  if (problem.rows == 0 || problem.cols == 0) return;
   if (problem.depth == 0) {  // an empty sum
     const auto num_bytes = static_cast<size_t>(p.d.num_bytes());
     if (!p.c.defined()) {
@@ -80,10 +77,8 @@ void multiply(Context& ctx, const Product& p) {
 
 // The product of FP8 operands: w [1, cols, depth] in codes.
 void multiply_fp8(Context& ctx, const OperandRounding& rounding, Tensor x, Tensor w, Tensor w_scales, Tensor addend,
-                  Tensor y) {
-  ArenaScope scope(ctx.scratch);
-  const RowCodes room = claim_linear(scope, rounding, x).codes;
-  if (ctx.counting() || y.num_elements() == 0) return;
+                  Tensor y, const RowCodes& room) {
+  if (y.num_elements() == 0) return;
   NMOE_CHECK(y.dtype() == DType::kBF16, "a product of FP8 operands into {}", dtype_name(y.dtype()));
   if constexpr (kHasSm90) {
     sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, /*num_rows=*/{}, room),
@@ -97,19 +92,22 @@ void multiply_fp8(Context& ctx, const OperandRounding& rounding, Tensor x, Tenso
 
 }  // namespace
 
-void linear_forward(Context& ctx, const LinearForward& args) {
-  if (const WeightCodes& w = args.rounding.weight; w.defined()) {
-    return multiply_fp8(ctx, args.rounding, args.x, w.values, w.scales, args.addend, args.y);
+void linear_forward(Context& ctx, const LinearForward& args, const LinearPlan& plan) {
+  if (plan.engine == LinearEngine::kCodes) {
+    const WeightCodes& w = args.rounding.weight;
+    return multiply_fp8(ctx, args.rounding, args.x, w.values, w.scales, args.addend, args.y, plan.codes);
   }
   if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (plan.engine == LinearEngine::kBlocks) return sm100::rounded_product(ctx, args, plan.blocks);
   }
-  multiply(ctx, {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y,
-                 args.rounding.product_scale});
+  multiply(
+      ctx,
+      {args.x, /*transpose_a=*/false, args.w, /*transpose_b=*/true, args.addend, args.y, args.rounding.product_scale},
+      plan.workspace);
 }
 
-void linear_activation_forward(Context& ctx, const LinearActivationForward& args) {
-  linear_forward(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding});
+void linear_activation_forward(Context& ctx, const LinearActivationForward& args, const LinearPlan& plan) {
+  linear_forward(ctx, {.x = args.x, .w = args.w, .y = args.pre, .addend = {}, .rounding = args.rounding}, plan);
   activation_forward(ctx, {.kind = args.kind,
                            .pre = args.pre,
                            .h = args.h,
@@ -118,26 +116,31 @@ void linear_activation_forward(Context& ctx, const LinearActivationForward& args
                            .pre_codes = args.pre_codes});
 }
 
-void linear_backward_input(Context& ctx, const LinearBackwardInput& args) {
+void linear_backward_input(Context& ctx, const LinearBackwardInput& args, const LinearPlan& plan) {
   const Tensor addend = args.accumulate ? args.dx : Tensor();
-  if (const WeightCodes& w = args.rounding.weight; w.defined()) {
-    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx);
+  if (plan.engine == LinearEngine::kCodes) {
+    const WeightCodes& w = args.rounding.weight;
+    return multiply_fp8(ctx, args.rounding, args.dy, w.transposed_values, w.transposed_scales, addend, args.dx,
+                        plan.codes);
   }
   if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (plan.engine == LinearEngine::kBlocks) return sm100::rounded_product(ctx, args, plan.blocks);
   }
-  multiply(ctx, {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx,
-                 args.rounding.product_scale});
+  multiply(
+      ctx,
+      {args.dy, /*transpose_a=*/false, args.w, /*transpose_b=*/false, addend, args.dx, args.rounding.product_scale},
+      plan.workspace);
 }
 
-void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args) {
+void linear_backward_weight(Context& ctx, const LinearBackwardWeight& args, const LinearPlan& plan) {
   NMOE_CHECK(args.dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(args.dw.dtype()));
   const Tensor addend = args.accumulate ? args.dw : Tensor();
   if constexpr (kHasSm100) {
-    if (multiplies_blocks(kKernels, args.rounding)) return sm100::rounded_product(ctx, args);
+    if (plan.engine == LinearEngine::kBlocks) return sm100::rounded_product(ctx, args, plan.blocks);
   }
-  multiply(ctx, {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw,
-                 args.rounding.product_scale});
+  multiply(ctx,
+           {args.dy, /*transpose_a=*/true, args.x, /*transpose_b=*/false, addend, args.dw, args.rounding.product_scale},
+           plan.workspace);
 }
 
 }  // namespace nmoe::cuda

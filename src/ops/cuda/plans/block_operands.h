@@ -1,5 +1,5 @@
 // Operands of products in MXFP8 and NVFP4 on Blackwell, as tensor cores and cuBLASLt take them, and the scratch in
-// which a product has them. By arguments alone, as scratch.h says. No CUDA here.
+// which a product has them. By arguments alone (planner.h). No CUDA here.
 #pragma once
 
 #include <algorithm>

@@ -1,18 +1,18 @@
-// Scratch of sums over domains: as ops/cuda/scratch.h, free of CUDA.
+// Sums over domains.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "ops/across.h"
-#include "ops/contracts/across.h"
-#include "tensor/arena.h"
+#include "ops/cuda/plans/planner.h"
 
 namespace nmoe::cuda {
 
 // Of a round's pieces, what the other domains send of this one's part.
 constexpr int64_t kAcrossRoundBytes = int64_t{128} << 20;
-inline Tensor claim(ArenaScope& scope, const SumAcross& args) {
+inline Tensor plan(Planner& to, const SumAcross& args) {
+  if (args.across.alone()) return {};
   const int64_t domains = args.across.count();
   int64_t most = 0;
   for (const AcrossRound& round : across_rounds(args.tensors, kAcrossRoundBytes)) {
@@ -20,7 +20,7 @@ inline Tensor claim(ArenaScope& scope, const SumAcross& args) {
     for (const AcrossPiece& piece : round) bytes += (domains - 1) * piece.part_room(domains);
     most = std::max(most, bytes);
   }
-  return scope.allocate(DType::kU8, {most});
+  return to.scope.allocate(DType::kU8, {most});
 }
 
 }  // namespace nmoe::cuda

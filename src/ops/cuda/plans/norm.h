@@ -1,0 +1,22 @@
+// Norms: a partial gradient of the gain for each chunk of rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cuda/plans/planner.h"
+
+namespace nmoe::cuda {
+
+// Rows that are wide are worked on by whole blocks, of which more find room at once.
+inline int64_t gain_chunk_rows(int64_t num_rows, int64_t width) {
+  constexpr int64_t kMinRows = 32;
+  const int64_t max_chunks = width > 1024 ? 512 : 256;
+  return std::max(kMinRows, blocks_for(num_rows, max_chunks));
+}
+inline Tensor plan(Planner& to, const RmsNormBackward& args) {
+  const int64_t rows = norm_vectors(args.x), width = args.x.dim(-1);
+  return to.scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, width)), width});
+}
+
+}  // namespace nmoe::cuda

@@ -1,0 +1,137 @@
+// Plans of CUDA's operations, which need no GPU: which kernels, and how much scratch.
+#include "ops/cuda/plans.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/factory.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr cuda::KernelSet kHopper{.major = 9}, kBlackwell{.major = 10};
+
+Tensor without_values(DType dtype, Shape shape) { return Tensor(nullptr, dtype, shape); }
+
+// The most that a plan claims, of an arena that only counts.
+template <class Arguments>
+int64_t planned_bytes(const cuda::KernelSet& kernels, const Arguments& args) {
+  Arena arena("scratch");
+  cuda::Planner planner{arena, kernels};
+  cuda::plan_operation(planner, args);
+  return arena.high_water();
+}
+
+template <class Arguments>
+cuda::PlanOf<Arguments> plan_of(const cuda::KernelSet& kernels, const Arguments& args) {
+  Arena arena("scratch");
+  cuda::Planner planner{arena, kernels};
+  return cuda::plan_operation(planner, args).plan;
+}
+
+GroupedLinearForward grouped(DType dtype, int64_t in, int64_t out) {
+  return {.x = without_values(dtype, {256, in}),
+          .w = without_values(dtype, {8, out, in}),
+          .offsets = without_values(DType::kI32, {9}),
+          .y = without_values(dtype, {256, out})};
+}
+
+TEST(Plans, GroupedProductsChooseKernelsByDtypeAndWidths) {
+  using enum cuda::GroupedEngine;
+  EXPECT_EQ(plan_of(kHopper, grouped(DType::kBF16, 64, 72)).engine, kSm90);
+  EXPECT_EQ(plan_of(kBlackwell, grouped(DType::kBF16, 64, 72)).engine, cuda::kPlainProducts ? kTiles : kSm100);
+  EXPECT_EQ(plan_of(kHopper, grouped(DType::kBF16, 64, 76)).engine, kTiles);
+  EXPECT_EQ(plan_of(kHopper, grouped(DType::kBF16, 60, 72)).engine, kTiles);
+  EXPECT_EQ(plan_of(kHopper, grouped(DType::kF32, 64, 72)).engine, kTiles);
+  GroupedLinearForward codes = grouped(DType::kBF16, 64, 128);
+  codes.rounding = {.format = OperandFormat::kFp8, .weight = {.values = without_values(DType::kU8, {8, 128, 64})}};
+  const cuda::GroupedLinearPlan plan = plan_of(kHopper, codes);
+  EXPECT_EQ(plan.engine, kCodes);
+  EXPECT_EQ(plan.codes.values.shape(), Shape({256, 64}));
+  EXPECT_EQ(plan.codes.scales.shape(), Shape({256, 1}));
+}
+
+// Addresses are the arenas' business: a plan made of counting tensors is that of the run.
+TEST(Plans, AddressesDoNotMatter) {
+  GroupedLinearForward args = grouped(DType::kBF16, 64, 64);
+  alignas(16) std::byte memory[64 * 256 * 2 + 2];
+  args.x = Tensor(memory + 2, DType::kBF16, {256, 64});
+  EXPECT_EQ(plan_of(kHopper, args).engine, cuda::GroupedEngine::kSm90);
+}
+
+TEST(Plans, AFusedActivationKeepsNoGradientOfHiddenUnits) {
+  GroupedActivationBackward args{.kind = Activation::kSwiGlu,
+                                 .dy = without_values(DType::kBF16, {256, 64}),
+                                 .w = without_values(DType::kBF16, {8, 64, 192}),
+                                 .offsets = without_values(DType::kI32, {9}),
+                                 .pre = without_values(DType::kBF16, {256, 384}),
+                                 .row_weight = without_values(DType::kF32, {256}),
+                                 .dpre = without_values(DType::kBF16, {256, 384}),
+                                 .drow_weight = without_values(DType::kF32, {256})};
+  const cuda::GroupedActivationBackwardPlan fused = plan_of(kHopper, args);
+  EXPECT_TRUE(fused.fused);
+  EXPECT_FALSE(fused.dh.defined());
+  EXPECT_EQ(fused.row_sums.shape(), Shape({1, 256}));
+  args.kind = Activation::kReluSquared;
+  const cuda::GroupedActivationBackwardPlan apart = plan_of(kHopper, args);
+  EXPECT_FALSE(apart.fused);
+  EXPECT_EQ(apart.dh.shape(), Shape({256, 192}));
+  EXPECT_FALSE(apart.row_sums.defined());
+}
+
+TEST(Plans, OperandsRoundedAheadArePartOfThePlan) {
+  LinearForward args{.x = without_values(DType::kBF16, {512, 256}),
+                     .w = without_values(DType::kBF16, {128, 256}),
+                     .y = without_values(DType::kBF16, {512, 128}),
+                     .addend = {}};
+  EXPECT_EQ(planned_bytes(kHopper, args), cuda::kProductWorkspaceBytes);
+  args.rounding.format = OperandFormat::kMxFp8;
+  EXPECT_EQ(planned_bytes(kHopper, args), cuda::kProductWorkspaceBytes + 2 * (512 + 128) * 256);
+  Arena arena("scratch");
+  cuda::Planner planner{arena, kHopper};
+  const auto planned = cuda::plan_operation(planner, args);
+  ASSERT_TRUE(planned.widened);
+  EXPECT_EQ(planned.widened->args.rounding.format, OperandFormat::kAct);
+  EXPECT_EQ(planned.plan.engine, cuda::LinearEngine::kVendor);
+}
+
+RouteTokens routed(int64_t tokens) {
+  constexpr int64_t kExperts = 64, kTopK = 8;
+  return {.rule = {.top_k = kTopK},
+          .logits = without_values(DType::kF32, {tokens, kExperts}),
+          .bias = without_values(DType::kF32, {kExperts}),
+          .scores = without_values(DType::kF32, {tokens, kExperts}),
+          .top_idx = without_values(DType::kI32, {tokens, kTopK}),
+          .weights = without_values(DType::kF32, {tokens, kTopK}),
+          .plan = {.offsets = without_values(DType::kI32, {kExperts + 1}),
+                   .row_of = without_values(DType::kI32, {tokens, kTopK})},
+          .row_weight = without_values(DType::kF32, {tokens * kTopK})};
+}
+
+TEST(Plans, FewTokensAreRoutedByOneBlockWithoutScratch) {
+  EXPECT_TRUE(plan_of(kHopper, routed(32)).one_block);
+  EXPECT_EQ(planned_bytes(kHopper, routed(32)), 0);
+  EXPECT_FALSE(plan_of(kHopper, routed(33)).one_block);
+  EXPECT_FALSE(plan_of(kHopper, routed(0)).one_block);
+}
+
+// What is over before the next begins leaves its memory to it.
+TEST(Plans, PartsOneAfterAnotherTakeTheSameMemory) {
+  const RouteTokens args = routed(4096);
+  const int64_t router = planned_bytes(kHopper, args.router());
+  const int64_t plan = planned_bytes(kHopper, BuildMoePlan{.top_idx = args.top_idx, .plan = args.plan, .counts = {}});
+  EXPECT_EQ(planned_bytes(kHopper, args), std::max(router, plan));
+}
+
+// A device that only counts claims what a plan says, and nothing for operations without one.
+TEST(Plans, APlannedDeviceCountsThem) {
+  const auto device = make_device({.kind = "cuda", .compute_dtype = DType::kBF16, .part = GpuPart{.memory_bytes = 1}});
+  device->ops().fill({.x = without_values(DType::kF32, {1 << 20}), .value = 1.0});
+  EXPECT_EQ(device->scratch(Lane::kCompute).high_water(), 0);
+  const Sum sum{.x = without_values(DType::kF32, {1 << 20}), .out = without_values(DType::kF64, {1})};
+  device->ops().sum(sum);
+  EXPECT_EQ(device->scratch(Lane::kCompute).high_water(), planned_bytes(kHopper, sum));
+  EXPECT_EQ(device->scratch(Lane::kCompute).used(), 0);
+}
+
+}  // namespace
+}  // namespace nmoe::test
