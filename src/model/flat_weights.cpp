@@ -49,11 +49,12 @@ FlatRegion cut_evenly(std::span<const WeightSpec> specs, std::span<const size_t>
   return region;
 }
 
-// An iteration is three products with the smaller side twice.
-double cost_of_iteration(const Shape& shape) {
+// An iteration is, for each matrix, three products with the smaller side twice.
+double cost_of_iteration(const WeightSpec& spec) {
+  const Shape shape = spec.as_matrices(spec.shape);
   const auto rows = static_cast<double>(shape[-2]), cols = static_cast<double>(shape[-1]);
   const double small = std::min(rows, cols), large = std::max(rows, cols);
-  return small * small * (2 * large + small);
+  return static_cast<double>(spec.num_matrices) * small * small * (2 * large + small);
 }
 
 // For each of the specs the rank that updates it, if it is one of the chosen, which are in definition order: the most
@@ -63,7 +64,7 @@ std::vector<size_t> deal_by_cost(std::span<const WeightSpec> specs, std::span<co
   std::vector<double> cost(specs.size(), 0.0);
   for (const size_t spec : chosen) {
     if (!specs[spec].joins_previous) first.push_back(spec);
-    cost[first.back()] += cost_of_iteration(specs[spec].shape);
+    cost[first.back()] += cost_of_iteration(specs[spec]);
   }
   std::ranges::stable_sort(first, [&](size_t a, size_t b) { return cost[a] > cost[b]; });
   std::vector<size_t> rank_of(specs.size());

@@ -2,10 +2,18 @@
 
 namespace nmoe {
 
+WeightSpec pre_activation_weight(const WeightList& weights, const std::string& name, const ModelConfig& config,
+                                 int64_t hidden) {
+  const int64_t W = pre_activation_width(config.activation, hidden);
+  WeightSpec weight = weights.matrix(name, W, config.dim);
+  weight.num_matrices = W / hidden;
+  return weight;
+}
+
 void Mlp::describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights) {
   const ModelConfig& config = layer.config;
   const std::string name = layer.name + prefix;
-  weights.add(weights.matrix(name + "in", pre_activation_width(config.activation, hidden), config.dim));
+  weights.add(pre_activation_weight(weights, name + "in", config, hidden));
   weights.add(weights.output(name + "out", config.dim, hidden));
 }
 

@@ -13,6 +13,10 @@ inline int64_t pre_activation_width(Activation activation, int64_t hidden) {
   return activation == Activation::kSwiGlu ? 2 * hidden : hidden;
 }
 
+// The first layer's weight [W, D]: of one matrix, or of two, gate and up.
+WeightSpec pre_activation_weight(const WeightList& weights, const std::string& name, const ModelConfig& config,
+                                 int64_t hidden);
+
 class Mlp final : public FeedForward {
  public:
   // `prefix` is the prefix of its weights' names within the layer: "mlp.".

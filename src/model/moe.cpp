@@ -22,8 +22,7 @@ ExchangePass exchange_pass(const Pass& pass) {
 
 void Moe::describe(const Layer& layer, WeightList& weights) {
   const ModelConfig& config = layer.config;
-  const int64_t D = config.dim, E = config.moe.num_experts, F = layer.spec.hidden,
-                W = pre_activation_width(config.activation, F);
+  const int64_t D = config.dim, E = config.moe.num_experts, F = layer.spec.hidden;
   const std::string name = moe_prefix(layer);
   weights.add({.name = name + "router",
                .shape = {E, D},
@@ -37,7 +36,7 @@ void Moe::describe(const Layer& layer, WeightList& weights) {
                .is_stat = true,
                .init = InitKind::kZeros});
   weights.begin_part(WeightPart::kExperts);
-  weights.add(stacked(weights.matrix(name + "experts_in", W, D), E));
+  weights.add(stacked(pre_activation_weight(weights, name + "experts_in", config, F), E));
   weights.add(stacked(weights.output(name + "experts_out", D, F), E));
   const int64_t shared = config.moe.num_shared_experts;
   weights.begin_part(WeightPart::kShared);

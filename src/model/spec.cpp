@@ -4,10 +4,18 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "model/feed_forward.h"
 #include "model/mixer.h"
 
 namespace nmoe {
+
+Shape WeightSpec::as_matrices(const Shape& here) const {
+  if (num_matrices == 1) return here;
+  const int64_t rows = here[-2] / num_matrices;
+  NMOE_CHECK(rows * num_matrices == here[-2], "{}: {} is not {} matrices", name, here, num_matrices);
+  return {here.num_elements() / (rows * here[-1]), rows, here[-1]};
+}
 
 std::vector<Layer> layers_of(const ModelConfig& config) {
   std::vector<Layer> layers;

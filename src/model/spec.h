@@ -44,8 +44,12 @@ struct WeightSpec {
   int64_t layer = kNoLayer;  // to which it belongs
   WeightPart part = WeightPart::kOther;
   bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
+  int64_t num_matrices = 1;     // of equal height that [out, in] consists of, one under the other: 2 for gate and up
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
+  // A rank's part, of shape `here`, as matrices [rows, in] of the architecture, of which an optimizer by matrices
+  // (Muon) updates each by itself: as a stack of them, or as it is if it is one.
+  Shape as_matrices(const Shape& here) const;
 };
 
 // One layer, as its parts see it.

@@ -100,10 +100,13 @@ void Optimizer::step(Tensor grad_scale) {
     const Tensor w = weight.updated_of(weight.value);
     const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
-      ops_.muon_step({.w = w,
-                      .low = weight.low,
-                      .grad = weight.total,
-                      .momentum = slot.m,
+      const auto matrices = [&](const Tensor& x) {
+        return x.defined() ? x.reshape(weight.spec.as_matrices(x.shape())) : x;
+      };
+      ops_.muon_step({.w = matrices(w),
+                      .low = matrices(weight.low),
+                      .grad = matrices(weight.total),
+                      .momentum = matrices(slot.m),
                       .grad_scale = grad_scale,
                       .rates = slot.rates,
                       .beta = config_.muon.momentum,

@@ -2,12 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
+
+#include "model/spec.h"
+#include "optim/optimizer.h"
 
 namespace nmoe {
 namespace {
 
 bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
+
+bool muon_trains_gate_and_up(const Config& config) {
+  return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
+    return weight.num_matrices > 1 && group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
+  });
+}
 
 }  // namespace
 
@@ -15,6 +25,7 @@ std::span<const ArithmeticChange> arithmetic_changes() {
   static const std::vector<ArithmeticChange> changes = {
       {"optim.schedule's decay counts what was done before a step, so that its last step has a rate above 0",
        rates_decay},
+      {"Muon orthogonalises gate and up projections apart, and scales each by its own shape", muon_trains_gate_and_up},
   };
   return changes;
 }

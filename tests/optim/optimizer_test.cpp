@@ -6,6 +6,7 @@
 
 #include "model/model.h"
 #include "model/small_models.h"
+#include "ops/newton_schulz.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 
@@ -104,6 +105,50 @@ TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
       ASSERT_NEAR(bf16_to_float(bits[i]), 0.025, 0.025 * 0x1p-7) << state.name;
     }
   }
+}
+
+// The first step from zero momentum, of every weight that Muon trains: gate and up are two matrices of the
+// architecture, stacked in one weight, and each is orthogonalised and scaled by itself, in dense, shared and routed
+// experts. A weight of any other kind is one matrix.
+TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
+  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
+  for (Weight& weight : model_.weights().all()) {
+    if (!weight.grad.defined()) continue;
+    const Tensor random = pool_.normal(weight.shape);
+    for (int64_t i = 0; i < random.num_elements(); ++i) set(weight.grad, i, get(random, i));
+  }
+  const auto before = weights();
+  optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
+  optimizer.step(grad_scale_);
+  int gated = 0;
+  for (const Weight& weight : model_.weights().all()) {
+    const WeightGroup group = weight.spec.group;
+    if (group != WeightGroup::kMatrices && group != WeightGroup::kExperts) continue;
+    const std::string& name = weight.spec.name;
+    SCOPED_TRACE(name);
+    const bool halves = name.ends_with("mlp.in") || name.ends_with("shared.in") || name.ends_with("experts_in");
+    gated += halves ? 1 : 0;
+    const int64_t rows = weight.shape[-2] / (halves ? 2 : 1), cols = weight.shape[-1];
+    const int64_t count = weight.shape.num_elements() / (rows * cols);
+    const double lr = group == WeightGroup::kExperts ? config_.experts.lr : config_.matrices.lr;
+    const double step = lr * 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
+    std::vector<double> expected;
+    for (int64_t i = 0; i < count; ++i) {
+      Matrix direction = matrix_of(weight.grad.reshape({count, rows, cols})[i]);
+      for (auto& row : direction) {
+        for (double& value : row) value *= 1 + config_.muon.momentum;
+      }
+      for (const auto& row : newton_schulz(direction, static_cast<int>(config_.muon.iterations))) {
+        for (const double value : row) {
+          expected.push_back((1 - lr * 0.1) * before.at(name)[expected.size()] - step * value);
+        }
+      }
+    }
+    EXPECT_TRUE(near(weight.value, expected, 1e-9));
+  }
+  EXPECT_EQ(gated, 3);
+  for (const OptimizerState& state : optimizer.state())
+    EXPECT_EQ(state.tensor.shape(), state.weight->shape) << state.name;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "ops/cuda/optimizer_test.h"
+#include "ops/newton_schulz.h"
 
 namespace nmoe::test {
 namespace {
@@ -53,6 +54,26 @@ TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
     EXPECT_LE(distance(master(halves), values(exact_w)), 2e-2) << shape.to_string();
     EXPECT_TRUE(same_bits(down(halves_momentum), down(whole_momentum))) << shape.to_string();
   }
+}
+
+// Gate and up, stacked: each is orthogonalised by itself, and scaled by its own shape.
+TEST_F(CudaMuon, EveryMatrixOfAStackIsOrthogonalisedByItself) {
+  const Shape shape = {2, 24, 40};
+  const Tensor grad = normal(shape);
+  MuonStep args;
+  args.w = up(pool_.zeros(DType::kF32, shape));
+  args.grad = up(grad);
+  args.momentum = up(pool_.zeros(DType::kF32, shape));
+  args.grad_scale = up(f64({1.0}));
+  args.rates = up(f64({1.0}));
+  gpu().muon_step(args);
+  std::vector<double> expected;
+  for (int64_t i = 0; i < 2; ++i) {
+    for (const auto& row : newton_schulz(matrix_of(grad[i]), args.iterations)) {
+      for (const double value : row) expected.push_back(-0.2 * std::sqrt(40.0) * value);
+    }
+  }
+  EXPECT_LE(distance(down(args.w), expected), 1e-3);
 }
 
 TEST_F(CudaMuon, NothingChangesWithoutAFiniteScale) {
