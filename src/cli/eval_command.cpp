@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/model_evaluation.h"
@@ -48,6 +50,10 @@ void print_report(const EvalReport& report) {
     if (!task.groups.empty()) {
       fmt::print("  macro average over {} groups {:.2f} %\n", task.groups.size(), 100 * task.macro_accuracy());
     }
+  }
+  if (std::ranges::any_of(report.tasks, [](const TaskReport& task) { return task.cropped > 0; })) {
+    fmt::print(
+        "cropped: texts that lost their beginning, being longer than the context; --context allows longer ones\n");
   }
   for (const SuiteMean& mean : report.means) {
     fmt::print("{} {:.4f} +- {:.4f}; with the baselines of 2025 (v2) {:.4f} +- {:.4f}\n", mean.name, mean.value,

@@ -13,6 +13,7 @@
 #include "chat/checkpoint_settings.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
+#include "data/prep/inputs.h"
 #include "eval/cached_scorer.h"
 #include "eval/packed_scorer.h"
 #include "hf/import.h"
@@ -138,12 +139,27 @@ class EvaluatedModel {
   std::unique_ptr<InferenceEngine> engine_;
 };
 
+// The Error (usage) for a folder where a file is wanted; it names those that are in it.
+Error folder_of_texts(const fs::path& folder) {
+  const std::string what = fmt::format("--text {}: that is a folder", folder.string());
+  if (fs::exists(folder / "tokenizer.json") && fs::is_directory(folder / "train")) {
+    return usage_error(what + " of tokens", "name the text that it was prepared from, with --text FILE");
+  }
+  constexpr size_t kShown = 3;
+  std::string files;
+  const std::vector<fs::path> found = expand_inputs({folder.string()}, "evaluation").files;
+  for (size_t i = 0; i < std::min(kShown, found.size()); ++i) files += fmt::format(" --text {}", found[i].string());
+  return usage_error(what, fmt::format("name its files, each with an option of its own:{}{}", files,
+                                       found.size() > kShown ? " ..." : ""));
+}
+
 std::vector<TaskSuite> suites_of(const EvalArguments& arguments) {
   std::vector<TaskSuite> suites;
   for (const std::string& name : arguments.tasks) suites.push_back(find_task_suite(name));
   if (arguments.texts.empty()) return suites;
   TaskSuite texts{.name = "text"};
   for (const std::string& file : arguments.texts) {
+    if (fs::is_directory(file)) throw folder_of_texts(file);
     texts.tasks.push_back(
         {.name = file, .kind = TaskKind::kText, .file = fs::absolute(file).string(), .prompt = "{text}"});
   }
@@ -181,6 +197,18 @@ void check_options(const EvalArguments& arguments, const std::vector<TaskSuite>&
   }
 }
 
+// Where the context has no room for a prompt in front of the longest answer that may be written.
+void check_room(const std::vector<TaskSuite>& suites, int64_t context) {
+  for (const TaskSuite& suite : suites) {
+    for (const Task& task : suite.tasks) {
+      if (!task.is_generated() || task.generation.max_tokens < context) continue;
+      throw usage_error(fmt::format("task {}/{} has answers of up to {} tokens, and this model's context is {}",
+                                    suite.name, task.name, task.generation.max_tokens, context),
+                        fmt::format("allow longer texts: --context {}", 4 * task.generation.max_tokens));
+    }
+  }
+}
+
 std::unique_ptr<const Sandbox> make_sandbox(const std::vector<TaskSuite>& suites) {
   const auto runs_code = [](const Task& task) {
     return task.is_generated() && task.generation.metric == AnswerMetric::kCode;
@@ -206,6 +234,7 @@ void check_evaluation(const EvalArguments& arguments) {
   const std::vector<TaskSuite> suites = suites_of(arguments);
   check_options(arguments, suites);
   make_sandbox(suites);
+  check_limit(suites, arguments.limit, "--limit");
   for (const TaskSuite& suite : suites) {
     for (const Task& task : suite.tasks) {
       if (task.kind == TaskKind::kText) {
@@ -218,8 +247,8 @@ void check_evaluation(const EvalArguments& arguments) {
 }
 
 EvalReport evaluate_model(const EvalArguments& arguments) {
+  check_evaluation(arguments);  // nothing is scored before all is there
   EvalOptions options{.suites = suites_of(arguments), .data_dir = arguments.data, .limit = arguments.limit};
-  check_options(arguments, options.suites);
   const std::unique_ptr<const Sandbox> sandbox = make_sandbox(options.suites);
   std::optional<ModelFolder> folder;
   if (!is_configuration(arguments.model)) folder.emplace(arguments);
@@ -229,6 +258,7 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
   const TokenRules rules{.tokenizer = subject.tokenizer.get(),
                          .begin_ids = begin_ids(subject),
                          .max_tokens = arguments.context > 0 ? arguments.context : of_model};
+  check_room(options.suites, rules.max_tokens);
   EvaluatedModel model(subject, arguments, rules.max_tokens);
   const EvalModels models{.scorer = [&]() -> Scorer& { return model.scorer(); },
                           .engine = [&]() -> InferenceEngine& { return model.engine(); },

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -259,15 +260,44 @@ std::vector<std::string> task_suite_names() {
   return names;
 }
 
+namespace {
+
+// Suites and tasks, such as "core/arc_easy", that were probably meant by `what`: of several suites with such a task,
+// all.
+std::vector<std::string> probable_tasks(const std::string& what) {
+  std::vector<std::string> whole = task_suite_names(), last = whole;  // the same names in full, and without the suite
+  for (const BuiltinTasks& builtin : builtin_tasks()) {
+    for (const Task& task : parse_task_suite(builtin.toml, fmt::format("{}.toml", builtin.name)).tasks) {
+      last.push_back(task.name);
+      whole.push_back(fmt::format("{}/{}", builtin.name, task.name));
+    }
+  }
+  std::string plain = what;
+  for (char& c : plain) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::vector<std::string> probable;
+  for (const std::vector<std::string>* names : {&last, &whole}) {
+    const std::string near = nearest(plain, *names);
+    for (size_t i = 0; i < names->size() && !near.empty(); ++i) {
+      if ((*names)[i] == near) probable.push_back(whole[i]);
+    }
+    if (!probable.empty()) break;
+  }
+  return probable;
+}
+
+}  // namespace
+
 TaskSuite find_task_suite(const std::string& what) {
   if (what.ends_with(".toml")) return parse_task_suite(read_file(what), what);
   const size_t slash = what.find('/');
   const std::string name = what.substr(0, slash);
   const auto builtin = std::ranges::find(builtin_tasks(), name, &BuiltinTasks::name);
   if (builtin == builtin_tasks().end()) {
-    throw usage_error(
-        fmt::format("there are no tasks \"{}\"", name),
-        fmt::format("name {}, one task as core/piqa, or a file of tasks (.toml)", join_or(task_suite_names())));
+    const std::vector<std::string> probable = probable_tasks(what);
+    throw usage_error(fmt::format("there are no tasks \"{}\"", what),
+                      probable.empty() ? fmt::format("name {}, one task as core/piqa, or a file of tasks (.toml)",
+                                                     join_or(task_suite_names()))
+                                       : fmt::format("did you mean {}?", join_or(probable)));
   }
   TaskSuite suite = parse_task_suite(builtin->toml, fmt::format("{}.toml", name));
   if (slash == std::string::npos) return suite;
@@ -281,6 +311,22 @@ TaskSuite find_task_suite(const std::string& what) {
   }
   suite.mean.clear();
   return suite;
+}
+
+void check_limit(std::span<const TaskSuite> suites, int64_t limit, std::string_view what) {
+  const Task* most = nullptr;
+  std::string name;
+  for (const TaskSuite& suite : suites) {
+    for (const Task& task : suite.tasks) {
+      if (!task.shots_file.empty() || task.shots <= (most == nullptr ? 0 : most->shots)) continue;
+      most = &task;
+      name = fmt::format("{}/{}", suite.name, task.name);
+    }
+  }
+  if (limit == 0 || most == nullptr || limit > most->shots) return;
+  throw usage_error(fmt::format("{} {}: too few items for task {}, which puts {} others in front of each as examples",
+                                what, limit, name, most->shots),
+                    fmt::format("raise it to at least {}, or to 0, for all items", most->shots + 1));
 }
 
 }  // namespace nmoe

@@ -43,6 +43,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -113,5 +114,9 @@ std::vector<std::string> task_suite_names();
 
 // One of these, one task of it as "core/piqa", or a file ending in .toml. Error (usage) when it names nothing.
 TaskSuite find_task_suite(const std::string& what);
+
+// Error (usage) if `limit` items (0: all) of each task are too few for one whose examples are other items; `what` is
+// what sets the limit, as "--limit".
+void check_limit(std::span<const TaskSuite> suites, int64_t limit, std::string_view what);
 
 }  // namespace nmoe

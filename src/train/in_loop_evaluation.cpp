@@ -124,6 +124,7 @@ InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const T
     end = std::min(config.eval.tasks.find(',', begin), config.eval.tasks.size());
     Suite& suite = suites_.emplace_back(
         Suite{.description = find_task_suite(config.eval.tasks.substr(begin, end - begin)), .tasks = {}});
+    check_limit(std::span(&suite.description, 1), config.eval.limit, "eval.limit =");
     for (const Task& task : suite.description.tasks) {
       if (task.is_generated()) {
         throw usage_error(fmt::format("eval.tasks: answers to {}/{} are written, which a run that trains does not do",

@@ -143,6 +143,76 @@ TEST_F(EvalCommandTest, AConfigurationHasRandomWeights) {
   expect_error(n(command), 2, "weights are random", "give a checkpoint");
 }
 
+// What is wrong with a later task is said before an earlier one is scored, which can take an hour.
+TEST_F(EvalCommandTest, NothingIsScoredBeforeAllIsThere) {
+  make_random_model();
+  write_tasks(10);
+  write("shots.toml", R"([tasks.free]
+type = "language_modeling"
+file = "greedy.jsonl"
+[tasks.five]
+type = "language_modeling"
+file = "greedy.jsonl"
+shots = 5
+[tasks.seven]
+type = "language_modeling"
+file = "greedy.jsonl"
+shots = 7
+)");
+  const auto refused = [&](std::vector<std::string> more, const std::string& what, const std::string& remedy) {
+    std::vector<std::string> command = {"eval", "runs/checkpoints/tiny", "--data", "tasks"};
+    command.insert(command.end(), more.begin(), more.end());
+    const Outcome outcome = n(command);
+    expect_error(outcome, 2, what, remedy);
+    EXPECT_FALSE(contains(outcome.err, " item ")) << outcome.err;  // progress
+  };
+  // The whole file is too short for none; the limit is, and one that suffices for all is named.
+  refused({"--tasks", "shots.toml", "--limit", "5"},
+          "--limit 5: too few items for task shots/seven, which puts 7 others",
+          "raise it to at least 8, or to 0, for all items");
+  refused({"--tasks", "core", "--limit", "10"}, "--limit 10: too few items for task core/", "raise it to at least 11");
+  refused({"--tasks", "shots.toml,core/piqa"}, "there is no 'core/piqa.jsonl'", "--data");
+}
+
+TEST_F(EvalCommandTest, NamesThatWereProbablyMeant) {
+  make_random_model();
+  const std::string model = "runs/checkpoints/tiny";
+  for (const auto& [given, meant] :
+       std::vector<std::pair<std::string, std::string>>{{"arc_easy", "choices/arc_easy or core/arc_easy"},
+                                                        {"arc-easy", "choices/arc_easy or core/arc_easy"},
+                                                        {"HellaSwag", "choices/hellaswag"},
+                                                        {"MMLU", "mmlu"},
+                                                        {"human_eval", "humaneval"},
+                                                        {"cores/piqa", "core/piqa"}}) {
+    expect_error(n({"eval", model, "--tasks", given}), 2, "there are no tasks \"" + given + "\"",
+                 "did you mean " + meant + "?");
+  }
+  expect_error(n({"eval", model, "--tasks", "entirely_else"}), 2, "there are no tasks", "name choices, core, ");
+  make_directories(dir_ / "texts");
+  expect_error(n({"eval", model, "--text", "data"}), 2, "--text data: that is a folder of tokens",
+               "name the text that it was prepared from");
+  write("texts/b.txt", "b");
+  write("texts/a.txt", "a");
+  expect_error(n({"eval", model, "--text", "texts"}), 2, "--text texts: that is a folder",
+               "each with an option of its own: --text texts/a.txt --text texts/b.txt");
+}
+
+// Short models cannot hold every answer: the option that lets them is named, before anything is written.
+TEST_F(EvalCommandTest, ShortModelsAreToldOfTheContext) {
+  make_random_model();
+  write_tasks(10);
+  write("long.toml", "[tasks.long]\ntype = \"generation\"\nfile = \"written.jsonl\"\nmax_tokens = 16\nstop = \"x\"\n");
+  const std::vector<std::string> command = {"eval", "runs/checkpoints/tiny", "--tasks", "mine.toml,long.toml", "--data",
+                                            "tasks"};
+  const Outcome outcome = n(command);
+  expect_error(outcome, 2, "task long/long has answers of up to 16 tokens, and this model's context is 16",
+               "allow longer texts: --context 64");
+  EXPECT_FALSE(contains(outcome.err, " item ")) << outcome.err;
+  std::vector<std::string> longer = command;
+  longer.insert(longer.end(), {"--context", "64"});
+  output(longer);
+}
+
 TEST_F(EvalCommandTest, AnExportedModelIsJudgedAlike) {
   output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "bpe.json"});
   output({"prep", "train.txt", "--tokenizer", "bpe.json", "--out", "data", "--threads", "1"});
