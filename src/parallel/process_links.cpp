@@ -277,7 +277,7 @@ void ProcessLinks::hear(Peer& peer) {
   try {
     const bool open = receive_some(peer.link.control, peer.received);
     while (const std::optional<Frame> frame = peer.received.take()) take(peer, *frame);
-    if (!open) lose(peer, "ended without a word: it was killed, or it crashed");
+    if (!open) lose(peer, "ended without saying why: it was killed, or it crashed");
   } catch (const WireFault& error) {
     lose(peer, fmt::format("sends what is no message: {}", error.what()));
   }

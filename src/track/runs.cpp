@@ -485,7 +485,8 @@ std::vector<RunRow> RunStore::read_rows(Statement& run) {
                   .note = run.text(19)};
     if (row.status == RunStatus::kRunning && row.host == here && process_start(row.pid) != run.integer(7)) {
       row.status = RunStatus::kDead;
-      row.reason = fmt::format("process {} is gone without a word: killed, or the machine went down", row.pid);
+      row.reason = fmt::format(
+          "process {} no longer exists and recorded no end: it was killed, or the machine went down", row.pid);
     }
     rows.push_back(std::move(row));
   }

@@ -105,7 +105,7 @@ class LostProcessTest : public ProcessesTest, public ::testing::WithParamInterfa
 INSTANTIATE_TEST_SUITE_P(Of3, LostProcessTest, ::testing::Values(0, 1));
 
 TEST_P(LostProcessTest, KilledEndsAll) {
-  expect_reason(end_by(SIGKILL), "ended without a word: it was killed");
+  expect_reason(end_by(SIGKILL), "ended without saying why: it was killed");
   lost_->wait();  // or its number would be that of a process
   const int64_t step = std::stoll(info("runs/checkpoints/tiny", "step"));
   Strings arguments = with_ranks(resume({fmt::format("train.steps={}", step + 2), "optim.schedule.floor=1e-4"}), 3);
