@@ -77,7 +77,7 @@ class Batches {
       const size_t begin = static_cast<size_t>(rank_.index() * engine.num_microbatches() + i) * size;
       const auto inputs = ids.subspan(begin, size);
       if (engine.masks_documents()) {
-        find_documents(inputs, config_.train.microbatch_seqs, config_.data.seq_len, /*eos_id=*/-1, documents);
+        find_documents({}, config_.train.microbatch_seqs, config_.data.seq_len, documents);
       }
       engine.load(i, inputs, ids.subspan(begin + 1, size), documents);
     }

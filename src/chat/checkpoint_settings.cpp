@@ -56,8 +56,7 @@ void read_tokens(const json& config, const fs::path& file, CheckpointSettings& s
   }
 }
 
-void read_generation(const json& config, const fs::path& file, const Tokenizer& tokenizer,
-                     CheckpointSettings& settings) {
+void read_stop_ids(const json& config, const fs::path& file, const Tokenizer& tokenizer, CheckpointSettings& settings) {
   const json eos = config.value("eos_token_id", json());
   for (const json& id : eos.is_array() ? eos : eos.is_null() ? json::array() : json::array({eos})) {
     if (!id.is_number_integer() || id < 0 || id >= tokenizer.vocab_size()) {
@@ -65,6 +64,9 @@ void read_generation(const json& config, const fs::path& file, const Tokenizer& 
     }
     settings.stop_ids.push_back(id.get<int32_t>());
   }
+}
+
+void read_sampling(const json& config, const fs::path& file, CheckpointSettings& settings) {
   const auto number = [&](const char* key, double min, double max) -> std::optional<double> {
     const json value = config.value(key, json());
     if (value.is_null()) return std::nullopt;
@@ -90,7 +92,7 @@ CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const To
 
 CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& tokenizer) {
   const fs::path template_file = folder / "chat_template.jinja", tokenizer_file = folder / "tokenizer_config.json",
-                 generation_file = folder / "generation_config.json";
+                 generation_file = folder / "generation_config.json", model_file = folder / "config.json";
   CheckpointSettings settings;
   settings.imported = fs::exists(folder);
   const json config = read_object(tokenizer_file);
@@ -110,7 +112,10 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   };
   if (config.value("add_bos_token", json()) == true) settings.bos_id = named("bos_token");
 
-  read_generation(read_object(generation_file), generation_file, tokenizer, settings);
+  const json generation = read_object(generation_file);
+  read_sampling(generation, generation_file, settings);
+  const fs::path& stops_file = generation.contains("eos_token_id") ? generation_file : model_file;
+  read_stop_ids(read_object(stops_file), stops_file, tokenizer, settings);
   if (const auto eos = named("eos_token")) settings.stop_ids.push_back(*eos);
   std::ranges::sort(settings.stop_ids);
   settings.stop_ids.erase(std::unique(settings.stop_ids.begin(), settings.stop_ids.end()), settings.stop_ids.end());

@@ -5,6 +5,7 @@
 //   tokenizer_config.json    "bos_token", "eos_token" and the like: a string, or {"content": string}; "add_bos_token"
 //   generation_config.json   "eos_token_id" (an id or a list), "temperature", "top_k", "top_p", "min_p",
 //                            "repetition_penalty"
+//   config.json              "eos_token_id", where generation_config.json says nothing of it
 //
 // Every file may be missing, as they all are in checkpoints that nmoe trained.
 #pragma once
@@ -30,7 +31,7 @@ struct CheckpointSettings {
   std::string chat_template;                          // "": none
   std::string chat_template_file;                     // where it is, for messages
   std::map<std::string, std::string> special_tokens;  // by role: "bos_token", "eos_token", ...
-  std::vector<int32_t> stop_ids;                      // ids that end a reply beside the tokenizer's eos_id; ascending
+  std::vector<int32_t> stop_ids;                      // ids that end a reply beside the end of a document; ascending
   std::optional<int32_t> bos_id;                      // begins every text, if anything does
   bool imported = false;                              // the folder is there
   SamplingDefaults sampling;

@@ -343,6 +343,10 @@ class CommandLine::Commands {
     CLI::App* imported = app.add_subcommand("import", "turn a Hugging Face model into a checkpoint");
     imported->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
     imported->add_option("out", import_.out, "folder to write the checkpoint to, as step_00000000")->required();
+    imported
+        ->add_option("--end-of-document", import_.end_of_document,
+                     "special token that ends documents; unless given, as n prep takes it from the same folder")
+        ->type_name("TOKEN");
     add_dtype(imported, import_.dtype, "dtype of the weights; unless given, as they are (FP8 becomes bf16)");
     add_threads(imported, import_.num_threads);
     imported->callback([this] { run_ = [this] { import_command(import_); }; });

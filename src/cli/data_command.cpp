@@ -42,9 +42,9 @@ std::vector<fs::path> splits_of(const fs::path& dir) {
 std::shared_ptr<const Tokenizer> tokenizer_of(const TokenDataset& dataset) {
   const fs::path path = fs::absolute(dataset.dir()).lexically_normal().parent_path() / "tokenizer.json";
   auto tokenizer = load_tokenizer(path.string());
-  if (tokenizer->hash() != dataset.tokenizer_hash()) {
+  if (!dataset.is_of(*tokenizer)) {
     throw damaged_file(path, fmt::format("it is not the tokenizer of '{}': its hash is {}, the manifest's {}",
-                                         dataset.dir().string(), tokenizer->hash(), dataset.tokenizer_hash()));
+                                         dataset.dir().string(), tokenizer->hash(), dataset.manifest().tokenizer_hash));
   }
   return tokenizer;
 }

@@ -269,9 +269,10 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
     journal.emplace(
         arguments.out,
         fmt::format("weights {}, tokenizer {}, texts begin with [{}], answers end at [{}], up to {} tokens, {} in {}",
-                    combined_sha256(subject.checkpoint->model()), subject.tokenizer->hash(),
-                    fmt::join(rules.begin_ids, ", "), fmt::join(subject.settings.stop_ids, ", "), rules.max_tokens,
-                    arguments.device, arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
+                    combined_sha256(subject.checkpoint->model()),
+                    subject.tokenizer->hash_with_end(subject.tokenizer->eos_id()), fmt::join(rules.begin_ids, ", "),
+                    fmt::join(subject.settings.stop_ids, ", "), rules.max_tokens, arguments.device,
+                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
   }
   std::optional<ProgressLine> line;
   std::string current;

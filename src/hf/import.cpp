@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
 #include "config/validate.h"
@@ -24,31 +23,20 @@ std::vector<CarriedFile> carried_files(const fs::path& dir) {
   return files;
 }
 
-// The text of the special token `id`, or "" where tokenizer.json does not say.
-std::string special_token(const std::string& tokenizer_json, int64_t id) {
-  const auto json = try_parse_json<nlohmann::json>(tokenizer_json);
-  if (!json.is_object() || !json.contains("added_tokens") || !json["added_tokens"].is_array()) return "";
-  for (const auto& token : json["added_tokens"]) {
-    if (!token.is_object() || token.value("id", nlohmann::json()) != id) continue;
-    const nlohmann::json content = token.value("content", nlohmann::json());
-    return content.is_string() ? content.get<std::string>() : "";
-  }
-  return "";
-}
-
 // The tokenizer in nmoe's own words, or "" and the reason.
-std::pair<std::string, std::string> read_tokenizer(const fs::path& dir, const HfModel& model) {
-  const fs::path path = dir / "tokenizer.json";
+std::pair<std::string, std::string> read_tokenizer(const ImportOptions& options, const HfModel& model) {
+  const fs::path path = options.source / "tokenizer.json";
   if (!fs::exists(path)) return {"", "there is no tokenizer.json"};
-  const std::string eos = model.eos_ids.empty() ? "" : special_token(read_file(path), model.eos_ids.front());
+  const std::string& end = options.end_of_document;
   try {
-    const auto tokenizer = load_tokenizer(eos.empty() ? path.string() : fmt::format("{}@{}", path.string(), eos));
+    const auto tokenizer = load_tokenizer(end.empty() ? path.string() : fmt::format("{}@{}", path.string(), end));
     if (tokenizer->vocab_size() > model.config.vocab_size) {
       return {"",
               fmt::format("tokenizer.json has {} ids, the model {}", tokenizer->vocab_size(), model.config.vocab_size)};
     }
     return {tokenizer->json(), ""};
   } catch (const Error& error) {
+    if (!end.empty()) throw;  // it was asked for
     return {"", error.what()};
   }
 }
@@ -95,7 +83,7 @@ ImportReport import_model(const ImportOptions& options) {
   head.info.config_fingerprint = config_fingerprint(config);
   head.info.nmoe_version = options.version;
   head.info.nmoe_commit = options.commit;
-  std::tie(head.tokenizer_json, report.no_tokenizer) = read_tokenizer(options.source, binding.model());
+  std::tie(head.tokenizer_json, report.no_tokenizer) = read_tokenizer(options, binding.model());
 
   std::vector<TensorSource> model, carried;
   for (const MappedParameter& parameter : binding.parameters()) {

@@ -15,8 +15,10 @@ struct ImportOptions {
   fs::path source;             // the model's folder
   fs::path out;                // gets the checkpoint step_00000000
   std::optional<DType> dtype;  // of the weights, BF16 or F32; nothing: as they are, BF16 for FP8
-  int num_threads = 0;         // 0: one per available CPU
-  std::string version;         // nmoe's, for the manifest
+  // The special token that ends documents; "": load_tokenizer (data/tokenizer/tokenizer.h) says which.
+  std::string end_of_document = {};
+  int num_threads = 0;  // 0: one per available CPU
+  std::string version;  // nmoe's, for the manifest
   std::string commit;
 };
 

@@ -16,10 +16,9 @@ struct InferenceEngine::Sequence {
   RequestId id = 0;
   GenerationRequest request;
   GenerationListener listener;
-  int64_t first_prompt_token = 0;  // of request.prompt that counts
-  std::vector<int32_t> tokens;     // what the model sees: prompt and output
-  // For the probability of a document's first token `tokens` is at first the eos_id before it (data.mask_documents).
-  bool reading_document_start = false;
+  std::vector<int32_t> tokens;  // what the model sees: prompt and output
+  // `tokens` is the end of another document, for what follows it: nothing of the sequence's own.
+  bool starts_document = false;
   int64_t num_computed = 0;  // of tokens that are in the cache
   int64_t slot = -1;
   std::vector<int32_t> seen;  // ids of prompt and output, for the repetition penalty
@@ -28,9 +27,6 @@ struct InferenceEngine::Sequence {
   Utf8Stream characters;
   GenerationResult result;
 
-  int64_t num_prompt_tokens() const {  // of `tokens`
-    return static_cast<int64_t>(request.prompt.size()) - first_prompt_token;
-  }
   int64_t num_pending() const { return static_cast<int64_t>(tokens.size()) - num_computed; }
   bool reading_prompt_logprobs() const { return request.prompt_logprobs && result.output_tokens == 0; }
   void show(const std::string& piece) const {
@@ -93,17 +89,19 @@ const Tokenizer& InferenceEngine::tokenizer() const { return model_->tokenizer()
 int64_t InferenceEngine::max_context() const { return model_->capacity(); }
 
 std::vector<int32_t> InferenceEngine::encode_prompt(std::string_view text) const {
-  std::vector<int32_t> ids{tokenizer().eos_id()};  // a document starts where the last one ended
+  std::vector<int32_t> ids;
+  // A document starts where the last one ended; a model that was trained to see its own only knows nothing of that.
+  if (!config().data.mask_documents) ids.push_back(tokenizer().eos_id());
   tokenizer().encode(text, ids);
-  // A model that was trained to see its own document only knows nothing of the end of the last one.
-  if (config().data.mask_documents && ids.size() > 1) ids.erase(ids.begin());
   return ids;
 }
 
 std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(GenerationRequest request,
                                                                           GenerationListener listener) const {
   const int64_t vocab = tokenizer().vocab_size();
-  if (request.prompt.empty()) throw usage_error("the prompt is empty", "give at least one token: eos_id starts a text");
+  if (request.prompt.empty() && !config().data.mask_documents) {
+    throw usage_error("the prompt is empty", "give at least one token: eos_id starts a text");
+  }
   for (const int32_t id : request.prompt) {
     if (id < 0 || id >= vocab) {
       throw usage_error(fmt::format("the prompt has id {}, the tokenizer has {}", id, vocab),
@@ -124,13 +122,8 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   }
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(listener));
   const std::vector<int32_t>& prompt = sequence->request.prompt;
-  auto first = prompt.begin();
-  if (config().data.mask_documents) {
-    const auto last_eos = std::find(prompt.rbegin() + 1, prompt.rend(), tokenizer().eos_id());
-    first = last_eos.base();  // behind it, or the prompt's beginning
-  }
-  sequence->first_prompt_token = first - prompt.begin();
-  sequence->tokens.assign(first, prompt.end());
+  sequence->starts_document = prompt.empty();
+  sequence->tokens = prompt.empty() ? std::vector{tokenizer().eos_id()} : prompt;
   if (static_cast<int64_t>(sequence->tokens.size()) > max_context()) {
     throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
                       "shorten the prompt, or allow a longer context (--context)");
@@ -139,10 +132,6 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   sequence->result.prompt_tokens = static_cast<int64_t>(prompt.size());
   if (sequence->request.prompt_logprobs) {
     for (const int32_t id : prompt) sequence->prompt.push_back({.id = id, .logprob = {}, .top = {}});
-    if (first != prompt.begin()) {
-      sequence->reading_document_start = true;
-      sequence->tokens = {tokenizer().eos_id()};
-    }
   }
   return sequence;
 }
@@ -328,14 +317,6 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits, s
   const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
   if (!logits.empty()) logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
   const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
-  if (sequence.reading_document_start) {
-    const auto first = static_cast<size_t>(sequence.first_prompt_token);
-    set_logprob(sequence.prompt[first], sequence.request.top_logprobs, logits.first(vocab));
-    sequence.reading_document_start = false;
-    sequence.tokens.assign(sequence.request.prompt.begin() + sequence.first_prompt_token,
-                           sequence.request.prompt.end());
-    return;  // nothing of it is in the cache yet
-  }
   if (sequence.reading_prompt_logprobs()) {
     add_prompt_logprobs(sequence, begin, end, logits);
     logits = logits.subspan(static_cast<size_t>(part.num_rows - 1) * vocab);
@@ -358,10 +339,9 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits, s
 void InferenceEngine::add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end,
                                           std::span<const float> logits) const {
   const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
-  for (int64_t position = begin; position < std::min(end, sequence.num_prompt_tokens() - 1); ++position) {
+  for (int64_t position = begin; position < std::min(end, std::ssize(sequence.prompt) - 1); ++position) {
     const std::span<const float> row = logits.subspan(static_cast<size_t>(position - begin) * vocab, vocab);
-    PromptToken& next = sequence.prompt[static_cast<size_t>(sequence.first_prompt_token + position + 1)];
-    set_logprob(next, sequence.request.top_logprobs, row);
+    set_logprob(sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs, row);
   }
 }
 
@@ -375,19 +355,18 @@ GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& re
 void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits, std::optional<int32_t> token) {
   const GenerationRequest& request = sequence.request;
   if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
-  const int32_t eos = tokenizer().eos_id();
   const int32_t id = token ? *token
                            : sampler_.sample(logits, request.sampling,
                                              static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen);
   if (id < 0) throw no_finite_logit(sequence.result.output_tokens);
-  const bool ends = (id == eos && !request.ignore_eos) ||
+  const bool ends = (id == tokenizer().eos_id() && !request.ignore_eos) ||
                     std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();
   if (ends) {
     if (request.logprobs) sequence.result.end = describe(id, request, logits);
     return finish(sequence, FinishReason::kStop);
   }
 
-  if (config().data.mask_documents && sequence.tokens.back() == eos) {  // the token begins a document of its own
+  if (std::exchange(sequence.starts_document, false)) {
     sequence.tokens.clear();
     sequence.num_computed = 0;
   }

@@ -32,8 +32,10 @@ class CachedModel;
 struct CacheRow;
 
 struct GenerationRequest {
-  std::vector<int32_t> prompt;  // at least one id; encode_prompt() makes it from text
-  int64_t max_tokens = 200;     // of output; 0: the prompt is only read (prompt_logprobs)
+  // encode_prompt() makes it from text. At least one id; empty only with data.mask_documents: the text is a document
+  // from its first token, which is what follows the end of another.
+  std::vector<int32_t> prompt;
+  int64_t max_tokens = 200;  // of output; 0: the prompt is only read (prompt_logprobs)
   SamplingOptions sampling;
   // The text ends before the first of these that appears in the output; they are never shown. None may be empty.
   std::vector<std::string> stop;
@@ -51,8 +53,7 @@ struct GeneratedToken {
   std::vector<TokenLogprob> top;  // infer/logprobs.h
 };
 
-// One token of the prompt, given those before it. A token with nothing before it has no logprob, nor have those that do
-// not count (see submit).
+// One token of the prompt, given those before it. The first has no logprob.
 struct PromptToken {
   int32_t id = 0;
   std::optional<float> logprob;
@@ -124,15 +125,13 @@ class InferenceEngine {
   int64_t max_context() const;
 
   // The ids of a text to go on from, as the model saw the beginning of a document: after the end of the last one, or,
-  // with data.mask_documents, without it. "" is the start of a document. Any thread.
+  // with data.mask_documents, without it: then there are none for "". Any thread.
   std::vector<int32_t> encode_prompt(std::string_view text) const;
 
   // Queues a request; first come, first served. Any thread. Error (usage) when the request cannot be served: a prompt
   // that is empty, longer than max_context or with ids the tokenizer has not, options out of their range.
   //
-  // With data.mask_documents only what follows the last eos_id of the prompt counts, and prompt_logprobs gives its
-  // first token the probability to begin a document: what follows an eos_id alone. Where the prompt ends with it, the
-  // first output token is what follows that end, and starts a document.
+  // Prompt and output are one document: every token sees all before it, whatever ends a turn or a document in them.
   RequestId submit(GenerationRequest request, GenerationListener listener);
   // The request ends with kCancelled at the next step. Any thread. Without effect when it has ended.
   void cancel(RequestId id);

@@ -255,8 +255,10 @@ std::vector<GenerationRequest> ApiServer::generations_of(const ApiRequest& reque
   std::vector<GenerationRequest> generations;
   for (const std::vector<int32_t>& prompt : prompts) {
     const auto size = static_cast<int64_t>(prompt.size());
-    if (prompt.empty()) throw ApiError(400, "the prompt is empty", prompt_field(is_chat), "empty_prompt");
-    if (size > engine_.max_context() && !engine_.config().data.mask_documents) {
+    if (prompt.empty() && (is_chat || !engine_.config().data.mask_documents)) {
+      throw ApiError(400, "the prompt is empty", prompt_field(is_chat), "empty_prompt");
+    }
+    if (size > engine_.max_context()) {
       // In OpenAI's words: there are clients that cut their prompt when they read them.
       throw ApiError(
           400,

@@ -14,27 +14,28 @@ namespace nmoe {
 
 class AnswerCounter {
  public:
-  explicit AnswerCounter(int32_t eos_id) : eos_id_(eos_id) {}
+  // A window of S positions, as SequenceReader::read (data/stream/loader.h) gives it.
+  struct Window {
+    std::span<const int32_t> targets;  // [S], some kNoTarget
+    std::span<const uint8_t> ends;     // [S + 1]: of inputs and look-ahead, 1 for the last of a document
+  };
 
-  // Called for the windows of a split in order, from the first one or following begin_behind(). Each span has one
-  // element per position; targets may be kNoTarget (data/stream/loader.h).
-  void add_window(std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                  std::span<const int32_t> predictions);
+  // Called for the windows of a split in order, from the first one or following begin_behind(), with what was
+  // predicted: [S].
+  void add_window(Window window, std::span<const int32_t> predictions);
 
-  // For counting only a range of the windows: takes the window before the range, and the first target after it, which
-  // shows whether an answer that ends at the border is complete.
-  void begin_behind(std::span<const int32_t> inputs, std::span<const int32_t> targets);
-  void end_before(int32_t next_target);
+  // For counting only a range of the windows: takes the window before the range, and the one after it, whose first
+  // target shows whether an answer that ends at the border is complete.
+  void begin_behind(Window window);
+  void end_before(Window window);
 
   int64_t answers() const { return answers_; }
   int64_t correct() const { return correct_; }
 
  private:
   enum class Answer { kNone, kRight, kWrong, kCut };  // the state of the current answer
-  bool in_answer(int32_t target) const;
   void end_answer();
 
-  int32_t eos_id_;
   Answer answer_ = Answer::kNone;
   bool document_ended_ = true;  // with the last input
   int64_t answers_ = 0;

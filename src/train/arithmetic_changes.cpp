@@ -12,6 +12,7 @@ namespace nmoe {
 namespace {
 
 bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
+bool masks_documents(const Config& config) { return config.data.mask_documents; }
 
 bool muon_trains_gate_and_up(const Config& config) {
   return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
@@ -26,6 +27,8 @@ std::span<const ArithmeticChange> arithmetic_changes() {
       {"optim.schedule's decay counts what was done before a step, so that its last step has a rate above 0",
        rates_decay},
       {"Muon orthogonalises gate and up projections apart, and scales each by its own shape", muon_trains_gate_and_up},
+      {"with data.mask_documents, documents end where the corpus's index says, not behind each end-of-document id",
+       masks_documents},
   };
   return changes;
 }

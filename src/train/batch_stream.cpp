@@ -22,7 +22,8 @@ void BatchStream::next() {
   for (int64_t first = rank_ * size; first < shape_.batch_seqs; first += config_.parallel.ranks * size) {
     refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + size);
   }
-  reader_.read(refs_, shape_.seq_len, inputs_, targets_);
+  if (config_.data.mask_documents) ends_.resize(refs_.size() * static_cast<size_t>(shape_.seq_len + 1));
+  reader_.read(refs_, shape_.seq_len, inputs_, targets_, ends_);
 }
 
 int64_t BatchStream::num_targets() const {
@@ -47,7 +48,9 @@ Microbatch BatchStream::microbatch(int64_t index) {
   const size_t first = static_cast<size_t>(index) * size;
   const std::span inputs = std::span(inputs_).subspan(first, size);
   if (config_.data.mask_documents) {
-    find_documents(inputs, shape_.microbatch_seqs, shape_.seq_len, reader_.eos_id(), documents_);
+    const size_t num_ends = size + static_cast<size_t>(shape_.microbatch_seqs);  // with a look-ahead each
+    const std::span ends = std::span(ends_).subspan(static_cast<size_t>(index) * num_ends, num_ends);
+    find_documents(ends, shape_.microbatch_seqs, shape_.seq_len, documents_);
   }
   return {inputs, std::span(targets_).subspan(first, size), documents_};
 }

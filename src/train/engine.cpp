@@ -641,7 +641,7 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
         const std::vector<int32_t> ids(static_cast<size_t>(shape->microbatch_tokens()));
         Documents documents;
         if (config.data.mask_documents) {
-          find_documents(ids, shape->microbatch_seqs, shape->seq_len, /*eos_id=*/-1, documents);
+          find_documents({}, shape->microbatch_seqs, shape->seq_len, documents);
         }
         engine.use_seq_len(shape->seq_len);
         for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);

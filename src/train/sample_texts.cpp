@@ -56,7 +56,7 @@ void SampleTexts::write_some(Engine& engine, int64_t step, size_t first, std::ve
   std::vector<int32_t> inputs(static_cast<size_t>(num_seqs_) * seq_len), wanted(count);
   std::vector<float> logits;
   Documents documents;
-  if (engine.masks_documents()) find_documents(inputs, num_seqs_, seq_len_, /*eos_id=*/-1, documents);
+  if (engine.masks_documents()) find_documents({}, num_seqs_, seq_len_, documents);
   Sampler sampler;
   const auto vocabulary = static_cast<size_t>(tokenizer_->vocab_size());
   for (int64_t position = 0; position < max_new_; ++position) {

@@ -63,6 +63,16 @@ std::vector<int32_t> ids(int64_t count, int64_t vocab_size, uint64_t seed) {
   return all;
 }
 
+// Every id 0 ends a document (data/stream/documents.h: find_documents).
+std::vector<uint8_t> ends_at_zeros(const std::vector<int32_t>& inputs, int64_t seq_len) {
+  std::vector<uint8_t> ends;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    ends.push_back(inputs[i] == 0 ? 1 : 0);
+    if ((i + 1) % static_cast<size_t>(seq_len) == 0) ends.push_back(0);  // the look-ahead
+  }
+  return ends;
+}
+
 void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
   config.run.device = options.kind;
   if (options.compute_dtype == DType::kF32 && !is_low(config.run.precision)) config.run.precision = Precision::kFp32;
@@ -79,7 +89,8 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
                  targets = ids(tokens, vocab, static_cast<uint64_t>(4 * step + i + 100));
       Documents documents;
       if (config.data.mask_documents) {
-        find_documents(inputs, config.train.microbatch_seqs, config.data.seq_len, /*eos_id=*/0, documents);
+        find_documents(ends_at_zeros(inputs, config.data.seq_len), config.train.microbatch_seqs, config.data.seq_len,
+                       documents);
       }
       engine.load(i, inputs, targets, documents);
     }

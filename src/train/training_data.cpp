@@ -1,5 +1,7 @@
 #include "train/training_data.h"
 
+#include <algorithm>
+
 #include "base/files.h"
 #include "base/sha256.h"
 #include "data/stream/order.h"
@@ -14,10 +16,23 @@ struct OpenedSource {
 };
 
 void check_tokenizer(const TokenDataset& dataset, const Tokenizer& tokenizer) {
-  if (dataset.tokenizer_hash() == tokenizer.hash()) return;
-  throw runtime_error(
-      fmt::format("{} was prepared with another tokenizer than the tokenizer.json beside it", dataset.dir().string()),
-      "prepare the corpus again with `n prep`");
+  constexpr const char* kRemedy = "prepare the corpus again with `n prep`";
+  if (!dataset.is_of(tokenizer)) {
+    throw runtime_error(
+        fmt::format("{} was prepared with another tokenizer than the tokenizer.json beside it", dataset.dir().string()),
+        kRemedy);
+  }
+  if (dataset.eos_id() != tokenizer.eos_id()) {
+    throw runtime_error(fmt::format("{}: documents end with id {}, with {} by the tokenizer.json beside it",
+                                    dataset.dir().string(), dataset.eos_id(), tokenizer.eos_id()),
+                        kRemedy);
+  }
+}
+
+// That ends documents.
+std::string end_of(const Tokenizer& tokenizer) {
+  const auto end = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
+  return end == tokenizer.special_tokens().end() ? fmt::format("id {}", tokenizer.eos_id()) : end->text;
 }
 
 // `key` says where `root` was set.
@@ -53,7 +68,10 @@ int64_t TrainingData::host_bytes(const Config& config) const {
   int64_t bytes = 0;
   for (const DataSource& source : sources) {
     bytes += source.train.mapped_bytes() + (source.valid ? source.valid->mapped_bytes() : 0);
-    if (config.data.shuffle == Shuffle::kDocuments) bytes += source.train.mapped_index_bytes();
+    const bool finds_documents = config.data.mask_documents || config.data.shuffle == Shuffle::kDocuments;
+    if (finds_documents) bytes += source.train.mapped_index_bytes();
+    const bool validates_documents = source.valid && (config.data.mask_documents || source.valid->has_mask());
+    if (validates_documents) bytes += source.valid->mapped_index_bytes();
     bytes += config.parallel.ranks * SourceOrder::memory_bytes(config.data.shuffle);
   }
   return bytes;
@@ -82,6 +100,12 @@ TrainingData open_training_data(const Config& config) {
       throw usage_error(
           fmt::format("sources {} and {} were prepared with different tokenizers", data.sources[0].name, name),
           "prepare all sources of a mixture with one tokenizer");
+    }
+    if (data.tokenizer && data.tokenizer->eos_id() != opened.tokenizer->eos_id()) {
+      throw usage_error(
+          fmt::format("documents of source {} end with {}, those of source {} with {}", data.sources[0].name,
+                      end_of(*data.tokenizer), name, end_of(*opened.tokenizer)),
+          fmt::format("prepare {} again: n prep ... --tokenizer FILE@{}", root.string(), end_of(*data.tokenizer)));
     }
     data.tokenizer = std::move(opened.tokenizer);
     data.sources.push_back(std::move(opened.source));
@@ -132,7 +156,7 @@ std::string note_on_validation(const TrainingData& data) {
 
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan) {
   Sha256 sha;
-  sha.update(data.tokenizer->hash());
+  sha.update(data.tokenizer->hash_with_end(data.tokenizer->eos_id()));
   sha.update(plan.hash());
   return sha.finish();
 }

@@ -49,8 +49,8 @@ StreamPlan plan_training_data(const Config& config, const TrainingData& data, in
 // A line that says which sources have no validation split, and how to make one; "" if all have one.
 std::string note_on_validation(const TrainingData& data);
 
-// SHA-256 over the tokenizer and the plan, and through the plan over the training shards and their masks: it changes
-// whenever any token to train on, its loss mask, or its place in the stream changes.
+// SHA-256 over the tokenizer with its end of documents and the plan, and through the plan over the training shards and
+// their masks: it changes whenever any token to train on, its loss mask, or its place in the stream changes.
 std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan);
 
 // Whole steps of the plan.

@@ -45,36 +45,41 @@ ValidationResult validate_range(Engine& engine, const SequenceReader& split, con
   std::vector<int32_t> inputs(capacity), targets(capacity);
   std::vector<float> losses(capacity);
   std::vector<int32_t> predictions(has_mask ? capacity : 0);
-  AnswerCounter answers(split.eos_id());
+  const bool finds_documents = has_mask || engine.masks_documents();
+  std::vector<uint8_t> ends(finds_documents ? capacity + static_cast<size_t>(microbatch_seqs) : 0);
+  AnswerCounter answers;
   Documents documents;
   ValidationResult result;
   const auto read = [&](int64_t first, int64_t count) {
     refs.clear();
     for (int64_t window = first; window < first + count; ++window) refs.push_back({0, window});
     const size_t size = static_cast<size_t>(count) * seq_len;
-    split.read(refs, split.seq_len(), std::span(inputs).first(size), std::span(targets).first(size));
+    split.read(refs, split.seq_len(), std::span(inputs).first(size), std::span(targets).first(size),
+               std::span(ends).first(finds_documents ? size + static_cast<size_t>(count) : 0));
+  };
+  const auto window = [&](size_t index) -> AnswerCounter::Window {
+    return {std::span(targets).subspan(index * seq_len, seq_len),
+            std::span(ends).subspan(index * (seq_len + 1), seq_len + 1)};
   };
   if (has_mask && range.begin > 0) {
     read(range.begin - 1, 1);
-    answers.begin_behind(std::span(inputs).first(seq_len), std::span(targets).first(seq_len));
+    answers.begin_behind(window(0));
   }
   for (int64_t batch = 0; batch < num_batches; ++batch) {
     const int64_t first = range.begin + batch * microbatch_seqs;
     const int64_t count = std::clamp<int64_t>(range.end - first, 0, microbatch_seqs);
     const size_t size = static_cast<size_t>(count) * seq_len;
-    const std::span batch_inputs(inputs.data(), size), batch_targets(targets.data(), size);
+    const std::span batch_targets(targets.data(), size);
     // The last batch is filled up with windows that have no loss: another shape might need what was not planned.
     std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(size), inputs.end(), 0);
     std::fill(targets.begin() + static_cast<std::ptrdiff_t>(size), targets.end(), kNoTarget);
+    std::ranges::fill(ends, uint8_t{0});
     if (count > 0) read(first, count);
-    if (engine.masks_documents()) {
-      find_documents(inputs, microbatch_seqs, split.seq_len(), split.eos_id(), documents);
-    }
-    const std::span batch_predictions(predictions.data(), has_mask ? size : 0);
+    if (engine.masks_documents()) find_documents(ends, microbatch_seqs, split.seq_len(), documents);
     engine.evaluate(inputs, targets, losses, documents, predictions);
-    for (size_t i = 0; i < batch_predictions.size(); i += seq_len) {
-      answers.add_window(batch_inputs.subspan(i, seq_len), batch_targets.subspan(i, seq_len),
-                         batch_predictions.subspan(i, seq_len));
+    for (int64_t i = 0; has_mask && i < count; ++i) {
+      const auto index = static_cast<size_t>(i);
+      answers.add_window(window(index), std::span(predictions).subspan(index * seq_len, seq_len));
     }
     for (size_t i = 0; i < size; ++i) {
       if (batch_targets[i] == kNoTarget) continue;
@@ -87,7 +92,7 @@ ValidationResult validate_range(Engine& engine, const SequenceReader& split, con
   }
   if (has_mask && range.begin < range.end && range.end < num_seqs) {
     read(range.end, 1);
-    answers.end_before(targets.front());
+    answers.end_before(window(0));
   }
   result.answers = answers.answers();
   result.answers_correct = answers.correct();

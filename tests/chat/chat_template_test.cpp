@@ -121,6 +121,8 @@ TEST_F(ChatTemplateTest, WhatEndsATurn) {
 
 TEST_F(ChatTemplateTest, StopIdsAndDefaults) {
   EXPECT_EQ(settings().stop_ids, std::vector<int32_t>{256});
+  write("config.json", R"({"eos_token_id": [9, 256]})");  // as transformers has it, where nothing else says it
+  EXPECT_EQ(settings().stop_ids, (std::vector<int32_t>{9, 256}));
   write("generation_config.json", R"({"eos_token_id": [7, 3, 7], "temperature": 0.6, "top_k": 20, "top_p": null})");
   write("tokenizer_config.json",
         R"({"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "add_bos_token": true})");

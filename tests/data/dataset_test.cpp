@@ -35,7 +35,7 @@ TEST_F(DatasetTest, ReadsAcrossShards) {
   EXPECT_EQ(dataset.total_bytes(), 10);
   EXPECT_EQ(dataset.vocab_size(), 257);
   EXPECT_EQ(dataset.eos_id(), 256);
-  EXPECT_EQ(dataset.tokenizer_hash(), "abc");
+  EXPECT_EQ(dataset.manifest().tokenizer_hash, "abc");
   EXPECT_EQ(dataset.mapped_bytes(), 3 * 128 + 14 * 2);
   dataset.verify();
   for (size_t first = 0; first <= all.size(); ++first) {

@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "data/test_data.h"
 
@@ -82,7 +83,7 @@ class StreamTest : public FolderTest {
             return batch.subspan(static_cast<size_t>(begin * kSeqLen), static_cast<size_t>(count * kSeqLen));
           };
           reader.read(std::span(refs).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), kSeqLen,
-                      place(step_inputs), place(step_targets));
+                      place(step_inputs), place(step_targets), {});
         }
       }
       EXPECT_TRUE(rank == 0 || schedule.cursor() == end);
@@ -148,7 +149,7 @@ TEST_F(StreamTest, LongerSequencesGoOnWhereShorterOnesEnded) {
     const SequenceReader reader(plan, sets, shuffle, 5);
     const auto read = [&](const SequenceRef& ref, int64_t seq_len, std::vector<int32_t>& text) {
       std::vector<int32_t> inputs(static_cast<size_t>(seq_len)), targets(inputs.size());
-      reader.read({&ref, 1}, seq_len, inputs, targets);
+      reader.read({&ref, 1}, seq_len, inputs, targets, {});
       text.insert(text.end(), inputs.begin(), inputs.end());
     };
     std::vector<int32_t> text, expected;
@@ -198,13 +199,68 @@ TEST_F(StreamTest, MaskedTokensAreNoTargets) {
     std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), window(kSeqLen + 1);
     for (int64_t k = 0; k < 2 * order.num_windows(kSeqLen); ++k) {
       const SequenceRef ref{0, k};
-      reader.read({&ref, 1}, kSeqLen, inputs, targets);
-      order.read(k, window, {});
+      reader.read({&ref, 1}, kSeqLen, inputs, targets, {});
+      order.read(k, window, {}, {});
       for (size_t i = 0; i < kSeqLen; ++i) {
         EXPECT_EQ(inputs[i], window[i]);
         EXPECT_EQ(targets[i], window[i + 1] < 100 ? kNoTarget : window[i + 1]);
       }
     }
+  }
+}
+
+// Documents end where the index says, however often the id that ends them stands within one: every order's flags are
+// those of its tokens, which tell of their document.
+TEST_F(StreamTest, DocumentsEndWhereTheIndexSays) {
+  constexpr int32_t kEnd = 256;
+  std::mt19937 random(6);
+  std::vector<std::vector<int32_t>> documents;
+  for (int d = 0; d < 40; ++d) {
+    std::vector<int32_t> ids(random() % 9, kEnd);  // none but ends; or ends and the number of the document
+    for (size_t i = 0; i < ids.size(); i += 2) ids[i] = d;
+    documents.push_back(ids);
+  }
+  write_split(dir_ / "turns", documents, kEnd + 1, 60);
+  const TokenDataset turns(dir_ / "turns");
+  ASSERT_GT(turns.num_shards(), 2u);
+  std::vector<uint8_t> expected, all(static_cast<size_t>(turns.num_tokens()));
+  for (const auto& ids : documents) {
+    expected.insert(expected.end(), ids.size(), 0);
+    expected.push_back(1);
+  }
+  turns.read_ends(0, all);
+  EXPECT_EQ(all, expected);
+
+  const StreamPlan plan = single_source_plan({"turns", turns.num_tokens(), ""}, kSeqLen);
+  const TokenDataset* const sets[] = {&turns};
+  const size_t stride = kSeqLen + 1;
+  for (const Shuffle shuffle : {Shuffle::kNone, Shuffle::kDocuments}) {
+    const SequenceReader reader(plan, sets, shuffle, 5);
+    std::vector<int32_t> inputs(2 * kSeqLen), targets(2 * kSeqLen), stream;
+    std::vector<uint8_t> ends(2 * stride), flags;
+    for (int64_t k = 0; k + 1 < reader.num_windows(0); k += 2) {
+      const SequenceRef refs[] = {{0, k}, {0, k + 1}};
+      reader.read(refs, kSeqLen, inputs, targets, ends);
+      EXPECT_EQ(ends[stride - 1], ends[stride]);  // the look-ahead is the next one's first token
+      stream.insert(stream.end(), inputs.begin(), inputs.end());
+      for (const size_t s : {size_t{0}, size_t{1}}) {
+        flags.insert(flags.end(), ends.begin() + static_cast<std::ptrdiff_t>(s * stride),
+                     ends.begin() + static_cast<std::ptrdiff_t>(s * stride + kSeqLen));
+      }
+    }
+    std::multiset<std::vector<int32_t>> seen;
+    std::vector<int32_t> document;
+    for (size_t i = 0; i < stream.size(); ++i) {
+      if (flags[i] != 0) {
+        EXPECT_EQ(stream[i], kEnd);
+        seen.insert(document);
+        document.clear();
+      } else {
+        document.push_back(stream[i]);
+      }
+    }
+    EXPECT_GT(seen.size(), 30u);
+    EXPECT_TRUE(std::ranges::includes(std::multiset(documents.begin(), documents.end()), seen));
   }
 }
 
@@ -220,7 +276,7 @@ TEST_F(StreamTest, ASplitIsReadInFileOrder) {
   std::vector<int32_t> inputs(kSeqLen), targets(kSeqLen), expected(kSeqLen + 1);
   for (int64_t window = 0; window < split.num_windows(0); ++window) {
     const SequenceRef ref{0, window};
-    split.read({&ref, 1}, kSeqLen, inputs, targets);
+    split.read({&ref, 1}, kSeqLen, inputs, targets, {});
     datasets_[0].read(window * kSeqLen, expected);
     EXPECT_TRUE(std::equal(inputs.begin(), inputs.end(), expected.begin()));
     EXPECT_TRUE(std::equal(targets.begin(), targets.end(), expected.begin() + 1));

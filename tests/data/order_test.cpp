@@ -21,7 +21,7 @@ class OrderTest : public FolderTest {
 
   static std::vector<int32_t> read(const SourceOrder& order, int64_t k, int64_t seq_len) {
     std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
-    order.read(k, tokens, {});
+    order.read(k, tokens, {}, {});
     return tokens;
   }
 
@@ -150,9 +150,25 @@ TEST_F(OrderTest, ADamagedIndexIsAnError) {
   uint64_t begin = 5;  // of the second document, which begins at 4
   const size_t header = read_file(index).size() - 3 * sizeof(DocumentSpan);
   patch(index, header + sizeof(DocumentSpan), std::string(reinterpret_cast<const char*>(&begin), sizeof(begin)));
-  SourceOrder(dataset, Shuffle::kWindows, 1, "a");  // does not need it
+  const SourceOrder order(dataset, Shuffle::kWindows, 1, "a");  // needs it only to tell documents apart
+  read(order, 0, 11);
+  std::vector<int32_t> tokens(12);
+  std::vector<uint8_t> ends(tokens.size());
+  expect_error(ErrorKind::kRuntime, "no document of it has the token at 4", [&] { order.read(0, tokens, {}, ends); });
   expect_error(ErrorKind::kRuntime, "the document after position 4 is [5, 8) of 12",
                [&] { SourceOrder(dataset, Shuffle::kDocuments, 1, "a"); });
+}
+
+// The index of another shard: as many documents, of other lengths.
+TEST_F(OrderTest, ADocumentThatDoesNotEndAsDocumentsDoIsAnError) {
+  const DatasetManifest manifest = write_split(dir_ / "docs", {{1, 2, 3}, {4, 5, 6}});
+  const fs::path index = dir_ / "docs" / manifest.shards[0].index_path;
+  const DocumentSpan spans[] = {{0, 3}, {3, 8}};
+  patch(index, read_file(index).size() - sizeof(spans), {reinterpret_cast<const char*>(spans), sizeof(spans)});
+  const TokenDataset dataset(dir_ / "docs");
+  std::vector<uint8_t> ends(8);
+  expect_error(ErrorKind::kRuntime, "the document that ends at 3 has 3 there, not 256",
+               [&] { dataset.read_ends(0, ends); });
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ TEST_F(PrepTest, FilesAreDocuments) {
   EXPECT_EQ(report.dropped.at("bad record").records, 1);
   const TokenDataset dataset(out() / "train");
   EXPECT_EQ(dataset.manifest().tokenizer, "bytes");
-  EXPECT_EQ(dataset.tokenizer_hash(), byte_tokenizer()->hash());
+  EXPECT_EQ(dataset.manifest().tokenizer_hash, byte_tokenizer()->hash());
   EXPECT_EQ(dataset.manifest().dataset, "corpus");
 }
 

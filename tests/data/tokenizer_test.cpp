@@ -283,10 +283,15 @@ TEST_F(TokenizerFileTest, AFolderOfATokenizer) {
   EXPECT_EQ(load_tokenizer((dir_ / "model").string())->hash(), make_bpe_tokenizer(sample_model())->hash());
 }
 
-// Held to a value: the tokenizer of a corpus must stay what it was when the corpus was made.
-TEST_F(TokenizerFileTest, TheHashOfTrainedTokenizersStays) {
-  const BpeModel model = train_bpe_model({{"ab", 2}, {"abc", 3}}, 259);
-  EXPECT_EQ(make_bpe_tokenizer(model)->hash(), "e6016db5575ac993256229223a0020e31009df448b4b949ae6d5af62bba7b002");
+// Held to values: the tokenizer of a corpus must stay what it was when the corpus was made.
+TEST_F(TokenizerFileTest, HashesStay) {
+  const auto trained = make_bpe_tokenizer(train_bpe_model({{"ab", 2}, {"abc", 3}}, 259));
+  EXPECT_EQ(trained->hash_with_end(trained->eos_id()),
+            "e6016db5575ac993256229223a0020e31009df448b4b949ae6d5af62bba7b002");
+  EXPECT_EQ(trained->hash(), "bdd112b2bbaf86cb1f99c7f3d1b6e24f4435489092f56e466d9c2a0178bc1e64");
+  const auto other = make_bpe_tokenizer(sample_model());
+  EXPECT_EQ(other->hash_with_end(other->eos_id()), "009b5b618022e279c1fa234713cfdb2167444cabc13d0fc7533d8af7362ea3b5");
+  EXPECT_EQ(other->hash(), "b0a050b1fdff2786210f4a7da7162ff15c47a8d346ec12e2d65b16f1cbc46028");
 }
 
 TEST_F(TokenizerFileTest, WhichTokenEndsDocuments) {
@@ -310,8 +315,46 @@ TEST_F(TokenizerFileTest, WhichTokenEndsDocuments) {
   const std::string path = write("ambiguous.json", json.erase(json.find(mark), mark.size()));
   expect_error(ErrorKind::kUsage, "several have a usual name", [&] { load_tokenizer(path); });
   EXPECT_EQ(load_tokenizer(path + "@<|im_end|>")->eos_id(), 300);
-  EXPECT_NE(load_tokenizer(path + "@<|im_end|>")->hash(), loaded->hash());
+  EXPECT_EQ(load_tokenizer(path + "@<|im_end|>")->hash(), loaded->hash());  // no text becomes another id
+  EXPECT_EQ(load_tokenizer(path + "@<|im_end|>")->hash_with_end(301), loaded->hash_with_end(301));
+  EXPECT_NE(loaded->hash_with_end(300), loaded->hash_with_end(301));
   expect_error(ErrorKind::kUsage, "no special token '<|no|>'", [&] { load_tokenizer(path + "@<|no|>"); });
+}
+
+// As an import and a preparation from the same folder have it. Chat models name the end of a turn first, as Qwen3 does.
+TEST_F(TokenizerFileTest, AModelsFilesEndDocumentsOnlyWhereItsTokenizerDoesNot) {
+  BpeModel model = sample_model();
+  const auto add = [&](const char* text) {
+    model.added.push_back({.text = text, .id = static_cast<int32_t>(model.tokens.size())});
+    model.tokens.emplace_back();
+  };
+  add("<|im_end|>");
+  const auto end_of = [&](const std::string& suffix = "") {
+    return load_tokenizer((dir_ / "model").string() + suffix)->eos_id();
+  };
+  write("model/tokenizer.json", bpe_to_json(model));
+  write("model/config.json", R"({"eos_token_id": [300, 299]})");
+  EXPECT_EQ(end_of(), 299);
+  EXPECT_EQ(end_of("@<|im_end|>"), 300);
+  EXPECT_EQ(load_tokenizer((dir_ / "model/tokenizer.json").string())->eos_id(), 299);
+
+  // None has a usual name: what the files name is what there is, config.json first.
+  std::string json = bpe_to_json(model);
+  for (size_t at = json.find("<|endoftext|>"); at != std::string::npos; at = json.find("<|endoftext|>")) {
+    json.replace(at, std::string("<|endoftext|>").size(), "<|text_ends|>");
+  }
+  write("model/tokenizer.json", json);
+  EXPECT_EQ(end_of(), 300);
+  const std::string kept = load_tokenizer((dir_ / "model").string())->json();
+  EXPECT_EQ(load_tokenizer(write("kept.json", kept))->eos_id(), 300);  // a corpus has no such files
+  fs::remove(dir_ / "model/config.json");
+  write("model/generation_config.json", R"({"eos_token_id": 299})");
+  EXPECT_EQ(end_of(), 299);
+  fs::remove(dir_ / "model/generation_config.json");
+  write("model/tokenizer_config.json", R"({"eos_token": {"content": "<|im_end|>"}})");
+  EXPECT_EQ(end_of(), 300);
+  write("model/tokenizer_config.json", R"({"eos_token": "no such token"})");
+  expect_error(ErrorKind::kUsage, "none have a usual name", [&] { end_of(); });
 }
 
 // Special tokens are text unless allowed; added tokens that are not special always count.

@@ -75,7 +75,7 @@ TEST_F(GenerationTest, ATextEndsWhereTheContextIsFull) {
 }
 
 // Documents "pqrs" after an end: a model that sees none but its own document starts each at its first token.
-TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
+TEST_F(GenerationTest, APromptAndItsOutputAreOneDocument) {
   const fs::path data = dir_->path() / "short";
   make_directories(dir_->path() / "short-text");
   std::string text;
@@ -97,47 +97,49 @@ TEST_F(GenerationTest, GoesOnWithinItsDocumentOnly) {
     EXPECT_EQ(transcript.result->output_tokens, static_cast<int64_t>(transcript.text.size()));
   }
 
-  // Of a prompt, what comes after the end of a document counts alone; after an end at its end, a document starts.
-  const int32_t eos = engine.tokenizer().eos_id();
+  // What is written is what reading it says, the first token too where something is before it.
   GenerationRequest request;
-  request.prompt = {'z', 'z', eos, 'p', 'q'};
-  request.sampling = {.temperature = 1.5, .seed = 5};
-  request.logprobs = true;
-  const Transcript behind = test::generate(engine, request);
-  request.prompt = {'p', 'q'};
-  const Transcript alone = test::generate(engine, request);
-  ASSERT_FALSE(alone.tokens.empty());
-  EXPECT_EQ(behind.ids, alone.ids);
-  EXPECT_EQ(behind.tokens[0].logprob, alone.tokens[0].logprob);
-
-  request.prompt = {'p', 'q', eos};
-  request.sampling = {.temperature = 0};
-  request.max_tokens = 3;
-  const Transcript next = test::generate(engine, request);
-  EXPECT_EQ(next.text, "pqr");
-  request.prompt = {'p'};
-  request.max_tokens = 2;
-  const Transcript fresh = test::generate(engine, request);
-  ASSERT_EQ(fresh.tokens.size(), 2u);
-  EXPECT_EQ(next.tokens[1].logprob, fresh.tokens[0].logprob) << "the new document does not see the old one";
-
-  // The probabilities of a document that begins in a prompt are those of writing it: the first token's too.
-  request.prompt = {eos};
   request.max_tokens = 4;
+  request.sampling = {.temperature = 0};
+  request.logprobs = true;
+  request.prompt = engine.encode_prompt("p");
   const Transcript written = test::generate(engine, request);
-  ASSERT_EQ(written.text, "pqrs");
-  for (const std::vector<int32_t>& before : {std::vector<int32_t>{eos}, std::vector<int32_t>{'z', eos}}) {
-    request.prompt = before;
-    request.prompt.insert(request.prompt.end(), {'p', 'q', 'r', 's'});
-    request.max_tokens = 0;
-    request.prompt_logprobs = true;
-    request.top_logprobs = 1;
-    const Transcript read = test::generate(engine, request);
-    ASSERT_EQ(read.prompt.size(), before.size() + 4);
-    EXPECT_FALSE(read.prompt[before.size() - 1].logprob.has_value());
-    for (size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(read.prompt[before.size() + i].logprob, written.tokens[i].logprob) << i;
-      EXPECT_EQ(read.prompt[before.size() + i].top.size(), 1u) << i;
+  ASSERT_EQ(written.text, "qrs\n");
+  request.prompt.insert(request.prompt.end(), written.ids.begin(), written.ids.end());
+  request.max_tokens = 0;
+  request.prompt_logprobs = true;
+  const Transcript read = test::generate(engine, request);
+  ASSERT_EQ(read.prompt.size(), 5u);
+  EXPECT_FALSE(read.prompt[0].logprob.has_value());
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(read.prompt[i + 1].logprob, written.tokens[i].logprob) << i;
+
+  // A prompt and what is written to it are one document, whatever ids are in them: nothing of it is dropped.
+  const int32_t eos = engine.tokenizer().eos_id();
+  const auto next_to = [&](const std::vector<int32_t>& prompt) {
+    GenerationRequest one;
+    one.prompt = prompt;
+    one.max_tokens = 3;
+    one.sampling = {.temperature = 1.5, .seed = 5};
+    one.ignore_eos = true;
+    one.logprobs = true;
+    return test::generate(engine, one);
+  };
+  const Transcript behind_z = next_to({'z', 'z', eos, 'p', 'q'}), behind_s = next_to({'s', 's', eos, 'p', 'q'}),
+                   alone = next_to({'p', 'q'});
+  EXPECT_NE(behind_z.tokens[0].logprob, behind_s.tokens[0].logprob);
+  EXPECT_NE(behind_z.tokens[0].logprob, alone.tokens[0].logprob);
+  for (const std::vector<int32_t>& prompt :
+       {std::vector<int32_t>{'p', eos}, std::vector<int32_t>{eos, 'p', eos, 'q'}}) {
+    const Transcript output = next_to(prompt);
+    std::vector<int32_t> longer = prompt;
+    longer.insert(longer.end(), output.ids.begin(), output.ids.end());
+    GenerationRequest again;
+    again.prompt = longer;
+    again.max_tokens = 0;
+    again.prompt_logprobs = true;
+    const Transcript all = test::generate(engine, again);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(all.prompt[prompt.size() + i].logprob, output.tokens[i].logprob) << i;
     }
   }
 }

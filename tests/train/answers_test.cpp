@@ -20,7 +20,11 @@ struct Score {
 };
 
 struct Windows {
-  std::vector<std::vector<int32_t>> inputs, targets, predictions;
+  std::vector<std::vector<int32_t>> targets, predictions;
+  std::vector<std::vector<uint8_t>> ends;
+
+  size_t size() const { return targets.size(); }
+  AnswerCounter::Window operator[](size_t i) const { return {targets[i], ends[i]}; }
 };
 
 // `tokens` and `mask` cut into windows of `seq_len`; `predicted[i]` in place of tokens[i], the first of which nobody
@@ -29,33 +33,32 @@ Windows cut(const std::vector<int32_t>& tokens, const std::vector<int>& mask, co
             size_t seq_len) {
   Windows windows;
   for (size_t first = 0; first + seq_len < tokens.size(); first += seq_len) {
-    auto& inputs = windows.inputs.emplace_back();
+    auto& ends = windows.ends.emplace_back();
     auto& targets = windows.targets.emplace_back();
     auto& predictions = windows.predictions.emplace_back();
     for (size_t i = first; i < first + seq_len; ++i) {
-      inputs.push_back(tokens[i]);
+      ends.push_back(tokens[i] == kEnd ? 1 : 0);
       targets.push_back(mask[i + 1] != 0 ? tokens[i + 1] : kNoTarget);
       predictions.push_back(predicted[i + 1]);
     }
+    ends.push_back(tokens[first + seq_len] == kEnd ? 1 : 0);
   }
   return windows;
 }
 
 // Of windows [begin, end), the others being counted elsewhere.
 Score score(const Windows& windows, size_t begin, size_t end) {
-  AnswerCounter counter(kEnd);
-  if (begin > 0) counter.begin_behind(windows.inputs[begin - 1], windows.targets[begin - 1]);
-  for (size_t i = begin; i < end; ++i) {
-    counter.add_window(windows.inputs[i], windows.targets[i], windows.predictions[i]);
-  }
-  if (end < windows.inputs.size()) counter.end_before(windows.targets[end].front());
+  AnswerCounter counter;
+  if (begin > 0) counter.begin_behind(windows[begin - 1]);
+  for (size_t i = begin; i < end; ++i) counter.add_window(windows[i], windows.predictions[i]);
+  if (end < windows.size()) counter.end_before(windows[end]);
   return {counter.answers(), counter.correct()};
 }
 
 Score score(const std::vector<int32_t>& tokens, const std::vector<int>& mask, const std::vector<int32_t>& predicted,
             size_t seq_len) {
   const Windows windows = cut(tokens, mask, predicted, seq_len);
-  return score(windows, 0, windows.inputs.size());
+  return score(windows, 0, windows.size());
 }
 
 // Questions 1, answers of one, two and one tokens; the last one meets the end of its document.
@@ -103,7 +106,7 @@ TEST(AnswerCounter, PartsOfASplitAddUp) {
       predicted.push_back(bits / 15 % 4 == 0 ? 2 : tokens.back());
     }
     const Windows windows = cut(tokens, mask, predicted, 1 + round % 6);
-    const size_t count = windows.inputs.size();
+    const size_t count = windows.size();
     const Score whole = score(windows, 0, count);
     for (size_t border = 1; border < count; ++border) {
       const Score left = score(windows, 0, border), right = score(windows, border, count);
@@ -113,9 +116,11 @@ TEST(AnswerCounter, PartsOfASplitAddUp) {
 }
 
 TEST(AnswerCounter, LengthsAgree) {
-  AnswerCounter counter(kEnd);
-  EXPECT_THROW(counter.add_window(std::vector<int32_t>{1, 2}, std::vector<int32_t>{2, 3}, std::vector<int32_t>{1}),
-               CheckFailure);
+  AnswerCounter counter;
+  const std::vector<int32_t> two = {2, 3}, one = {1};
+  const std::vector<uint8_t> none(3);
+  EXPECT_THROW(counter.add_window({two, none}, one), CheckFailure);
+  EXPECT_THROW(counter.add_window({two, std::span(none).first(2)}, two), CheckFailure);
 }
 
 }  // namespace

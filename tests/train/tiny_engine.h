@@ -49,7 +49,13 @@ inline std::vector<int32_t> random_ids(int64_t count, int64_t vocab_size, uint64
 inline Documents documents_of(std::span<const int32_t> inputs, const Config& config) {
   Documents documents;
   const int64_t seq_len = config.data.seq_len, num_seqs = static_cast<int64_t>(inputs.size()) / seq_len;
-  if (config.data.mask_documents) find_documents(inputs, num_seqs, seq_len, /*eos_id=*/0, documents);
+  if (!config.data.mask_documents) return documents;
+  std::vector<uint8_t> ends;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    ends.push_back(inputs[i] == 0 ? 1 : 0);
+    if ((i + 1) % static_cast<size_t>(seq_len) == 0) ends.push_back(0);  // the look-ahead
+  }
+  find_documents(ends, num_seqs, seq_len, documents);
   return documents;
 }
 

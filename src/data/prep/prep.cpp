@@ -140,7 +140,7 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
   };
   add("version", version());
   settings.emplace_back("inputs", fingerprint(inputs));
-  add("tokenizer", tokenizer.hash());
+  add("tokenizer", tokenizer.hash_with_end(tokenizer.eos_id()));
   add("dataset", options.dataset);
   add("tokens_per_shard", options.tokens_per_shard);
   add("valid_fraction", options.valid_fraction);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 TokenDataset::TokenDataset(const fs::path& dir) : dir_(dir), manifest_(read_manifest(dir)) {
@@ -40,6 +41,11 @@ TokenDataset::TokenDataset(const fs::path& dir) : dir_(dir), manifest_(read_mani
     begin += shard.num_tokens();
   }
   shard_begin_.push_back(begin);
+}
+
+// Manifests that older nmoe wrote have a hash over the id that ends documents, too.
+bool TokenDataset::is_of(const Tokenizer& tokenizer) const {
+  return manifest_.tokenizer_hash == tokenizer.hash() || manifest_.tokenizer_hash == tokenizer.hash_with_end(eos_id());
 }
 
 int64_t TokenDataset::mapped_bytes() const {
@@ -83,6 +89,39 @@ void TokenDataset::read_mask(int64_t first_token, std::span<uint8_t> out) const 
   for_each_part(first_token, out.size(), [&](size_t shard_idx, int64_t first, size_t offset, size_t count) {
     masks_[shard_idx].read(first, out.subspan(offset, count));
   });
+}
+
+void TokenDataset::read_ends(int64_t first_token, std::span<uint8_t> out) const {
+  std::ranges::fill(out, uint8_t{0});
+  for_each_part(first_token, out.size(), [&](size_t shard_idx, int64_t first, size_t offset, size_t count) {
+    read_shard_ends(shard_idx, first, out.subspan(offset, count));
+  });
+}
+
+// Looks the first document up, and goes on from there.
+void TokenDataset::read_shard_ends(size_t shard_idx, int64_t first, std::span<uint8_t> out) const {
+  const std::span<const DocumentSpan> documents = indexes_[shard_idx].documents();
+  const uint64_t begin = static_cast<uint64_t>(first), end = begin + out.size();
+  auto document = std::ranges::upper_bound(documents, begin, {}, &DocumentSpan::end);
+  for (uint64_t place = begin; place < end; ++document) {
+    const bool holds = document != documents.end() && document->begin <= place && document->end > place &&
+                       (place == begin || document->begin == place);
+    if (!holds) {
+      throw damaged_file(indexes_[shard_idx].path(), fmt::format("no document of it has the token at {}", place));
+    }
+    place = document->end;
+    if (place > end) break;
+    check_end(shard_idx, place);
+    out[place - 1 - begin] = 1;
+  }
+}
+
+void TokenDataset::check_end(size_t shard_idx, uint64_t end) const {
+  int32_t last = 0;
+  shards_[shard_idx].read(static_cast<int64_t>(end) - 1, {&last, 1}, vocab_size());
+  if (last == eos_id()) return;
+  throw damaged_file(indexes_[shard_idx].path(),
+                     fmt::format("the document that ends at {} has {} there, not {}", end, last, eos_id()));
 }
 
 std::span<const DocumentSpan> TokenDataset::documents(size_t shard_idx) const {
@@ -134,14 +173,7 @@ void TokenDataset::verify_shard(size_t shard_idx) const {
     }
   }
 
-  for (const DocumentSpan& document : documents(shard_idx)) {
-    int32_t last = 0;
-    shard.read(static_cast<int64_t>(document.end) - 1, {&last, 1}, vocab_size());
-    if (last != eos_id()) {
-      throw damaged_file(dir_ / entry.index_path, fmt::format("the document that ends at {} has {} there, not {}",
-                                                              document.end, last, eos_id()));
-    }
-  }
+  for (const DocumentSpan& document : documents(shard_idx)) check_end(shard_idx, document.end);
 }
 
 }  // namespace nmoe

@@ -13,6 +13,8 @@
 
 namespace nmoe {
 
+class Tokenizer;
+
 // The folder's tokens as one long sequence, in shard order. The shards are memory-mapped. Thread-safe.
 class TokenDataset {
  public:
@@ -25,7 +27,8 @@ class TokenDataset {
   int64_t total_bytes() const { return manifest_.total_bytes; }  // of the documents' text
   int64_t vocab_size() const { return manifest_.vocab_size; }
   int32_t eos_id() const { return manifest_.eos_token_id; }
-  const std::string& tokenizer_hash() const { return manifest_.tokenizer_hash; }
+  // Whether it was prepared with this tokenizer, whatever ends documents for either.
+  bool is_of(const Tokenizer& tokenizer) const;
   const DatasetManifest& manifest() const { return manifest_; }
   const std::filesystem::path& dir() const { return dir_; }
 
@@ -33,7 +36,7 @@ class TokenDataset {
   bool has_mask() const { return !masks_.empty(); }
 
   // Size of the mapped files, which reading everything can add to the process's resident size. Indexes are counted
-  // separately, since reading by position does not touch them.
+  // separately, since only what looks for documents touches them.
   int64_t mapped_bytes() const;
   int64_t mapped_index_bytes() const;
 
@@ -44,6 +47,10 @@ class TokenDataset {
   // The mask of the same tokens; all 1 if there is none. Error (runtime), naming file and
   // position, on an entry that is neither 0 nor 1.
   void read_mask(int64_t first_token, std::span<uint8_t> out) const;
+
+  // For each of the same tokens whether it is the last of its document (1) or not (0), by the index. Error (runtime)
+  // if the index is damaged there, or has another token at an end than eos_id().
+  void read_ends(int64_t first_token, std::span<uint8_t> out) const;
 
   // Shards, in the order of their tokens: the first token of one, and its documents' ranges within it, which are
   // contiguous from its first token to its last; valid as long as the dataset. Error (runtime) if the index is
@@ -58,6 +65,8 @@ class TokenDataset {
 
  private:
   void verify_shard(size_t shard_idx) const;
+  void read_shard_ends(size_t shard_idx, int64_t first, std::span<uint8_t> out) const;
+  void check_end(size_t shard_idx, uint64_t end) const;
   // Calls fn(shard, first token within it, offset into what is asked for, count) for each shard that holds some of
   // these tokens.
   template <class Fn>

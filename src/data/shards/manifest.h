@@ -28,11 +28,11 @@ struct DatasetManifest {
   std::string dataset;
   std::string version = "v1";
   std::string tokenizer;       // Tokenizer::name()
-  std::string tokenizer_hash;  // Tokenizer::hash()
+  std::string tokenizer_hash;  // Tokenizer::hash(), or hash_with_end(eos_token_id) where older nmoe wrote it
   int64_t vocab_size = 0;
-  int32_t eos_token_id = 0;
-  std::string dtype;       // "uint16" or "uint32"
-  std::string created_at;  // UTC, ISO 8601
+  int32_t eos_token_id = 0;  // ends every document, and may stand within one, too
+  std::string dtype;         // "uint16" or "uint32"
+  std::string created_at;    // UTC, ISO 8601
   int64_t total_tokens = 0;
   int64_t total_documents = 0;
   int64_t total_bytes = 0;  // of the documents' text

@@ -2,10 +2,10 @@
 //
 // {dataset}-{version}-shard-{i:06d}.npy: numpy.save's format 1.0, one dimension, little-endian
 // uint16 when every id fits, else uint32. Documents are consecutive, each ended by one
-// end-of-sequence id; none is split over two shards.
+// end-of-sequence id, which conversations may have within them, too; none is split over two shards.
 //
 // The .idx of the same stem, little-endian u64: magic "NMOEIDX\0", 1, number of documents, 0; then
-// for each document its first position and the one past its end-of-sequence id.
+// for each document its first position and the one past its end-of-sequence id. It alone tells documents apart.
 //
 // The .mask.npy of the same stem, only if not all tokens have a loss: one uint8 per token, 1 if it is a target of the
 // loss, and 0 if it is only context (a prompt).

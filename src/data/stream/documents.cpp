@@ -4,21 +4,23 @@
 
 namespace nmoe {
 
-void find_documents(std::span<const int32_t> inputs, int64_t num_seqs, int64_t seq_len, int32_t eos_id,
-                    Documents& documents) {
-  NMOE_CHECK(static_cast<int64_t>(inputs.size()) == num_seqs * seq_len, "{} inputs for {} sequences of {}",
-             inputs.size(), num_seqs, seq_len);
+void find_documents(std::span<const uint8_t> ends, int64_t num_seqs, int64_t seq_len, Documents& documents) {
+  NMOE_CHECK(ends.empty() || static_cast<int64_t>(ends.size()) == num_seqs * (seq_len + 1),
+             "ends of documents at {} tokens, for {} sequences of {} and one", ends.size(), num_seqs, seq_len);
   documents.cu_seqlens.clear();
-  documents.positions.resize(inputs.size());
-  size_t begin = 0;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (i % static_cast<size_t>(seq_len) == 0 || inputs[i - 1] == eos_id) {
-      begin = i;
-      documents.cu_seqlens.push_back(static_cast<int32_t>(i));
+  documents.positions.clear();
+  for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
+    int64_t begin = 0;  // in the sequence
+    for (int64_t i = 0; i < seq_len; ++i) {
+      const bool follows = i > 0 && !ends.empty() && ends[static_cast<size_t>(sequence * (seq_len + 1) + i - 1)] != 0;
+      if (i == 0 || follows) {
+        begin = i;
+        documents.cu_seqlens.push_back(static_cast<int32_t>(sequence * seq_len + i));
+      }
+      documents.positions.push_back(static_cast<int32_t>(i - begin));
     }
-    documents.positions[i] = static_cast<int32_t>(i - begin);
   }
-  documents.cu_seqlens.push_back(static_cast<int32_t>(inputs.size()));
+  documents.cu_seqlens.push_back(static_cast<int32_t>(num_seqs * seq_len));
 }
 
 }  // namespace nmoe

@@ -16,9 +16,10 @@ struct Documents {
   bool empty() const { return cu_seqlens.empty(); }
 };
 
-// Finds the documents in `inputs`, [num_seqs, seq_len] row-major: one starts with each sequence and after each
-// `eos_id`. Replaces the contents of `documents`, reusing its storage.
-void find_documents(std::span<const int32_t> inputs, int64_t num_seqs, int64_t seq_len, int32_t eos_id,
-                    Documents& documents);
+// Finds the documents in `num_seqs` sequences of `seq_len` tokens: one starts with each sequence and behind each token
+// that is the last of its document. `ends`, [num_seqs, seq_len + 1] row-major, is 1 at those and 0 elsewhere, as
+// SequenceReader::read (data/stream/loader.h) gives it; empty: each sequence is one document. Replaces the contents of
+// `documents`, reusing its storage.
+void find_documents(std::span<const uint8_t> ends, int64_t num_seqs, int64_t seq_len, Documents& documents);
 
 }  // namespace nmoe

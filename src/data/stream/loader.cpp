@@ -15,7 +15,7 @@ RankSlice rank_slice(int64_t batch, int64_t rank, int64_t num_ranks) {
 
 SequenceReader::SequenceReader(const StreamPlan& plan, std::span<const TokenDataset* const> datasets, Shuffle shuffle,
                                uint64_t seed)
-    : seq_len_(plan.seq_len), eos_id_(datasets.front()->eos_id()) {
+    : seq_len_(plan.seq_len) {
   NMOE_CHECK(datasets.size() == plan.sources.size(), "{} datasets for {} sources", datasets.size(),
              plan.sources.size());
   for (size_t i = 0; i < datasets.size(); ++i) {
@@ -24,16 +24,18 @@ SequenceReader::SequenceReader(const StreamPlan& plan, std::span<const TokenData
 }
 
 void SequenceReader::read(std::span<const SequenceRef> refs, int64_t seq_len, std::span<int32_t> inputs,
-                          std::span<int32_t> targets) const {
+                          std::span<int32_t> targets, std::span<uint8_t> ends) const {
   const auto length = static_cast<size_t>(seq_len);
-  NMOE_CHECK(inputs.size() == refs.size() * length && targets.size() == inputs.size(),
-             "{} inputs and {} targets for {} sequences of {}", inputs.size(), targets.size(), refs.size(), seq_len);
+  NMOE_CHECK(inputs.size() == refs.size() * length && targets.size() == inputs.size() &&
+                 (ends.empty() || ends.size() == refs.size() * (length + 1)),
+             "{} inputs, {} targets and {} ends for {} sequences of {}", inputs.size(), targets.size(), ends.size(),
+             refs.size(), seq_len);
   std::vector<int32_t> window(length + 1);
   std::vector<uint8_t> mask;
   for (size_t s = 0; s < refs.size(); ++s) {
     const SourceOrder& order = orders_[static_cast<size_t>(refs[s].source)];
     mask.resize(order.has_mask() ? window.size() : 0);
-    order.read(refs[s].index, window, mask);
+    order.read(refs[s].index, window, mask, ends.empty() ? ends : ends.subspan(s * window.size(), window.size()));
     std::copy_n(window.begin(), length, inputs.begin() + static_cast<std::ptrdiff_t>(s * length));
     std::copy_n(window.begin() + 1, length, targets.begin() + static_cast<std::ptrdiff_t>(s * length));
     for (size_t i = 1; i < mask.size(); ++i) {

@@ -36,18 +36,17 @@ class SequenceReader {
   int64_t seq_len() const { return seq_len_; }  // of the plan
   // Of an epoch, of so many tokens.
   int64_t num_windows(size_t source) const { return orders_[source].num_windows(seq_len_); }
-  int32_t eos_id() const { return eos_id_; }  // ends every document
   bool has_mask(size_t source) const { return orders_[source].has_mask(); }
 
   // Sequences of `seq_len` tokens. inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i +
-  // 1], with one token of look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. Errors:
-  // SourceOrder::read.
-  void read(std::span<const SequenceRef> refs, int64_t seq_len, std::span<int32_t> inputs,
-            std::span<int32_t> targets) const;
+  // 1], with one token of look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. `ends`:
+  // [refs.size(), seq_len + 1], 1 for a token of the sequence or its look-ahead that is the last of its document, else
+  // 0; ignored where it is empty. Errors: SourceOrder::read.
+  void read(std::span<const SequenceRef> refs, int64_t seq_len, std::span<int32_t> inputs, std::span<int32_t> targets,
+            std::span<uint8_t> ends) const;
 
  private:
   int64_t seq_len_;
-  int32_t eos_id_;
   std::vector<SourceOrder> orders_;  // by source
 };
 

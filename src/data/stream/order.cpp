@@ -141,9 +141,10 @@ uint64_t SourceOrder::epoch_key(int64_t epoch) const {
   return Philox(seed_, stream_).bits(static_cast<uint64_t>(epoch));
 }
 
-void SourceOrder::read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const {
-  NMOE_CHECK(k >= 0 && tokens.size() > 1 && (mask.empty() || mask.size() == tokens.size()),
-             "sequence {} into {} tokens, mask {}", k, tokens.size(), mask.size());
+void SourceOrder::read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask, std::span<uint8_t> ends) const {
+  NMOE_CHECK(k >= 0 && tokens.size() > 1 && (mask.empty() || mask.size() == tokens.size()) &&
+                 (ends.empty() || ends.size() == tokens.size()),
+             "sequence {} into {} tokens, mask {}, ends {}", k, tokens.size(), mask.size(), ends.size());
   const int64_t seq_len = static_cast<int64_t>(tokens.size()) - 1, windows = num_windows(seq_len);
   const int64_t epoch = k / windows;
   int64_t window = k % windows;
@@ -152,11 +153,17 @@ void SourceOrder::read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> 
     window = static_cast<int64_t>(order(static_cast<uint64_t>(window)));
   }
   const auto read_part = [&](int64_t first_token, int64_t count) {
-    dataset_->read(first_token, tokens.first(static_cast<size_t>(count)));
-    tokens = tokens.subspan(static_cast<size_t>(count));
-    if (mask.empty()) return;
-    dataset_->read_mask(first_token, mask.first(static_cast<size_t>(count)));
-    mask = mask.subspan(static_cast<size_t>(count));
+    const auto size = static_cast<size_t>(count);
+    dataset_->read(first_token, tokens.first(size));
+    tokens = tokens.subspan(size);
+    if (!mask.empty()) {
+      dataset_->read_mask(first_token, mask.first(size));
+      mask = mask.subspan(size);
+    }
+    if (!ends.empty()) {
+      dataset_->read_ends(first_token, ends.first(size));
+      ends = ends.subspan(size);
+    }
   };
   if (documents_) {
     documents_->for_each_part(epoch_key(epoch), window * seq_len, seq_len + 1, read_part);

@@ -46,10 +46,10 @@ class SourceOrder {
 
   bool has_mask() const { return dataset_->has_mask(); }
 
-  // Sequence k >= 0 of tokens.size() - 1 tokens, with one of look-ahead, and for each token
-  // whether it has a loss (1) or not (0); an empty `mask` is ignored. Thread-safe. Errors:
-  // num_windows, TokenDataset::read and read_mask.
-  void read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask) const;
+  // Sequence k >= 0 of tokens.size() - 1 tokens, with one of look-ahead; and for each token whether it has a loss (1)
+  // or not (0), and whether it is the last of its document (1) or not (0): an empty `mask` and empty `ends` are
+  // ignored. Thread-safe. Errors: num_windows, TokenDataset::read, read_mask and read_ends.
+  void read(int64_t k, std::span<int32_t> tokens, std::span<uint8_t> mask, std::span<uint8_t> ends) const;
 
  private:
   class DocumentOrder;

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <unordered_map>
@@ -98,7 +99,7 @@ class BpeTokenizer final : public Tokenizer {
         raw_words_(named_tokens(model_, [](const AddedToken& t) { return !t.special && !t.normalized; })),
         normalized_words_(named_tokens(model_, [](const AddedToken& t) { return !t.special && t.normalized; })),
         token_bytes_(model_.tokens.begin(), model_.tokens.end()),
-        hash_(hash_of(model_)) {
+        hash_(hash_of(model_, std::nullopt)) {
     for (size_t rank = 0; rank < model_.merges.size(); ++rank) {
       const BpeMerge& merge = model_.merges[rank];
       NMOE_CHECK(merges_.add(merge), "merge {} of {} and {} is there twice", rank, merge.left, merge.right);
@@ -144,11 +145,12 @@ class BpeTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return static_cast<int64_t>(model_.tokens.size()); }
   int32_t eos_id() const override { return model_.eos_id; }
   std::string hash() const override { return hash_; }
+  std::string hash_with_end(int32_t eos_id) const override { return hash_of(model_, eos_id); }
   std::string json() const override { return bpe_to_json(model_); }
 
  private:
   static std::array<int32_t, 256> check(const BpeModel& model);
-  static std::string hash_of(const BpeModel& model);
+  static std::string hash_of(const BpeModel& model, std::optional<int32_t> eos_id);
 
   // Appends to scratch.ids, and those to `out` now and then.
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& out) const {
@@ -233,7 +235,7 @@ std::array<int32_t, 256> BpeTokenizer::check(const BpeModel& model) {
   return ids;
 }
 
-std::string BpeTokenizer::hash_of(const BpeModel& model) {
+std::string BpeTokenizer::hash_of(const BpeModel& model, std::optional<int32_t> eos_id) {
   Sha256 hash;
   const auto add_number = [&](uint64_t number) {
     std::array<unsigned char, 8> bytes;  // little-endian
@@ -247,14 +249,14 @@ std::string BpeTokenizer::hash_of(const BpeModel& model) {
     add_number(text.size());
     hash.update(text);
   };
-  // What `n tokenizer train` makes hashes to what it always did.
+  // With its end, what `n tokenizer train` makes hashes to what it always did.
   const bool as_trained = model.patterns == std::vector{std::string(kSplitPattern)} && !model.nfc &&
                           !model.whole_words && model.added.size() == 1 && model.added[0].text == kEosText;
-  if (as_trained) {
+  if (eos_id && as_trained) {
     add_text("nmoe bpe 1");
     add_text(kSplitPattern);
   } else {
-    add_text("nmoe bpe 2");
+    add_text(eos_id ? "nmoe bpe 2" : "nmoe bpe 3");
     add_number(model.patterns.size());
     for (const std::string& pattern : model.patterns) add_text(pattern);
     add_number(static_cast<uint64_t>(model.nfc) << 1 | static_cast<uint64_t>(model.whole_words));
@@ -265,7 +267,7 @@ std::string BpeTokenizer::hash_of(const BpeModel& model) {
       add_number(static_cast<uint64_t>(token.special) << 1 | static_cast<uint64_t>(token.normalized));
     }
   }
-  add_number(static_cast<uint64_t>(model.eos_id));
+  if (eos_id) add_number(static_cast<uint64_t>(*eos_id));
   add_number(model.tokens.size());
   for (const std::string& token : model.tokens) add_text(token);
   for (const BpeMerge& merge : model.merges) {

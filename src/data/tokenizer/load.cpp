@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tiktoken.h"
@@ -47,6 +48,24 @@ std::pair<std::string, std::string> split_eos(const std::string& source) {
   return {source, ""};
 }
 
+// The first end of sequence that a model's files name.
+NamedEnd end_of_model(const fs::path& folder) {
+  const auto value_in = [&](const char* file, const char* key) {
+    const auto object = fs::is_regular_file(folder / file) ? try_parse_json<nlohmann::json>(read_file(folder / file))
+                                                           : nlohmann::json();
+    nlohmann::json value = object.is_object() ? object.value(key, nlohmann::json()) : nlohmann::json();
+    if (value.is_array()) value = value.empty() ? nlohmann::json() : nlohmann::json(value.front());
+    if (value.is_object()) value = value.value("content", nlohmann::json());
+    return value;
+  };
+  for (const char* file : {"config.json", "generation_config.json"}) {
+    const nlohmann::json id = value_in(file, "eos_token_id");
+    if (id.is_number_integer()) return {.id = id.get<int64_t>(), .text = ""};
+  }
+  const nlohmann::json text = value_in("tokenizer_config.json", "eos_token");
+  return {.id = std::nullopt, .text = text.is_string() ? text.get<std::string>() : ""};
+}
+
 }  // namespace
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source) {
@@ -57,7 +76,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source) {
   const std::string text = read_file(file);
   if (text == byte_tokenizer()->json()) return byte_tokenizer();
   if (auto words = word_tokenizer_from_json(text, file.string())) return words;
-  return make_bpe_tokenizer(bpe_from_json(text, file.string(), eos));
+  return make_bpe_tokenizer(bpe_from_json(text, file.string(), eos, [&] { return end_of_model(file.parent_path()); }));
 }
 
 }  // namespace nmoe

@@ -43,6 +43,7 @@ class ByteTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return kByteTokens + 1; }
   int32_t eos_id() const override { return kByteTokens; }
   std::string hash() const override { return sha256_hex("nmoe bytes 1"); }
+  std::string hash_with_end(int32_t /*eos_id*/) const override { return hash(); }
   std::string json() const override { return "{\"type\": \"bytes\"}\n"; }
 };
 

@@ -4,6 +4,10 @@
 // valid UTF-8 or not, encodes to ids and, unless the tokenizer normalizes, decodes to the same bytes. The text of a
 // special token is ordinary text unless a call allows it: "<|endoftext|>" in a document is ordinary, and the
 // end-of-sequence id comes only from eos_id().
+//
+// That id ends documents, and nothing else is known by it: ids that end a turn or a reply are of chat templates and of
+// a model's settings (chat/checkpoint_settings.h), and where a document ends in a corpus is for its index to say
+// (data/shards/shard.h).
 #pragma once
 
 #include <cstdint>
@@ -47,14 +51,18 @@ class Tokenizer {
 
   // Ids are 0 ... vocab_size() - 1, specials included.
   virtual int64_t vocab_size() const = 0;
-  virtual int32_t eos_id() const = 0;
+  virtual int32_t eos_id() const = 0;  // ends documents
 
-  // SHA-256, in hex, over everything that determines which text becomes which ids.
-  // Independent of the layout of the tokenizer's file.
+  // SHA-256, in hex, over everything that determines which text becomes which ids; not over eos_id(), which no text
+  // becomes. Independent of the layout of the tokenizer's file.
   virtual std::string hash() const = 0;
 
   // The file that load_tokenizer reads back, whatever this tokenizer was read from.
   virtual std::string json() const = 0;
+
+  // hash() over the id that ends documents, too, if that were `eos_id`: what preparations and runs are known by, and
+  // what manifests of older corpora have for hash().
+  virtual std::string hash_with_end(int32_t eos_id) const = 0;
 
   // The bytes of all ids, one after the other. It may end within a UTF-8 sequence.
   std::string decode(std::span<const int32_t> ids) const;
@@ -67,9 +75,12 @@ std::shared_ptr<const Tokenizer> byte_tokenizer();
 //   bytes                    byte_tokenizer()
 //   PATH.json, or a folder with a tokenizer.json
 //                            Hugging Face's format (data/tokenizer/tokenizer_json.h says which parts)
-//   PATH.json@TEXT           the same; the special token TEXT ends documents, if the file alone does not say
+//   PATH.json@TEXT           the same; the special token TEXT ends documents
 //   PATH.tiktoken            ranks of gpt2, cl100k_base or o200k_base, known by their SHA-256
 //   NAME:PATH.tiktoken       ranks for that encoding (data/tokenizer/tiktoken.h)
+// What ends documents is, in this order: TEXT; the token that the file marks (data/tokenizer/tokenizer_json.h), or the
+// only special one in it with a usual name for that; the first end of sequence that the model's files beside it name:
+// eos_token_id in config.json or generation_config.json, eos_token in tokenizer_config.json.
 // Error (runtime), naming the file and what in it is not supported; (usage) if `source` must be more specific.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source);
 

@@ -91,7 +91,8 @@ constexpr size_t kMaxAdded = 200'000;
 
 class TokenizerJsonReader {
  public:
-  TokenizerJsonReader(std::string_view path, std::string_view eos) : path_(path), eos_(eos) {}
+  TokenizerJsonReader(std::string_view path, std::string_view eos, const std::function<NamedEnd()>& other)
+      : path_(path), eos_(eos), other_(other) {}
 
   BpeModel read(std::string_view text) {
     const json file = try_parse_json<json>(text);
@@ -343,6 +344,10 @@ class TokenizerJsonReader {
     }
     const std::vector<int32_t> usual = usual_eos_ids(model_.added);
     if (usual.size() == 1) return usual.front();
+    const NamedEnd named = other_ ? other_() : NamedEnd{};
+    for (const AddedToken& token : model_.added) {
+      if (token.special && (token.id == named.id || token.text == named.text)) return token.id;
+    }
     throw usage_error(
         fmt::format("tokenizer '{}' does not tell which special token ends documents: {} have a usual name", path_,
                     usual.empty() ? "none" : "several"),
@@ -364,6 +369,7 @@ class TokenizerJsonReader {
 
   std::string path_;
   std::string eos_;
+  const std::function<NamedEnd()>& other_;
   std::string marked_eos_;
   BpeModel model_;
   std::unordered_map<std::string, int32_t> ids_;  // of tokens, by bytes
@@ -444,8 +450,9 @@ std::string bpe_to_json(const BpeModel& model) {
   return file.dump(2) + '\n';
 }
 
-BpeModel bpe_from_json(std::string_view json, std::string_view path, std::string_view eos) {
-  return TokenizerJsonReader(path, eos).read(json);
+BpeModel bpe_from_json(std::string_view json, std::string_view path, std::string_view eos,
+                       const std::function<NamedEnd()>& other) {
+  return TokenizerJsonReader(path, eos, other).read(json);
 }
 
 }  // namespace nmoe

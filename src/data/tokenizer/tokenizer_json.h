@@ -13,6 +13,9 @@
 // form, and Hugging Face's library produces the same ids with it.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,9 +25,17 @@ namespace nmoe {
 
 std::string bpe_to_json(const BpeModel& model);
 
-// `path` names the file in messages. `eos` is the special token that ends documents; "": the one that the file marks,
+// A special token, by its id or its text; or neither, where nobody names one.
+struct NamedEnd {
+  std::optional<int64_t> id;
+  std::string text;
+};
+
+// `path` names the file in messages. What ends documents is the special token `eos`; "": the one that the file marks,
 // as bpe_to_json does, or the only one with a usual name of it (<|endoftext|>, <|end_of_text|>, <｜end▁of▁sentence｜>,
-// <eos>, </s>). Error (usage) if that leaves none or several; (runtime) naming what is not supported in the file.
-BpeModel bpe_from_json(std::string_view json, std::string_view path, std::string_view eos = "");
+// <eos>, </s>); where that leaves none or several, what `other` says, if anything. Error (usage) if that is no special
+// token of the file; (runtime) naming what is not supported in the file.
+BpeModel bpe_from_json(std::string_view json, std::string_view path, std::string_view eos = "",
+                       const std::function<NamedEnd()>& other = {});
 
 }  // namespace nmoe

@@ -71,6 +71,8 @@ class WordTokenizer final : public Tokenizer {
     return sha.finish();
   }
 
+  std::string hash_with_end(int32_t /*eos_id*/) const override { return hash(); }
+
   std::string json() const override {
     ordered_json::object_t vocab;
     for (size_t id = 0; id < texts_.size(); ++id) vocab.emplace_back(texts_[id].substr(0, texts_[id].size() - 1), id);

@@ -26,7 +26,7 @@ TEST_F(SynthesizeTest, ShardsHoldTheSourcesDocuments) {
     for (const auto& [split, num_documents] : {std::pair{"train", 2500}, {"valid", 30}}) {
       const TokenDataset dataset(dir_ / kind / split);
       dataset.verify();
-      EXPECT_EQ(dataset.tokenizer_hash(), tokenizer->hash());
+      EXPECT_EQ(dataset.manifest().tokenizer_hash, tokenizer->hash());
       EXPECT_EQ(dataset.eos_id(), source->eos_id());
       EXPECT_EQ(dataset.vocab_size(), tokenizer->vocab_size());
       EXPECT_EQ(dataset.num_documents(), num_documents);
