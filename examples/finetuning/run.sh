@@ -17,8 +17,8 @@ step() { printf '\n== %s\n' "$*"; }
 
 step 'A model of Hugging Face: a tiny one, so that there is nothing to download'
 if [[ ! -d hf-model ]]; then
-  "$n" tokenizer train "$repo"/docs/*.md --vocab-size 1024 -o tokenizer.json
-  "$n" prep "$repo"/docs/*.md --tokenizer tokenizer.json --valid-tail 0.05 -o base-data
+  "$n" tokenizer train "$repo"/docs/{,log/}*.md --vocab-size 1024 -o tokenizer.json
+  "$n" prep "$repo"/docs/{,log/}*.md --tokenizer tokenizer.json --valid-tail 0.05 -o base-data
   "$n" train "$example/base.toml"
   "$n" export runs/checkpoints/base hf-model
 fi

@@ -1,5 +1,5 @@
 // HTTP/1.1 that withstands misbehaving clients: one network thread with deadlines, and workers that never wait
-// for a client. Boost.Beast parses; docs/log.md says why it and not another library.
+// for a client. Boost.Beast parses; docs/log/generation.md says why it and not another library.
 #pragma once
 
 #include <chrono>

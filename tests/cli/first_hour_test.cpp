@@ -39,9 +39,9 @@ class FirstHourTest : public CliTest {
   // Novels for the corpus: chapters of our own documentation.
   void write_novels() const {
     std::string text;
-    for (const char* folder : {"docs", "src/model", "src/train", "src/config"}) {
+    for (const char* folder : {"docs", "docs/log", "src/model", "src/train", "src/config"}) {
       for (const auto& entry : fs::directory_iterator(fs::path(NMOE_SOURCE_DIR) / folder)) {
-        if (entry.path().extension() != ".png") text += read_file(entry);
+        if (entry.is_regular_file() && entry.path().extension() != ".png") text += read_file(entry);
       }
     }
     constexpr size_t kChapter = 4000;

@@ -26,7 +26,9 @@ std::vector<fs::path> files_in(const fs::path& folder, std::string_view extensio
 
 std::vector<fs::path> documents() {
   std::vector<fs::path> files = files_in(root(), ".md");
-  for (const fs::path& file : files_in(root() / "docs", ".md")) files.push_back(file);
+  for (const char* folder : {"docs", "docs/log"}) {
+    for (const fs::path& file : files_in(root() / folder, ".md")) files.push_back(file);
+  }
   return files;
 }
 
@@ -88,6 +90,22 @@ TEST(Docs, FilesThatAreNamedAreThere) {
     // How many there are is for ctest to say.
     EXPECT_FALSE(std::regex_search(text, std::regex("tests failed out of [0-9]"))) << document;
   }
+}
+
+// An experiment is found by the table on top of its file, and the file by the index.
+TEST(Docs, TheLogHasAnIndexAndTables) {
+  const std::string index = read_file(root() / "docs/log/README.md");
+  int num_files = 0;
+  for (const fs::path& file : files_in(root() / "docs/log", ".md")) {
+    const std::string name = file.filename();
+    if (name == "README.md") continue;
+    EXPECT_TRUE(contains(index, "(" + name + ")")) << name << " is not in docs/log/README.md";
+    const std::string text = read_file(file);
+    const size_t table = text.find("\n| date | tried | predicted | measured | kept |\n");
+    EXPECT_LT(table, text.find("\n## ")) << name << ": no table on top";
+    ++num_files;
+  }
+  EXPECT_GT(num_files, 10);
 }
 
 // An example trains on what its own comment, or a script that the comment names, makes.

@@ -244,7 +244,7 @@ TEST_F(RunsTest, ARunInALivingProcessIsNotResumed) {
   ::close(ready[1]);
 }
 
-// With configurations as large as they are. How long it takes is in docs/log.md.
+// With configurations as large as they are. How long it takes is in docs/log/runs.md.
 TEST_F(RunsTest, TenThousandAreListed) {
   RunInfo info = kInfo;
   info.config_json = fmt::format(R"({{"text": "{}"}})", std::string(4000, 'x'));

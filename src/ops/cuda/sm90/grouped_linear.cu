@@ -25,7 +25,8 @@
 // one behind it adds the later pieces, side by side, their sums by turns (turns.cuh).
 //
 // Bound by tensor cores: a tile's step moves 48 KiB from L2 for 4.2 MFLOP. On one H200 with even groups, a forward of
-// 2,048 to 2,816 values reaches 700 TFLOP/s where a product of 8,192 cubed reaches 790; docs/log.md has the others.
+// 2,048 to 2,816 values reaches 700 TFLOP/s where a product of 8,192 cubed reaches 790; docs/log/experts.md has the
+// others.
 #include <algorithm>
 
 #include "ops/cuda/primitives/elements.cuh"
