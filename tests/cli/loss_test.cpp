@@ -119,7 +119,7 @@ TEST_F(LossTest, DamagedRecordsHoldUpNoResume) {
 
 // Of databases, '?' begins options, and "name:" names another kind.
 TEST_F(LossTest, FoldersOfAnyName) {
-  for (const std::string& name : {"a?b", "file:c", "sqlite:d", "e#%3f"}) {
+  for (const std::string name : {"a?b", "file:c", "sqlite:d", "e#%3f"}) {
     output(train({"train.steps=3", "run.dir=" + name}));
     output(resume({"train.steps=4", "run.dir=" + name}));
     EXPECT_TRUE(contains(output({"runs", "--dir", name}), " completed ")) << name;
