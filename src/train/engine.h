@@ -117,7 +117,8 @@ class Engine {
     return precision_ && precision_->acts() && last_check_ >= num_taken_ && !ops_.counting();
   }
   // The state of checks, from results that were taken, as stored in checkpoints; restore_precision() sets it before the
-  // first step, and returns false if it belongs to another model.
+  // first step, and returns false if it belongs to another model. Checks that only report may begin without one, and
+  // where there are none, theirs is dropped.
   std::vector<PrecisionRole> precision() const {
     return precision_ ? precision_->state() : std::vector<PrecisionRole>();
   }

@@ -193,6 +193,22 @@ TEST_F(FallbackTest, AnOutlierTripsItsPartOfItsLayerWithinAWindow) {
   EXPECT_NE(weights_of(checkpoints("reported")), weights_of(checkpoints("outlier")));
 }
 
+// Who only looks on may begin to, or stop, at any checkpoint: the run is the same to the bit. What was reported before
+// is forgotten where nobody looked in between.
+TEST_F(FallbackTest, LookingOnMayBeginAndEndAtAnyCheckpoint) {
+  const std::vector<std::string> report = {"precision.fallback=report", "precision.check_every=2"},
+                                 off = {"precision.fallback=off"};
+  run("off", 10, off, 3);
+  run("changing", 4, report, 3);
+  EXPECT_EQ(roles("changing").size(), 5U);
+  run("changing", 6, off, 3, /*resume=*/true);
+  EXPECT_TRUE(roles("changing").empty());
+  run("changing", 10, report, 3, /*resume=*/true);
+  EXPECT_EQ(roles("changing").size(), 5U);
+  EXPECT_EQ(roles("changing").front().votes.size(), 2U);  // of steps 8 and 10
+  expect_same_state(checkpoints("changing"), checkpoints("off"));
+}
+
 // In every format; and gives the same hashes again.
 TEST_F(FallbackTest, RepeatsAndGoesOnToTheBitBeforeAndBehindADecision) {
   for (const std::string precision : kLowPrecisions) {
