@@ -55,6 +55,19 @@ BatchShape batch_shape(const Config& config, int64_t seq_len) {
   return shape;
 }
 
+std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64_t> seq_lens) {
+  if (seq_lens.empty()) return {batch_shape(config, config.data.seq_len)};
+  NMOE_CHECK(seq_lens[0] == config.data.seq_len, "sequences of {} first, not of {}", seq_lens[0], config.data.seq_len);
+  std::vector<BatchShape> shapes;
+  for (const int64_t seq_len : seq_lens) shapes.push_back(batch_shape(config, seq_len));
+  return shapes;
+}
+
+ExchangeLimits exchange_limits(const Config& config, std::span<const BatchShape> shapes) {
+  return {.max_tokens = std::ranges::max(shapes, {}, &BatchShape::microbatch_tokens).microbatch_tokens(),
+          .capacity_factor = config.parallel.capacity_factor};
+}
+
 std::vector<int64_t> sequence_lengths(const Config& config, const Mixture* mixture) {
   std::vector<int64_t> lengths = {config.data.seq_len};
   if (mixture == nullptr) return lengths;

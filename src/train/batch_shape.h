@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "config/config.h"
 #include "config/mixture.h"
+#include "rdep/capacity.h"
 
 namespace nmoe {
 
@@ -26,6 +28,10 @@ int64_t step_tokens(const Config& config);
 // train.microbatch_seqs define it. Microbatches of another length have the same number of tokens or fewer, but at least
 // one sequence; with parallel.logical_shards, the number of microbatches is the same.
 BatchShape batch_shape(const Config& config, int64_t seq_len);
+// The shapes of an engine's steps, one for each sequence length, of which data.seq_len is the first; none: that alone.
+std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64_t> seq_lens);
+// What ranks exchange at most, in microbatches of these shapes.
+ExchangeLimits exchange_limits(const Config& config, std::span<const BatchShape> shapes);
 
 // The sequence lengths of a run: data.seq_len, then every other one of a stage of `mixture` (null: no mixture). Errors
 // (usage), naming the stage: sequences that do not fill a step, that cannot be divided equally among ranks, or that are

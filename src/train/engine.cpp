@@ -6,34 +6,9 @@
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "data/stream/loader.h"
-#include "model/experts_exchange.h"
 #include "model/operand_formats.h"
 
 namespace nmoe {
-
-namespace {
-
-std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64_t> seq_lens) {
-  if (seq_lens.empty()) return {batch_shape(config, config.data.seq_len)};
-  NMOE_CHECK(seq_lens[0] == config.data.seq_len, "sequences of {} first, not of {}", seq_lens[0], config.data.seq_len);
-  std::vector<BatchShape> shapes;
-  for (const int64_t seq_len : seq_lens) shapes.push_back(batch_shape(config, seq_len));
-  return shapes;
-}
-
-int64_t longest_sequence(const std::vector<BatchShape>& shapes) {
-  return std::ranges::max(shapes, {}, &BatchShape::seq_len).seq_len;
-}
-
-int64_t most_tokens(const std::vector<BatchShape>& shapes) {
-  return std::ranges::max(shapes, {}, &BatchShape::microbatch_tokens).microbatch_tokens();
-}
-
-ExchangeLimits exchange_limits(const Config& config, const std::vector<BatchShape>& shapes) {
-  return {.max_tokens = most_tokens(shapes), .capacity_factor = config.parallel.capacity_factor};
-}
-
-}  // namespace
 
 std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors) {
   std::vector<NamedPart> parts;
@@ -62,7 +37,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
         if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
-      model_(config_.model, ops_, longest_sequence(shapes_),
+      model_(config_.model, ops_, std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
              {.recompute = config_.train.recompute, .wire = config_.precision.wire, .saved = config_.precision.saved},
              {.index = domain_.index(),
               .count = domain_.count(),
@@ -92,7 +67,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   }
   forget_recordings();
 
-  const int64_t tokens = most_tokens(shapes_);
+  const int64_t tokens = exchange_limits(config_, shapes_).max_tokens;
   losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
   allocate_sums(step_state);
@@ -184,15 +159,11 @@ void Engine::forget_recordings() {
 
 bool Engine::restore_precision(std::span<const PrecisionRole> state) {
   NMOE_CHECK(num_enqueued_ == 0, "formats are restored behind {} steps", num_enqueued_);
-  // A run whose checks only report computes the same without them: it may go on where there were none, and without them.
+  // A run whose checks only report computes the same without them: it may go on where there were none, and without
+  // them.
   const bool decides = config_.precision.fallback == PrecisionFallback::kAct;
   if (!decides && (!precision_ || state.empty())) return true;
   return precision_ ? precision_->restore(state) : state.empty();
-}
-
-void Engine::leave_precision() {
-  if (precision_) precision_->leave_all();
-  forget_recordings();
 }
 
 // Says where experts are to whatever goes by it.
@@ -625,55 +596,6 @@ DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t ra
           .index = on_cpu ? 0 : static_cast<int>(rank),  // the CPU is one device, of which each rank has some threads
           .num_threads = static_cast<int>(num_ranks > 1 ? std::max<int64_t>(1, threads / num_ranks) : threads),
           .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
-}
-
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const std::optional<GpuPart>& part,
-                                std::span<const int64_t> seq_lens) {
-  const std::vector<BatchShape> shapes = batch_shapes(config, seq_lens);
-  if (in_domain == 0) in_domain = config.parallel.ranks;
-  DeviceOptions options = device_options(config.run, in_domain);
-  options.part = part;
-  // Ranks differ in how much they update: each has room for what the one with most of it needs.
-  StoragePlan plan;
-  const auto plan_rank = [&](int64_t rank, bool left) {
-    const auto ranks = make_null_communicator(rank, config.parallel.ranks, in_domain);
-    plan = plan.max(plan_storage(options, [&](Storage& storage) {
-      Engine engine(config, {storage.device(), *ranks}, storage, seq_lens);
-      if (left) engine.leave_precision();
-      for (auto shape = shapes.rbegin(); shape != shapes.rend(); ++shape) {
-        const std::vector<int32_t> ids(static_cast<size_t>(shape->microbatch_tokens()));
-        Documents documents;
-        if (config.data.mask_documents) {
-          find_documents({}, shape->microbatch_seqs, shape->seq_len, documents);
-        }
-        engine.use_seq_len(shape->seq_len);
-        for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
-        engine.step({.steps = config.precision.check_every, .tokens = 1}, 1);  // one that is checked, if any is
-        if (shape->seq_len != config.data.seq_len) continue;
-        std::vector<float> losses(ids.size());
-        engine.evaluate(ids, ids, losses, documents);
-        if (config.train.sample_prompts.empty()) continue;
-        const auto prompts = std::min(shape->microbatch_seqs, std::ssize(config.train.sample_prompts));
-        const std::vector<int32_t> rows(static_cast<size_t>(prompts));
-        std::vector<float> logits;
-        engine.next_logits(ids, rows, logits, documents);
-      }
-      engine.stage();
-    }));
-  };
-  const bool may_leave = is_low(config.run.precision) && config.precision.fallback == PrecisionFallback::kAct;
-  for (int64_t rank = 0; rank < in_domain; ++rank) {
-    plan_rank(rank, /*left=*/false);
-    if (may_leave) plan_rank(rank, /*left=*/true);
-  }
-  return plan;
-}
-
-ExpertRows plan_expert_rows(const Config& config, int64_t in_domain, std::span<const int64_t> seq_lens) {
-  if (in_domain == 0) in_domain = config.parallel.ranks;
-  if (in_domain == 1 || config.model.moe.num_experts == 0) return {};
-  return expert_rows(exchange_shape(config.model), in_domain, exchange_limits(config, batch_shapes(config, seq_lens)),
-                     exchange_form(config).received);
 }
 
 }  // namespace nmoe

@@ -1,6 +1,6 @@
 // Engine: one rank's weights, gradients, optimizer state and buffers on a device, and the parts of a step.
 //
-// The same code runs twice: against counting arenas (plan_engine_storage), then on storage of just that size. Nothing
+// The same code runs twice: against counting arenas (train/engine_plan.h), then on storage of just that size. Nothing
 // allocates again after that.
 //
 // The host runs ahead of the device: step() enqueues, and results are taken once they have arrived. While one step is
@@ -123,8 +123,7 @@ class Engine {
     return precision_ ? precision_->state() : std::vector<PrecisionRole>();
   }
   bool restore_precision(std::span<const PrecisionRole> state);
-  // Makes every part of every layer fall back, as checks may do: for a memory plan.
-  void leave_precision();
+  bool checks_precision() const { return precision_.has_value(); }
 
   // --- experts that the ranks of a domain share (rdep/placement.h)
   bool shares_experts() const { return !experts_.places.empty(); }
@@ -241,14 +240,5 @@ class Engine {
 
 // The device of a run, or of one of its ranks, which share the CPU threads equally, with at least one each.
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks = 1, int64_t rank = 0);
-
-// The storage that a step of each length, a validation and a checkpoint's staging need on each of config.parallel.ranks
-// ranks, of which `in_domain` share the experts; 0: all. `part`: if run.device is "cuda", a kind of GPU, which need not
-// be in this machine. `seq_lens`: as for an engine.
-StoragePlan plan_engine_storage(const Config& config, int64_t in_domain = 0, const std::optional<GpuPart>& part = {},
-                                std::span<const int64_t> seq_lens = {});
-
-// The rows of a layer's experts on each rank in the largest microbatch; all zero if experts are not shared.
-ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe

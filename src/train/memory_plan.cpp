@@ -6,6 +6,8 @@
 #include "base/text.h"
 #include "model/experts_exchange.h"
 #include "model/spec.h"
+#include "train/batch_shape.h"
+#include "train/engine.h"
 #include "train/rehearsal.h"
 
 namespace nmoe {

@@ -7,7 +7,7 @@
 
 #include "config/config.h"
 #include "model/cost.h"
-#include "train/engine.h"
+#include "train/engine_plan.h"
 
 namespace nmoe {
 

@@ -74,11 +74,6 @@ bool PrecisionChecks::set_formats() {
   return any_is_another;
 }
 
-void PrecisionChecks::leave_all() {
-  watch_.leave_all();
-  set_formats();
-}
-
 bool PrecisionChecks::restore(std::span<const PrecisionRole> state) {
   if (!watch_.restore(state)) return false;
   set_formats();

@@ -42,7 +42,6 @@ class PrecisionChecks {
   PrecisionReport observe(std::span<const double> counts);
   // Gives the weights' products the formats that were decided, if acts(). Returns whether any has changed.
   bool set_formats();
-  void leave_all();  // all roles fall back to act, as if checks had decided so
 
   const std::vector<PrecisionRole>& state() const { return watch_.state(); }
   bool restore(std::span<const PrecisionRole> state);  // as PrecisionWatch's

@@ -106,10 +106,6 @@ std::vector<PrecisionWatch::Change> PrecisionWatch::observe(std::span<RoleCheck>
   return changes;
 }
 
-void PrecisionWatch::leave_all() {
-  for (PrecisionRole& role : state_) role.in_act = true;
-}
-
 bool PrecisionWatch::restore(std::span<const PrecisionRole> state) {
   const auto is_same = [](const PrecisionRole& a, const PrecisionRole& b) {
     return a.layer == b.layer && a.part == b.part && b.votes.size() <= kVotes;

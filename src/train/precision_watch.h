@@ -74,7 +74,6 @@ class PrecisionWatch {
   // A check of all roles, in their order; sets their in_act.
   std::vector<Change> observe(std::span<RoleCheck> checks);
   bool in_act(size_t role) const { return state_[role].in_act; }
-  void leave_all();  // every role falls back to act: for a memory plan
 
   const std::vector<PrecisionRole>& state() const { return state_; }
   // Sets a state() of the same roles; false, and nothing changes, if it belongs to others.

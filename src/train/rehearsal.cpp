@@ -9,6 +9,7 @@
 #include "track/runs.h"
 #include "train/checkpoint_saver.h"
 #include "train/engine.h"
+#include "train/engine_plan.h"
 
 namespace nmoe {
 namespace {

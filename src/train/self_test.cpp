@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "ops/checked/checked_device.h"
 #include "train/engine.h"
+#include "train/engine_plan.h"
 
 namespace nmoe {
 namespace {

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "train/engine.h"
+#include "train/engine_plan.h"
 
 namespace nmoe::test {
 
