@@ -94,6 +94,7 @@ class Trainer {
   void settle(int64_t steps = 1);  // what follows may take its time
   void rebalance();
   bool enqueue_step();
+  void advance_to(const Enqueued& step);
   void finish_step();
   void finish_steps();
   bool must_finish_step() const;
@@ -298,6 +299,13 @@ bool Trainer::enqueue_step() {
   return true;
 }
 
+// Its result is known.
+void Trainer::advance_to(const Enqueued& step) {
+  progress_ = step.progress;
+  cursor_ = step.cursor;
+  flops_ = step.flops;
+}
+
 // The oldest that is on its way; waits for it.
 void Trainer::finish_step() {
   StepResult result = engine_.take_result();
@@ -305,9 +313,7 @@ void Trainer::finish_step() {
   if (!result.finite) fail_non_finite(result);
   const Enqueued step = enqueued_.front();
   enqueued_.pop_front();
-  progress_ = step.progress;
-  cursor_ = step.cursor;
-  flops_ = step.flops;
+  advance_to(step);
   ++summary_.steps_now;
   report(step, std::move(result));
 }
@@ -518,10 +524,7 @@ void Trainer::loop() {
 void Trainer::save_after_failure() {
   try {
     if (can_save_ && !handing_over_) {
-      for (; !enqueued_.empty() && engine_.take_result().finite; enqueued_.pop_front()) {
-        progress_ = enqueued_.front().progress;
-        cursor_ = enqueued_.front().cursor;
-      }
+      for (; !enqueued_.empty() && engine_.take_result().finite; enqueued_.pop_front()) advance_to(enqueued_.front());
       save();
     }
     if (const auto error = saver_.finish()) throw Error(*error);

@@ -7,6 +7,7 @@
 #include "support/errors.h"
 #include "support/tiny_corpus.h"
 #include "train/tiny_engine.h"
+#include "train/trainer_fixture.h"
 
 namespace nmoe::test {
 namespace {
@@ -153,6 +154,27 @@ TEST(RunAhead, TwoRunsGiveEqualBits) {
     if (step == 3) second.engine.evaluate(ids, ids, losses);  // leaves the steps as they are
   }
   EXPECT_EQ(differences(snapshot(first.engine), snapshot(second.engine)), std::vector<std::string>{});
+}
+
+using RunAheadFailure = TrainerTest;
+
+// What is saved behind a failure is of one step: its work as well, though steps were on their way.
+TEST_F(RunAheadFailure, SavesTheWorkOfTheStepsThatItSaves) {
+  const auto train_to = [&](const std::string& name, int64_t steps, const auto& before_step) {
+    train(tiny_config(dir_, {"run.name=" + name, fmt::format("train.steps={}", steps), "train.log_every=20",
+                             fmt::format("run.device={}", NMOE_TEST_DEVICE)}),
+          {.version = "0.0.0", .commit = "abc", .before_step = before_step});
+    return CheckpointReader::open(checkpoints(name)).info();
+  };
+  const auto fail = [](Engine&, int64_t step) {
+    if (step == 9) throw runtime_error("it fails", "none");
+  };
+  EXPECT_EQ(error_of([&] { train_to("fails", 20, fail); }).what(), std::string("it fails"));
+  const CheckpointInfo failed = CheckpointReader::open(checkpoints("fails")).info(),
+                       straight = train_to("straight", 8, [](Engine&, int64_t) {});
+  EXPECT_EQ(failed.step, 8);
+  EXPECT_EQ(failed.tokens, straight.tokens);
+  EXPECT_EQ(failed.flops, straight.flops);
 }
 
 }  // namespace
