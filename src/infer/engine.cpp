@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "infer/cached_model.h"
+#include "infer/seen_ids.h"
 #include "infer/stop_strings.h"
 #include "infer/utf8_stream.h"
 
@@ -21,7 +22,7 @@ struct InferenceEngine::Sequence {
   bool starts_document = false;
   int64_t num_computed = 0;  // of tokens that are in the cache
   int64_t slot = -1;
-  std::vector<int32_t> seen;  // ids of prompt and output, for the repetition penalty
+  SeenIds seen;  // of prompt and output, for the repetition penalty
   std::vector<PromptToken> prompt;
   StopStrings stop;
   Utf8Stream characters;
@@ -128,7 +129,9 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
     throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
                       "shorten the prompt, or allow a longer context (--context)");
   }
-  if (sequence->request.sampling.repetition_penalty != 1.0) sequence->seen = prompt;
+  if (sequence->request.sampling.repetition_penalty != 1.0) {
+    for (const int32_t id : prompt) sequence->seen.add(id);
+  }
   sequence->result.prompt_tokens = static_cast<int64_t>(prompt.size());
   if (sequence->request.prompt_logprobs) {
     for (const int32_t id : prompt) sequence->prompt.push_back({.id = id, .logprob = {}, .top = {}});
@@ -226,8 +229,7 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
                                        .top_k = sampling.top_k,
                                        .penalty = sampling.repetition_penalty};
     if (sampling.repetition_penalty == 1.0) continue;
-    const std::set<int32_t> ids(sequence.seen.begin(), sequence.seen.end());
-    for (const int32_t id : ids) seen.push_back({.wanted_idx = row, .id = id});
+    for (const int32_t id : sequence.seen.ids()) seen.push_back({.wanted_idx = row, .id = id});
   }
   const auto [tokens, logits] = model_->sample(rows, wanted, draws, seen, with_logits);
   for (const Part& part : parts) advance(part, logits, tokens[static_cast<size_t>(last_of(part))]);
@@ -357,7 +359,7 @@ void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logit
   if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
   const int32_t id = token ? *token
                            : sampler_.sample(logits, request.sampling,
-                                             static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen);
+                                             static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen.ids());
   if (id < 0) throw no_finite_logit(sequence.result.output_tokens);
   const bool ends = (id == tokenizer().eos_id() && !request.ignore_eos) ||
                     std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();
@@ -371,7 +373,7 @@ void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logit
     sequence.num_computed = 0;
   }
   sequence.tokens.push_back(id);
-  if (request.sampling.repetition_penalty != 1.0) sequence.seen.push_back(id);
+  if (request.sampling.repetition_penalty != 1.0) sequence.seen.add(id);
   ++sequence.result.output_tokens;
   const GeneratedToken generated = describe(id, request, logits);
   if (sequence.listener.on_token) sequence.listener.on_token(generated);

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "infer/seen_ids.h"
 #include "support/errors.h"
 
 namespace nmoe {
@@ -206,6 +207,15 @@ TEST(SamplerTest, LogitsOfAnySize) {
   for (uint64_t position = 0; position < 500; ++position) {
     EXPECT_NE(sample_token(barred, {.temperature = 5}, position), 0);
   }
+}
+
+// However often an id comes, it is kept once: what a token costs does not grow with the text.
+TEST(SeenIdsTest, KeepEachOnceInTheirOrder) {
+  SeenIds seen;
+  for (int round = 0; round < 1000; ++round) {
+    for (const int32_t id : {7, 3, 7, 1'000'000, 3}) seen.add(id);
+  }
+  EXPECT_EQ(std::vector<int32_t>(seen.ids().begin(), seen.ids().end()), (std::vector<int32_t>{7, 3, 1'000'000}));
 }
 
 }  // namespace
