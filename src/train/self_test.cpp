@@ -9,6 +9,7 @@
 #include "ops/checked/checked_device.h"
 #include "train/engine.h"
 #include "train/engine_plan.h"
+#include "train/sampler_check.h"
 
 namespace nmoe {
 namespace {
@@ -278,6 +279,17 @@ void generate(const Config& config, DeviceOptions options, const Wrap& wrap, Cou
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }
 
+// Tokens are chosen on the device itself, where it can.
+void sample(DeviceOptions options, Counts& counts) {
+  options.batch_invariant = true;
+  const std::unique_ptr<Device> device = make_device(options);
+  if (device->token_sampler() == nullptr) return;
+  device->scratch(Lane::kCompute).reserve(device->memory(), kArenaBytes);
+  Arena arena("self test");
+  arena.reserve(device->memory(), kArenaBytes);
+  for (const auto& [name, count] : check_token_sampler(token_sampler_of(*device, arena))) counts[name] += count;
+}
+
 }  // namespace
 
 Counts run_self_test(const DeviceOptions& options, const std::function<void(const std::string&)>& say,
@@ -292,6 +304,7 @@ Counts run_self_test(const DeviceOptions& options, const std::function<void(cons
   say("generation");
   generate(plain, options, wrap, counts);
   generate(odd, options, wrap, counts);
+  sample(options, counts);
   const auto device = make_device(options);
   for (const auto& [precision, format, name] : {std::tuple{Precision::kFp8, OperandFormat::kFp8, "fp8"},
                                                 {Precision::kMxFp8, OperandFormat::kMxFp8, "mxfp8"},

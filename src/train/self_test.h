@@ -1,5 +1,6 @@
 // Tests whether a device computes the same as the CPU: in training steps and generation of small models, in every
-// precision that the device supports, every operation is compared with the CPU's (ops/checked/checked_device.h).
+// precision that the device supports, every operation is compared with the CPU's (ops/checked/checked_device.h), and
+// so is its choice of tokens (train/sampler_check.h), where it has one.
 //
 // The models have layers of all kinds, of sizes for fast kernels and of odd ones. Exchange between ranks is not tested.
 #pragma once
