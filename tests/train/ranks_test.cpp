@@ -12,37 +12,30 @@
 #include "parallel/thread_group.h"
 #include "support/tensors.h"
 #include "train/exchange_report.h"
-#include "train/tiny_engine.h"
+#include "train/rank_engines.h"
 #include "train/trainer_fixture.h"
 
 namespace nmoe {
 namespace {
 
+using test::Bytes;
 using test::contains;
 using test::error_of;
+using test::look_at_written;
 using test::near;
 using test::random_step;
 using test::ReadyEngine;
+using test::run_engines;
+using test::skew_routing;
 using test::snapshot;
-using Bytes = std::map<std::string, std::string>;
-
-constexpr auto kTimeout = std::chrono::minutes(1);
+using test::weight_of;
+using test::whole_state;
 
 // Batches of 8 sequences in microbatches of 2.
 Config config_of(int64_t ranks) {
   return test::tiny_config("/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
                                         "model.moe.balance_loss=1e-3", fmt::format("parallel.ranks={}", ranks)});
 }
-
-// Runs `drive` on an engine a rank.
-void run_engines(const Config& config, const std::function<void(ReadyEngine&)>& drive) {
-  run_ranks(config.parallel.ranks, kTimeout, [&](Communicator& communicator) {
-    ReadyEngine ready(config, 1, communicator);
-    drive(ready);
-  });
-}
-
-Weight& weight_of(Engine& engine, const std::string& name) { return engine.model().weights().at(name); }
 
 // The bytes of a rank's weights; on the CPU these are their masters.
 Bytes weight_bytes(Engine& engine) {
@@ -178,27 +171,6 @@ TEST(RankEngines, KeepTheSameBitsOnEveryRankAndEveryTime) {
   }
 }
 
-// Runs steps on an engine a rank, then calls `look`, one rank after the other, with each part of a checkpoint that the
-// rank would write.
-void look_at_written(const Config& config, int64_t steps, const std::function<void(const NamedPart&)>& look) {
-  std::mutex mutex;
-  run_engines(config, [&](ReadyEngine& ready) {
-    for (int64_t step = 1; step <= steps; ++step) {
-      ASSERT_TRUE(random_step(ready.engine, config, step).finite);
-      if (config.parallel.rebalance_every > 0 && step % config.parallel.rebalance_every == 0) ready.engine.rebalance();
-    }
-    ready.engine.stage();
-    ready.engine.wait_staged();
-    const StateTensors& state = ready.engine.staging();
-    const std::scoped_lock lock(mutex);
-    for (const auto* of_kind : {&state.model, &state.optimizer}) {
-      std::vector<StagedTensor> written = *of_kind;
-      std::erase_if(written, [](const StagedTensor& tensor) { return !tensor.is_written; });
-      for (const NamedPart& part : named_parts(written)) look(part);
-    }
-  });
-}
-
 // An embedding and a head of several chunks, so that ranks update parts of them.
 TEST(RankEngines, UpdatePartsOfWhatAllHave) {
   const auto wide = [](int64_t ranks) {
@@ -328,19 +300,6 @@ TEST(RankEngines, MovedExpertsAreWhatTheyWere) {
   }
 }
 
-// What a checkpoint would hold, put together from what each rank writes of it.
-Bytes whole_state(const Config& config, int64_t steps) {
-  Bytes whole;
-  look_at_written(config, steps, [&](const NamedPart& part) {
-    const size_t element = dtype_bytes(part.tensor.dtype());
-    std::string& bytes = whole[part.name];
-    bytes.resize(static_cast<size_t>(part.shape.num_elements()) * element);
-    std::memcpy(bytes.data() + static_cast<size_t>(part.offset) * element, part.tensor.raw(),
-                static_cast<size_t>(part.tensor.num_bytes()));
-  });
-  return whole;
-}
-
 // And the format of AdamW's moments.
 constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
     {"muon", "fp32"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
@@ -424,6 +383,51 @@ TEST(RankEngines, CodesOfRowsAddUpToTheBatch) {
   }
 }
 
+// All of it at once: tokens and gradients travel as codes, pre-activations wait as codes, products take codes, and rows
+// have no room: all tokens go to experts of one rank, or of two of four.
+TEST(RankEngines, CodesEverywhereAndNoRoomAddUpToTheBatch) {
+  for (const int64_t chosen : {1, 5}) {
+    for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
+      const auto with = [&](int64_t ranks) {
+        std::vector<std::string> overrides = {"model.vocab_size=50",
+                                              "model.moe.num_experts=8",
+                                              "train.microbatch_seqs=1",
+                                              "run.precision=fp8",
+                                              "precision.fp8_weight_gradients=true",
+                                              "precision.wire=fp8",
+                                              "precision.saved=fp8",
+                                              fmt::format("train.recompute={}", recompute),
+                                              fmt::format("parallel.ranks={}", ranks)};
+        if (ranks > 1) overrides.emplace_back("parallel.capacity_factor=1");
+        return test::tiny_config("/nowhere", overrides);
+      };
+      const auto skew = [&](ReadyEngine& ready) { skew_routing(ready, chosen, 2); };
+      const Config whole = with(1);
+      ReadyEngine one(whole);
+      skew(one);
+      const StepResult expected = random_step(one.engine, whole, 1);
+      for (const int64_t ranks : {2, 4}) {
+        SCOPED_TRACE(fmt::format("{} ranks, recompute {}, experts from {} on", ranks, recompute, chosen));
+        const Config config = with(ranks);
+        ASSERT_EQ(plan_expert_rows(config).num_chunks, ranks - 1);
+        std::array<std::vector<Bytes>, 2> states;
+        for (auto& of_ranks : states) {
+          of_ranks.resize(static_cast<size_t>(ranks));
+          run_engines(config, [&](ReadyEngine& ready) {
+            skew(ready);
+            const StepResult result = random_step(ready.engine, config, 1);
+            EXPECT_LE(std::abs(result.loss - expected.loss), 1e-6 * expected.loss);
+            EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+            expect_same_gradients(ready.engine, one.engine);
+            of_ranks[static_cast<size_t>(ready.engine.rank().index())] = weight_bytes(ready.engine);
+          });
+        }
+        EXPECT_EQ(states[0], states[1]);
+      }
+    }
+  }
+}
+
 TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
     const auto with = [&](int64_t ranks) {
@@ -464,11 +468,7 @@ TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
 // Experts that no token goes to, and one rank whose experts all tokens go to.
 TEST(RankEngines, ComputeTheSameUnderAnyRouting) {
   for (const int64_t chosen : {0, 3}) {
-    const auto skew = [&](ReadyEngine& ready) {
-      const Tensor bias = weight_of(ready.engine, "layers.1.moe.router_bias").value;
-      ready.ops().fill({bias, -1e3});
-      ready.ops().fill({bias.rows(chosen, chosen + 2), 1e3});
-    };
+    const auto skew = [&](ReadyEngine& ready) { skew_routing(ready, chosen, 2); };
     const Config whole = config_of(1);
     ReadyEngine one(whole);
     skew(one);
@@ -501,11 +501,7 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
                      fmt::format("train.recompute={}", recompute), fmt::format("parallel.ranks={}", ranks)});
         return test::tiny_config("/nowhere", more);
       };
-      const auto skew = [&](ReadyEngine& ready) {
-        const Tensor bias = weight_of(ready.engine, "layers.1.moe.router_bias").value;
-        ready.ops().fill({bias, -1e3});
-        ready.ops().fill({bias.rows(chosen, chosen + top_k), 1e3});
-      };
+      const auto skew = [&](ReadyEngine& ready) { skew_routing(ready, chosen, top_k); };
       const Config whole = with(1);
       ReadyEngine one(whole);
       skew(one);

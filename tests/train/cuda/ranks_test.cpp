@@ -245,6 +245,29 @@ TEST_F(CudaRanks, LearnFromCodesOfRows) {
   }
 }
 
+// All of it at once: tokens and gradients travel as codes, pre-activations wait as codes, products take codes, and rows
+// have no room for tokens whose experts are all on one of four GPUs.
+TEST_F(CudaRanks, FourLearnFromCodesEverywhereWithoutRoom) {
+  if (num_gpus() < 4) GTEST_SKIP() << num_gpus() << " GPUs";
+  const auto coded = [](int64_t ranks, std::vector<std::string> more) {
+    more.insert(more.end(), {"train.steps=4", "model.moe.num_groups=4", "model.moe.top_groups=1", "run.precision=fp8",
+                             "precision.fp8_weight_gradients=true", "precision.wire=fp8", "precision.saved=fp8"});
+    return on(ranks, even(256, more));
+  };
+  run("one", coded(1, {}));
+  for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
+    SCOPED_TRACE(recompute);
+    const auto name = [&](const char* what) { return fmt::format("{}-{}", what, recompute); };
+    const std::string dropped = fmt::format("train.recompute={}", recompute);
+    run(name("turns"), coded(4, {dropped, "parallel.capacity_factor=1"}));
+    run(name("again"), coded(4, {dropped, "parallel.capacity_factor=1", "train.valid_every=1"}));
+    run(name("room"), coded(4, {dropped, "parallel.capacity_factor=4"}));
+    expect_near(name("turns"), name("room"));
+    expect_near(name("turns"), "one");
+    EXPECT_EQ(weights_of(checkpoints(name("turns"))), weights_of(checkpoints(name("again"))));
+  }
+}
+
 // Scales and random bits are those of a shard and of an expert, wherever it is.
 TEST_F(CudaRanks, LearnInNvFp4) {
   const auto nvfp4 = [](int64_t ranks, std::vector<std::string> more) {
