@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+
 #include "parallel/processes.h"
 #include "parallel/rank_values.h"
 #include "support/errors.h"
@@ -153,6 +156,61 @@ TEST_P(DomainTest, ARankThatFailsEndsTheSumsOfOthers) {
     EXPECT_TRUE(test::contains(error->what(), "no more"));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+}
+
+// One dies between two sums of a step while the others' recordings of both are running: in sums over domains, and in
+// sums over the ranks of one. None takes what there is for a sum.
+TEST_P(DomainTest, ARankThatDiesInsideARecordedSumEndsThoseOfOthers) {
+  const auto [processes, count] = GetParam();
+  const int64_t each = count / processes;
+  for (const bool across : {true, false}) {
+    if (!across && each == 1) continue;
+    SCOPED_TRACE(across ? "over domains" : "over the ranks of one");
+    const auto begin = std::chrono::steady_clock::now();
+    std::atomic<int> trusted = 0;
+    const auto errors = test::run_processes(processes, count, 60s, [&](Communicator& ranks) {
+      Member member(ranks);
+      const std::array tensors = {member.put(values_of<float>(ranks.index(), 1000)),
+                                  member.put(values_of<float>(ranks.index(), 200'000))};
+      const auto sum = [&](const Tensor& tensor) {
+        if (across) {
+          member.domain.sum_across(member.device.ops(), std::span(&tensor, 1));
+        } else {
+          member.domain.all_reduce_sum(member.device.ops(), std::span(&tensor, 1));
+        }
+      };
+      for (const Tensor& tensor : tensors) sum(tensor);  // libraries load kernels on first use
+      member.get<float>(tensors[1]);
+      const bool dies = ranks.index() == 1,
+                 waits = across ? ranks.index() % each == 1 % each : ranks.index() / each == 1 / each;
+      const auto recording = member.device.record([&] {
+        sum(tensors[0]);
+        if (!dies) sum(tensors[1]);
+      });
+      ranks.barrier();
+      if (dies) {
+        recording->run();
+        member.get<float>(tensors[0]);
+        throw runtime_error("no more", "");
+      }
+      try {
+        recording->run();
+        member.get<float>(tensors[1]);
+      } catch (const std::exception&) {
+        member.domain.check();
+        throw;
+      }
+      member.domain.check();
+      if (waits) ++trusted;
+      ranks.barrier();
+    });
+    for (const auto& error : errors) {
+      ASSERT_TRUE(error.has_value());
+      EXPECT_TRUE(test::contains(error->what(), "no more")) << error->what();
+    }
+    EXPECT_EQ(trusted, 0);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+  }
 }
 
 // Every element is in one part of one piece.
