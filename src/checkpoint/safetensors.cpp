@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -25,16 +26,18 @@ constexpr size_t kBlock = 1 << 20;                 // hashed while it is still i
 constexpr const char* kMetadataKey = "__metadata__";
 
 std::string header_of(std::span<const TensorSource> tensors, const std::map<std::string, std::string>& metadata) {
-  OrderedJson header = OrderedJson::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  OrderedJson::object_t header;
+  if (!metadata.empty()) header.emplace_back(kMetadataKey, metadata);
   uint64_t offset = 0;
   for (const TensorSource& tensor : tensors) {
     const uint64_t end = offset + tensor.num_bytes();
-    header[tensor.name] = {
-        {"dtype", dtype_name(tensor.dtype)}, {"shape", tensor.shape.dims()}, {"data_offsets", {offset, end}}};
+    // Not emplace(), which looks for the name first: names are known to differ.
+    header.emplace_back(tensor.name, OrderedJson{{"dtype", dtype_name(tensor.dtype)},
+                                                 {"shape", tensor.shape.dims()},
+                                                 {"data_offsets", {offset, end}}});
     offset = end;
   }
-  std::string text = header.dump();
+  std::string text = OrderedJson(std::move(header)).dump();
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
   return text;
 }

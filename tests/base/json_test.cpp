@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
+
 #include "support/errors.h"
 
 namespace nmoe {
@@ -56,6 +58,35 @@ TEST(JsonTest, WholeNumbers) {
   EXPECT_THROW(integer_of<uint64_t>(json(-1)), JsonError);
   EXPECT_THROW(integers_of<int32_t>(json({2147483648})), JsonError);
   EXPECT_THROW(integers_of<int32_t>(json(1)), JsonError);
+}
+
+// Their digits would be lost: a double holds 16 of them.
+TEST(JsonTest, IntegersOfMoreThan64Bits) {
+  for (const char* text :
+       {"18446744073709551616", "[1, -9223372036854775809]", R"({"n": 123456789012345678901234567890})"}) {
+    EXPECT_TRUE(contains(reason(text), "more than 64 bits")) << text;
+  }
+  EXPECT_EQ(reason(R"([18446744073709551615, -9223372036854775808, 1e30, 123456789012345678901234567890.5])"), "");
+  EXPECT_EQ(reason(R"(["18446744073709551616"])"), "");
+}
+
+// Of several members of one name the last one counts.
+TEST(JsonTest, MembersOfOneName) {
+  EXPECT_EQ(parse_json<json>(R"({"a": 1, "b": 2, "a": 3})"), (json{{"a", 3}, {"b", 2}}));
+  EXPECT_EQ(parse_json<ordered_json>(R"({"a": 1, "b": 2, "a": 3})").dump(), R"({"a":3,"b":2})");
+}
+
+// 300,000 objects in a list, and in an object: a parser that looked through all of them for each took minutes.
+TEST(JsonTest, ManyObjects) {
+  std::string list = "[", object = "{";
+  for (int i = 0; i < 300'000; ++i) {
+    list += i > 0 ? ",{}" : "{}";
+    object += fmt::format("{}\"{}\":{{}}", i > 0 ? "," : "", i);
+  }
+  const std::clock_t start = std::clock();
+  EXPECT_EQ(parse_json<json>(list + "]").size(), 300'000U);
+  EXPECT_EQ(parse_json<json>(object + "}").size(), 300'000U);
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 10.0);
 }
 
 // An ordered object looks through all its members for each: 100,000 of them would take minutes.
