@@ -20,7 +20,7 @@ constexpr const char* kOwnHashKey = "manifest_sha256";
 // The hash of everything in the manifest but the hash itself.
 std::string own_hash(Json json) {
   json.erase(kOwnHashKey);
-  return sha256_hex(json.dump());
+  return sha256_hex(json_text(json));
 }
 
 // Whether slices and chunks are all of the tensor, once.
@@ -231,7 +231,7 @@ std::string print_manifest(const CheckpointManifest& manifest) {
         {{"layer", role.layer}, {"part", role.part}, {"in_act", role.in_act}, {"votes", role.votes}});
   }
   json[kOwnHashKey] = own_hash(json);
-  return json.dump(1) + "\n";
+  return json_text(json, 1) + "\n";
 }
 
 namespace {

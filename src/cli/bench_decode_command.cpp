@@ -4,6 +4,7 @@
 
 #include "bench/decode_bench.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "train/run_config.h"
 #include "train/training_data.h"
 
@@ -50,28 +51,28 @@ void bench_decode_command(const BenchDecodeArguments& arguments) {
           batches.empty() ? "" : ", ", batch.sequences, batch.context, batch.prompt_tokens_per_s, batch.tokens_per_s,
           batch.bytes_per_step, batch.bytes_per_s());
     }
-    fmt::print("{{\"device\": \"{}\", \"batches\": [{}]", bench.device, batches);
+    print("{{\"device\": \"{}\", \"batches\": [{}]", bench.device, batches);
     if (bench.tokens > 0) {
-      fmt::print(
+      print(
           ", \"tokens\": {}, \"text_ms\": {:.3f}, \"rerun_text_ms\": {:.3f}, \"text_ratio\": {:.2f}, "
           "\"last_token_ms\": {:.4f}, \"rerun_last_token_ms\": {:.4f}, \"last_token_ratio\": {:.2f}",
           bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms, bench.last_token_ms,
           bench.rerun_last_token_ms, bench.rerun_last_token_ms / bench.last_token_ms);
     }
-    fmt::print("}}\n");
+    print("}}\n");
     return;
   }
-  fmt::print("device          {}\n", bench.device);
-  fmt::print("sequences  prompt tokens  prompts, tokens/s  output, tokens/s  GB a step  GB/s\n");
+  print("device          {}\n", bench.device);
+  print("sequences  prompt tokens  prompts, tokens/s  output, tokens/s  GB a step  GB/s\n");
   for (const DecodeBench::Batch& batch : bench.batches) {
-    fmt::print("{:>9}  {:>13}  {:>17.0f}  {:>16.0f}  {:>9.3f}  {:>4.0f}\n", batch.sequences, batch.context,
-               batch.prompt_tokens_per_s, batch.tokens_per_s, batch.bytes_per_step / 1e9, batch.bytes_per_s() / 1e9);
+    print("{:>9}  {:>13}  {:>17.0f}  {:>16.0f}  {:>9.3f}  {:>4.0f}\n", batch.sequences, batch.context,
+          batch.prompt_tokens_per_s, batch.tokens_per_s, batch.bytes_per_step / 1e9, batch.bytes_per_s() / 1e9);
   }
   if (bench.tokens == 0) return;
-  fmt::print("text of {:<7} {:.1f} ms; running everything again for every token {:.1f} ms: {:.1f} times as long\n",
-             bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms);
-  fmt::print("its last token  {:.3f} ms; {:.3f} ms: {:.1f} times\n", bench.last_token_ms, bench.rerun_last_token_ms,
-             bench.rerun_last_token_ms / bench.last_token_ms);
+  print("text of {:<7} {:.1f} ms; running everything again for every token {:.1f} ms: {:.1f} times as long\n",
+        bench.tokens, bench.text_ms, bench.rerun_text_ms, bench.rerun_text_ms / bench.text_ms);
+  print("its last token  {:.3f} ms; {:.3f} ms: {:.1f} times\n", bench.last_token_ms, bench.rerun_last_token_ms,
+        bench.rerun_last_token_ms / bench.last_token_ms);
 }
 
 }  // namespace nmoe::cli

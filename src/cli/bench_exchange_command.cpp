@@ -2,10 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "bench/exchange_bench.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "train/run_config.h"
 
 namespace nmoe::cli {
@@ -55,14 +57,12 @@ void bench_exchange_command(const BenchExchangeArguments& arguments) {
   if (!arguments.blocks.empty()) options.max_blocks = arguments.blocks;
   const ExchangeBench bench = bench_exchange(config, options);
   if (arguments.json) {
-    fmt::print("{}\n", to_json(bench, arguments.config.file, arguments.skew).dump());
+    print("{}\n", printed_json(to_json(bench, arguments.config.file, arguments.skew)));
     return;
   }
   constexpr int kNameWidth = 16;
   print_bench_origin(bench.device, bench.software, kNameWidth);
-  const auto line = [&](const char* name, const std::string& text) {
-    fmt::print("{:<{}}{}\n", name, kNameWidth, text);
-  };
+  const auto line = [&](const char* name, const std::string& text) { print("{:<{}}{}\n", name, kNameWidth, text); };
   line("ranks",
        fmt::format("{}, the most loaded with {:.3f} times the mean", bench.num_ranks, bench.rank_load_max_over_mean));
   line("rows", fmt::format("{} tokens a rank, {} of {} experts each, {} bytes a row to them, {} back", bench.tokens,
@@ -72,13 +72,12 @@ void bench_exchange_command(const BenchExchangeArguments& arguments) {
        fmt::format("{:.0f} rows, {:.3f} a token ({:.3f} where all experts are as likely), {}", rows,
                    rows / static_cast<double>(bench.tokens), bench.expected_rows_per_token,
                    human_bytes(static_cast<int64_t>(rows * static_cast<double>(bench.sent_row_bytes)))));
-  fmt::print("\n{:>7}{:>11}{:>9}{:>13}{:>9}{:>12}{:>12}{:>10}\n", "blocks", "send, ms", "GB/s", "return, ms", "GB/s",
-             "barrier, ms", "collect, ms", "all, ms");
+  print("\n{:>7}{:>11}{:>9}{:>13}{:>9}{:>12}{:>12}{:>10}\n", "blocks", "send, ms", "GB/s", "return, ms", "GB/s",
+        "barrier, ms", "collect, ms", "all, ms");
   for (const ExchangeBench::Run& run : bench.runs) {
-    fmt::print("{:>7}{:>11.4f}{:>9.1f}{:>13.4f}{:>9.1f}{:>12.4f}{:>12.4f}{:>10.4f}\n",
-               run.max_blocks == 0 ? "all" : std::to_string(run.max_blocks), run.send_ms,
-               bench.send_gb_per_s(run.send_ms), run.return_ms, bench.return_gb_per_s(run.return_ms), run.barrier_ms,
-               run.collect_ms, run.layer_ms);
+    print("{:>7}{:>11.4f}{:>9.1f}{:>13.4f}{:>9.1f}{:>12.4f}{:>12.4f}{:>10.4f}\n",
+          run.max_blocks == 0 ? "all" : std::to_string(run.max_blocks), run.send_ms, bench.send_gb_per_s(run.send_ms),
+          run.return_ms, bench.return_gb_per_s(run.return_ms), run.barrier_ms, run.collect_ms, run.layer_ms);
   }
 }
 

@@ -2,10 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "bench/ops_bench.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 
 namespace nmoe::cli {
 namespace {
@@ -34,18 +36,17 @@ nlohmann::ordered_json to_json(const OpsBench& bench) {
 void bench_ops_command(const BenchOpsArguments& arguments) {
   const OpsBench bench = bench_ops(arguments.run, arguments.only);
   if (arguments.json) {
-    fmt::print("{}\n", to_json(bench).dump());
+    print("{}\n", printed_json(to_json(bench)));
     return;
   }
   print_bench_origin(bench.device, bench.software, /*width=*/9);
-  fmt::print("bounds   {}B/s copied, read and written; {}FLOP/s in a large GEMM: both measured here\n\n",
-             human_count(bench.copy_bytes_per_s), human_count(bench.gemm_flops));
-  fmt::print("{:<42}{:<46}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");
+  print("bounds   {}B/s copied, read and written; {}FLOP/s in a large GEMM: both measured here\n\n",
+        human_count(bench.copy_bytes_per_s), human_count(bench.gemm_flops));
+  print("{:<42}{:<46}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");
   for (const OpTiming& op : bench.ops) {
     const std::string rate = op.flops > 0 ? fmt::format("{:.2f}", op.flops / op.ms / 1e9) : "";
-    fmt::print("{:<42}{:<46}{:>10.3f}{:>10}{:>10.0f}  {:>5.1f} % of {}\n", op.name, op.shape, op.ms, rate,
-               op.bytes / op.ms / 1e6, 100.0 * bench.bound_ms(op) / op.ms,
-               bench.is_memory_bound(op) ? "memory" : "compute");
+    print("{:<42}{:<46}{:>10.3f}{:>10}{:>10.0f}  {:>5.1f} % of {}\n", op.name, op.shape, op.ms, rate,
+          op.bytes / op.ms / 1e6, 100.0 * bench.bound_ms(op) / op.ms, bench.is_memory_bound(op) ? "memory" : "compute");
   }
 }
 

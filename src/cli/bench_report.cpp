@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/version.h"
+#include "cli/standard_output.h"
 
 namespace nmoe::cli {
 
@@ -15,7 +16,7 @@ nlohmann::ordered_json bench_origin(const std::string& device, const SoftwareVer
 }
 
 void print_bench_origin(const std::string& device, const SoftwareVersions& software, int width) {
-  const auto line = [&](const char* name, const std::string& text) { fmt::print("{:<{}}{}\n", name, width, text); };
+  const auto line = [&](const char* name, const std::string& text) { print("{:<{}}{}\n", name, width, text); };
   line("device", device);
   if (!software.driver.empty()) line("software", fmt::format("{}, driver {}", software.toolkit, software.driver));
   line("program", fmt::format("nmoe {} ({})", version(), commit()));

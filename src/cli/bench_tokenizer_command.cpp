@@ -6,6 +6,7 @@
 #include "bench/tokenizer_bench.h"
 #include "cli/commands.h"
 #include "cli/standard_input.h"
+#include "cli/standard_output.h"
 
 namespace nmoe::cli {
 
@@ -20,16 +21,16 @@ void bench_tokenizer_command(const BenchTokenizerArguments& arguments) {
           fmt::format("{}{{\"threads\": {}, \"mb_per_s\": {:.3f}, \"mb_per_s_per_thread\": {:.3f}}}",
                       list.empty() ? "" : ", ", result.threads, result.mb_per_s(), result.mb_per_s() / result.threads);
     }
-    fmt::print("{{\"bytes\": {}, \"documents\": {}, \"bytes_per_token\": {:.4f}, \"results\": [{}]}}\n", text.size(),
-               bench.num_documents, bench.bytes_per_token(), list);
+    print("{{\"bytes\": {}, \"documents\": {}, \"bytes_per_token\": {:.4f}, \"results\": [{}]}}\n", text.size(),
+          bench.num_documents, bench.bytes_per_token(), list);
     return;
   }
-  fmt::print("text        {} in {} documents, {:.2f} bytes a token\n", human_bytes(static_cast<int64_t>(text.size())),
-             bench.num_documents, bench.bytes_per_token());
+  print("text        {} in {} documents, {:.2f} bytes a token\n", human_bytes(static_cast<int64_t>(text.size())),
+        bench.num_documents, bench.bytes_per_token());
   for (const TokenizerBench::Result& result : bench.results) {
-    fmt::print("{:>2} {}  {:.1f} MB/s, {:.1f} a thread (median of {})\n", result.threads,
-               result.threads == 1 ? "thread " : "threads", result.mb_per_s(), result.mb_per_s() / result.threads,
-               bench.rounds);
+    print("{:>2} {}  {:.1f} MB/s, {:.1f} a thread (median of {})\n", result.threads,
+          result.threads == 1 ? "thread " : "threads", result.mb_per_s(), result.mb_per_s() / result.threads,
+          bench.rounds);
   }
 }
 

@@ -6,10 +6,12 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "bench/train_bench.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "train/run_config.h"
 
 namespace nmoe::cli {
@@ -133,16 +135,14 @@ void bench_train_command(const BenchTrainArguments& arguments) {
   }
   const TrainBench bench = bench_train(config, arguments.warmup, arguments.steps);
   if (arguments.json) {
-    fmt::print("{}\n", to_json(bench, arguments.config.file).dump());
+    print("{}\n", printed_json(to_json(bench, arguments.config.file)));
     return;
   }
   const ModelCost& cost = bench.cost;
   const auto count = [](auto number) { return human_count(static_cast<double>(number)); };
   constexpr int kNameWidth = 16;
   print_bench_origin(bench.device, bench.software, kNameWidth);
-  const auto line = [&](const char* name, const std::string& text) {
-    fmt::print("{:<{}}{}\n", name, kNameWidth, text);
-  };
+  const auto line = [&](const char* name, const std::string& text) { print("{:<{}}{}\n", name, kNameWidth, text); };
   line("configuration", fmt::format("{}, fingerprint {:.12}", arguments.config.file, bench.fingerprint));
   line("tokens",
        fmt::format("{}, {} a step, {} microbatches", bench.tokens, bench.tokens_per_step, bench.num_microbatches));
@@ -166,8 +166,8 @@ void bench_train_command(const BenchTrainArguments& arguments) {
                              human_bytes(bench.memory.planned_bytes)));
   line("step", fmt::format("{:.2f} ms, mean of {} back to back", bench.ms_per_step, bench.steps));
   for (const TrainBench::Phase& phase : bench.phases) {
-    fmt::print("  {:<24}{:>10.2f} ms{}\n", phase.name, phase.ms,
-               &phase == bench.phases.data() ? "   (phases: of steps with marks in between)" : "");
+    print("  {:<24}{:>10.2f} ms{}\n", phase.name, phase.ms,
+          &phase == bench.phases.data() ? "   (phases: of steps with marks in between)" : "");
   }
   line("throughput", fmt::format("{:.0f} tokens/s, {}FLOP/s", bench.tokens_per_s, count(bench.flops)));
   line("MFU", fmt::format("{:.1f} % of {}FLOP/s ({})", 100.0 * bench.flops / bench.peak_flops, count(bench.peak_flops),

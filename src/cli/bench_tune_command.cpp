@@ -5,6 +5,7 @@
 #include "bench/tune_bench.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "train/run_config.h"
 
 namespace nmoe::cli {
@@ -50,9 +51,9 @@ void bench_tune_command(const BenchTuneArguments& arguments) {
   }
   constexpr int kNameWidth = 10;
   print_bench_origin(bench.device, bench.software, kNameWidth);
-  fmt::print("{:<{}}{}, {} timed, {} with a choice: {:.1f} % of the time of all\n", "products", kNameWidth,
-             bench.tuning.products.size(), num_timed, num_choices, 100.0 * (1.0 - chosen_us / heuristic_us));
-  fmt::print("{:<{}}{}: {} lines, {} before\n", "table", kNameWidth, arguments.out, table.size(), num_before);
+  print("{:<{}}{}, {} timed, {} with a choice: {:.1f} % of the time of all\n", "products", kNameWidth,
+        bench.tuning.products.size(), num_timed, num_choices, 100.0 * (1.0 - chosen_us / heuristic_us));
+  print("{:<{}}{}: {} lines, {} before\n", "table", kNameWidth, arguments.out, table.size(), num_before);
 }
 
 }  // namespace nmoe::cli

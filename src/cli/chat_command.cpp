@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/say.h"
 #include "base/signals.h"
 #include "base/text.h"
@@ -86,8 +87,7 @@ class Conversation {
 
   // Adds a line {"messages": [...]} to the file. Error (runtime): it cannot be written.
   void save(const std::string& file) const {
-    const std::string line = ordered_json{{"messages", messages(turns_)}}.dump(-1, ' ', /*ensure_ascii=*/false,
-                                                                               ordered_json::error_handler_t::replace);
+    const std::string line = json_text(ordered_json{{"messages", messages(turns_)}});
     std::ofstream out(file, std::ios::app);
     out << line << "\n";
     out.close();

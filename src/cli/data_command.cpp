@@ -76,25 +76,24 @@ void print_info(const fs::path& dir) {
   const TokenDataset dataset(dir);
   const DatasetManifest& manifest = dataset.manifest();
   const double bytes = static_cast<double>(manifest.total_bytes);
-  fmt::print("{}\n", dir.string());
-  fmt::print("  dataset      {} {}, made {}\n", manifest.dataset, manifest.version, manifest.created_at);
-  fmt::print("  tokenizer    {}, {} ids, end of document {}\n", manifest.tokenizer, manifest.vocab_size,
-             manifest.eos_token_id);
-  fmt::print("  hash         {}\n", manifest.tokenizer_hash);
-  fmt::print("  stored as    {}{}\n", manifest.dtype, dataset.has_mask() ? ", with a loss mask" : "");
-  fmt::print("  tokens       {} ({})\n", manifest.total_tokens,
-             human_count(static_cast<double>(manifest.total_tokens)));
-  fmt::print("  documents    {}\n", manifest.total_documents);
-  fmt::print("  text         {} bytes, {:.3f} per token\n", manifest.total_bytes,
-             bytes / static_cast<double>(std::max<int64_t>(manifest.total_tokens, 1)));
-  fmt::print("  shards       {}\n", manifest.num_shards);
+  print("{}\n", dir.string());
+  print("  dataset      {} {}, made {}\n", manifest.dataset, manifest.version, manifest.created_at);
+  print("  tokenizer    {}, {} ids, end of document {}\n", manifest.tokenizer, manifest.vocab_size,
+        manifest.eos_token_id);
+  print("  hash         {}\n", manifest.tokenizer_hash);
+  print("  stored as    {}{}\n", manifest.dtype, dataset.has_mask() ? ", with a loss mask" : "");
+  print("  tokens       {} ({})\n", manifest.total_tokens, human_count(static_cast<double>(manifest.total_tokens)));
+  print("  documents    {}\n", manifest.total_documents);
+  print("  text         {} bytes, {:.3f} per token\n", manifest.total_bytes,
+        bytes / static_cast<double>(std::max<int64_t>(manifest.total_tokens, 1)));
+  print("  shards       {}\n", manifest.num_shards);
   const auto lengths = lengths_of(dataset);
   if (lengths.empty()) return;
-  fmt::print("  lengths      least {}", lengths.begin()->first);
+  print("  lengths      least {}", lengths.begin()->first);
   for (const int percent : {10, 25, 50, 75, 90, 99}) {
-    fmt::print(", {} % {}", percent, quantile(lengths, manifest.total_documents, percent / 100.0));
+    print(", {} % {}", percent, quantile(lengths, manifest.total_documents, percent / 100.0));
   }
-  fmt::print(", most {} tokens\n", lengths.rbegin()->first);
+  print(", most {} tokens\n", lengths.rbegin()->first);
 }
 
 // Finds documents by their number in the whole split.
@@ -158,14 +157,13 @@ void print_document(const TokenDataset& dataset, const Tokenizer& tokenizer, int
   std::vector<uint8_t> mask(ids.size());
   dataset.read(static_cast<int64_t>(span.begin), ids);
   dataset.read_mask(static_cast<int64_t>(span.begin), mask);
-  fmt::print("--- document {}, tokens [{}, {}): {} and the end of document\n", number, span.begin, span.end,
-             ids.size() - 1);
+  print("--- document {}, tokens [{}, {}): {} and the end of document\n", number, span.begin, span.end, ids.size() - 1);
   const std::span<const int32_t> text(ids.data(), ids.size() - 1);
   const bool parts = std::ranges::find(mask, uint8_t{0}) != mask.end();
   for (size_t begin = 0, end = 0; begin < text.size() || begin == 0; begin = end) {
     while (end < text.size() && mask[end] == mask[begin]) ++end;
-    if (parts && mask[begin] == 0) fmt::print("[prompt, {} tokens]\n", end - begin);
-    if (parts && mask[begin] == 1) fmt::print("[text]\n");
+    if (parts && mask[begin] == 0) print("[prompt, {} tokens]\n", end - begin);
+    if (parts && mask[begin] == 1) print("[text]\n");
     print_text(text_of(tokenizer, text.subspan(begin, end - begin)) + '\n');
     if (end == begin) break;  // an empty document
   }
@@ -177,12 +175,12 @@ void data_verify_command(const std::string& dir) {
   for (const fs::path& split : splits_of(split_path(dir))) {
     const TokenDataset dataset(split);
     dataset.verify([&](const ShardEntry& shard) {
-      fmt::print("{}: {} tokens, {} documents, whole\n", (split / shard.path).string(), shard.num_tokens,
-                 shard.num_documents);
+      print("{}: {} tokens, {} documents, whole\n", (split / shard.path).string(), shard.num_tokens,
+            shard.num_documents);
       std::fflush(stdout);
     });
     tokenizer_of(dataset);
-    fmt::print("{} is whole\n", split.string());
+    print("{} is whole\n", split.string());
   }
 }
 

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "model/cost.h"
 #include "train/batch_shape.h"
 #include "train/run_config.h"
@@ -16,16 +17,16 @@ void data_plan_command(const ConfigArguments& arguments) {
   config = resolve_steps(config, plan);
   if (is_endless(plan)) {
     const PlannedSource& corpus = plan.sources[0];
-    fmt::print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n",
-               corpus.num_tokens, corpus.num_windows(plan.seq_len), plan.seq_len);
-    fmt::print("train.steps = {}: {:.3f} epochs\n", config.train.steps,
-               static_cast<double>(config.train.steps * config.train.batch_seqs) /
-                   static_cast<double>(corpus.num_windows(plan.seq_len)));
+    print("one corpus, for as many epochs as it takes: {} tokens, {} sequences of {} an epoch\n", corpus.num_tokens,
+          corpus.num_windows(plan.seq_len), plan.seq_len);
+    print("train.steps = {}: {:.3f} epochs\n", config.train.steps,
+          static_cast<double>(config.train.steps * config.train.batch_seqs) /
+              static_cast<double>(corpus.num_windows(plan.seq_len)));
     return;
   }
-  fmt::print("{}", print_stream_plan(plan));
-  fmt::print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens(config),
-             plan_steps(config, plan));
+  print("{}", print_stream_plan(plan));
+  print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens(config),
+        plan_steps(config, plan));
 }
 
 }  // namespace nmoe::cli

@@ -2,7 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "eval/compare.h"
 
 namespace nmoe::cli {
@@ -10,10 +12,10 @@ namespace nmoe::cli {
 namespace {
 
 void print_row(const TaskComparison& row, double scale) {
-  fmt::print("{:<38}{:>7}{:>10.4g}{:>10.4g}{:>+10.4g}{:>9.3g}", row.task, row.items, scale * row.value_a,
-             scale * row.value_b, scale * row.difference, scale * row.standard_error);
+  print("{:<38}{:>7}{:>10.4g}{:>10.4g}{:>+10.4g}{:>9.3g}", row.task, row.items, scale * row.value_a,
+        scale * row.value_b, scale * row.difference, scale * row.standard_error);
   const std::string counts = row.has_accuracy ? fmt::format("{}/{}", row.only_a, row.only_b) : "";
-  fmt::print("{:>13}{:>10.3g}\n", counts, row.p_value);
+  print("{:>13}{:>10.3g}\n", counts, row.p_value);
 }
 
 nlohmann::ordered_json to_json(const TaskComparison& row) {
@@ -31,11 +33,10 @@ void eval_compare_command(const EvalCompareArguments& arguments) {
                                    {"means", nlohmann::ordered_json::array()}};
     for (const TaskComparison& row : comparison.tasks) json["tasks"].push_back(to_json(row));
     for (const TaskComparison& row : comparison.means) json["means"].push_back(to_json(row));
-    fmt::print("{}\n", json.dump(2));
+    print("{}\n", printed_json(json, 2));
     return;
   }
-  fmt::print("{:<38}{:>7}{:>10}{:>10}{:>10}{:>9}{:>13}{:>10}\n", "task", "items", "a", "b", "b - a", "+-", "only a/b",
-             "p");
+  print("{:<38}{:>7}{:>10}{:>10}{:>10}{:>9}{:>13}{:>10}\n", "task", "items", "a", "b", "b - a", "+-", "only a/b", "p");
   for (const TaskComparison& row : comparison.tasks) print_row(row, row.has_accuracy ? 100.0 : 1.0);
   for (const TaskComparison& row : comparison.means) print_row(row, 1.0);
 }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "hf/parity.h"
 
 namespace nmoe::cli {
@@ -28,14 +29,14 @@ std::string percents(const RelativeErrors& errors) {
 
 void print_low_precision(const ParityReport& report, std::string_view name) {
   const LowPrecisionReport& low = *report.low;
-  fmt::print("{} costs {:.1f} % of a product; by first order, {}\n", name,
-             100.0 * rounding_error_of_product(precision_of(name)), percents(low.expected));
+  print("{} costs {:.1f} % of a product; by first order, {}\n", name,
+        100.0 * rounding_error_of_product(precision_of(name)), percents(low.expected));
   if (low.choices > 0) {
-    fmt::print("{} of {} choices of experts are others than in fp32: off by {}\n", low.other_choices, low.choices,
-               percents(report.relative));
+    print("{} of {} choices of experts are others than in fp32: off by {}\n", low.other_choices, low.choices,
+          percents(report.relative));
   }
-  fmt::print("{}off by {}: {}\n", low.choices > 0 ? "with fp32's routers' logits " : "", percents(low.found),
-             low.as_expected() ? "as expected" : "more than twice what is expected");
+  print("{}off by {}: {}\n", low.choices > 0 ? "with fp32's routers' logits " : "", percents(low.found),
+        low.as_expected() ? "as expected" : "more than twice what is expected");
 }
 
 }  // namespace
@@ -51,15 +52,15 @@ void parity_command(const ParityArguments& given) {
   }
   const ParityReport report = compare_with_reference(arguments.options);
   const LogitError& logits = report.logits;
-  fmt::print("loss       {:.7f}, expected {:.7f}: difference {:.2e}{}\n", report.loss, report.expected_loss,
-             report.loss_error(), within(arguments.loss_tolerance));
-  fmt::print("logits     largest difference {:.2e} (sequence {}, position {}, token {}){}; relative {:.2e}\n",
-             logits.difference, logits.sequence, logits.position, logits.token, within(arguments.logit_tolerance),
-             report.relative.logits);
-  fmt::print("gradients  relative errors{}; of each parameter, the tensor that is furthest off\n",
-             within(arguments.gradient_tolerance));
+  print("loss       {:.7f}, expected {:.7f}: difference {:.2e}{}\n", report.loss, report.expected_loss,
+        report.loss_error(), within(arguments.loss_tolerance));
+  print("logits     largest difference {:.2e} (sequence {}, position {}, token {}){}; relative {:.2e}\n",
+        logits.difference, logits.sequence, logits.position, logits.token, within(arguments.logit_tolerance),
+        report.relative.logits);
+  print("gradients  relative errors{}; of each parameter, the tensor that is furthest off\n",
+        within(arguments.gradient_tolerance));
   for (const GradientError& error : report.gradients) {
-    fmt::print("  {:.2e}  {:<32} {}\n", error.relative, error.parameter, error.tensor);
+    print("  {:.2e}  {:<32} {}\n", error.relative, error.parameter, error.tensor);
   }
   if (report.low) print_low_precision(report, given.precision);
 
@@ -77,7 +78,7 @@ void parity_command(const ParityArguments& given) {
     beyond.push_back(fmt::format("{} of {} gradients", bad_gradients, report.gradients.size()));
   }
   if (beyond.empty()) {
-    if (!is_low(precision)) fmt::print("within tolerance\n");
+    if (!is_low(precision)) print("within tolerance\n");
     return;
   }
   throw runtime_error(

@@ -11,6 +11,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "data/prep/inputs.h"
 
 namespace nmoe::cli {
@@ -52,17 +53,17 @@ class Display {
 
 void print_split(const char* name, const SplitReport& split) {
   if (split.documents == 0) return;
-  fmt::print("{:<6}{} documents, {} tokens, {} bytes ({:.3f} bytes per token), {} shard{}\n", name, split.documents,
-             split.tokens, split.bytes, static_cast<double>(split.bytes) / static_cast<double>(split.tokens),
-             split.shards, split.shards == 1 ? "" : "s");
+  print("{:<6}{} documents, {} tokens, {} bytes ({:.3f} bytes per token), {} shard{}\n", name, split.documents,
+        split.tokens, split.bytes, static_cast<double>(split.bytes) / static_cast<double>(split.tokens), split.shards,
+        split.shards == 1 ? "" : "s");
 }
 
 void print_dropped(const PrepReport& report, const fs::path& out) {
   if (report.dropped.empty()) return;
-  fmt::print("dropped, of {} records (see {}):\n", report.records, (out / "dropped.jsonl").string());
+  print("dropped, of {} records (see {}):\n", report.records, (out / "dropped.jsonl").string());
   for (const auto& [reason, count] : report.dropped) {
-    fmt::print("  {:<18}{:>12}  {:>7.3f} %  {:>12} bytes\n", reason, count.records,
-               100.0 * static_cast<double>(count.records) / static_cast<double>(report.records), count.bytes);
+    print("  {:<18}{:>12}  {:>7.3f} %  {:>12} bytes\n", reason, count.records,
+          100.0 * static_cast<double>(count.records) / static_cast<double>(report.records), count.bytes);
   }
 }
 
@@ -74,27 +75,27 @@ void prep_command(PrepOptions options) {
   options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);
   display.reset();
-  fmt::print("{}", describe_skipped(report.skipped_files));
+  print("{}", describe_skipped(report.skipped_files));
   if (report.was_there) {
-    fmt::print("{} holds what these files and options make; --force makes it again\n", options.out.string());
+    print("{} holds what these files and options make; --force makes it again\n", options.out.string());
   }
-  if (report.resumed_records > 0) fmt::print("went on after record {}\n", report.resumed_records);
+  if (report.resumed_records > 0) print("went on after record {}\n", report.resumed_records);
   print_split("train", report.train);
   print_split("valid", report.valid);
   if (report.valid.documents == 0) {
-    fmt::print("valid no split: training will report no validation loss (--valid, --valid-fraction, --valid-tail)\n");
+    print("valid no split: training will report no validation loss (--valid, --valid-fraction, --valid-tail)\n");
   }
   print_dropped(report, options.out);
   if (report.was_there) return;
   const double text = megabytes(report.text_bytes);
-  fmt::print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}; most memory in use {}\n", text, report.seconds,
-             text / report.seconds, options.out.string(), human_bytes(peak_resident_bytes()));
+  print("{:.1f} MB in {:.2f} s, {:.1f} MB/s, to {}; most memory in use {}\n", text, report.seconds,
+        text / report.seconds, options.out.string(), human_bytes(peak_resident_bytes()));
   if (report.encoded_bytes > 0) {
-    fmt::print("tokenizer: {:.1f} MB/s on each thread\n", megabytes(report.encoded_bytes) / report.encode_seconds);
+    print("tokenizer: {:.1f} MB/s on each thread\n", megabytes(report.encoded_bytes) / report.encode_seconds);
   }
   if (report.near_dedup_bytes > 0) {
-    fmt::print("near deduplication: {:.1f} MB/s on each thread\n",
-               megabytes(report.near_dedup_bytes) / report.near_dedup_seconds);
+    print("near deduplication: {:.1f} MB/s on each thread\n",
+          megabytes(report.near_dedup_bytes) / report.near_dedup_seconds);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/commands.h"
 #include "cli/runs_store.h"
+#include "cli/standard_output.h"
 #include "track/alerts.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
@@ -28,11 +29,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string printed(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
-
 std::string decimal(const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; }
 
-// Names and reasons may come from anywhere: nothing in them steers a terminal.
 void print_table(std::span<const RunRow> runs) {
   std::string text = fmt::format("{:<26}{:<20}{:<17}{:>9}{:>10}{:>10}{:>9}{:>12}  {:<21}{}\n", "run", "name", "status",
                                  "step", "loss", "valid", "saved", "tokens/s", "started", "reason");
@@ -45,7 +43,7 @@ void print_table(std::span<const RunRow> runs) {
                    run.name, run_status_name(run.status), run.step, decimal(run.last_loss), decimal(run.valid_loss),
                    saved, rate, run.started_at, remark);
   }
-  fmt::print("{}", terminal_safe(text));
+  print("{}", text);
 }
 
 }  // namespace
@@ -73,7 +71,7 @@ void runs_command(const RunsArguments& arguments) {
   if (arguments.json) {
     Json list = Json::array();
     for (const RunRow& run : runs) list.push_back(run_json(run));
-    fmt::print("{}\n", printed(list));
+    print("{}\n", printed_json(list, 2));
     return;
   }
   if (!arguments.grouped) return print_table(runs);
@@ -85,7 +83,7 @@ void runs_command(const RunsArguments& arguments) {
     group->second.push_back(std::move(run));
   }
   for (const auto& [experiment, members] : groups) {
-    fmt::print("{}experiment {}\n", &experiment == &groups.front().first ? "" : "\n", terminal_safe(experiment));
+    print("{}experiment {}\n", &experiment == &groups.front().first ? "" : "\n", experiment);
     print_table(members);
   }
 }
@@ -105,13 +103,13 @@ void runs_show_command(const RunsArguments& arguments) {
       if (!value.is_array) json["last"][value.tag] = {{"step", value.step}, {"value", value.value}};
     }
     for (const Alert& alert : alerts) json["alerts"].push_back(try_parse_json<Json>(alert_json(alert)));
-    fmt::print("{}\n", printed(json));
+    print("{}\n", printed_json(json, 2));
     return;
   }
   std::string text;
   for (const auto& [name, value] : json.items()) {
     if (!value.is_null())
-      text += fmt::format("{:<16}{}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+      text += fmt::format("{:<16}{}\n", name, value.is_string() ? value.get<std::string>() : json_text(value));
   }
   text += fmt::format("\n{:<44}{:>14}  {:<12}{}\n", "last value of", "", "unit", "step");
   for (const MetricsView::Last& value : last) {
@@ -125,7 +123,7 @@ void runs_show_command(const RunsArguments& arguments) {
     text += fmt::format("{:%Y-%m-%dT%H:%M:%SZ}  {:<12} {}\n", fmt::gmtime(static_cast<std::time_t>(alert.ts_ms / 1000)),
                         alert_kind_name(alert.kind), alert.text);
   }
-  fmt::print("{}", terminal_safe(text));
+  print("{}", text);
 }
 
 void runs_compare_command(const RunsArguments& arguments) {
@@ -164,7 +162,7 @@ void runs_compare_command(const RunsArguments& arguments) {
       for (const size_t run : seeds.runs) group["runs"].push_back(runs[run].id);
       json["seeds"].push_back(group);
     }
-    fmt::print("{}\n", printed(json));
+    print("{}\n", printed_json(json, 2));
     return;
   }
   std::string text = fmt::format("at {} {}\n{:<26}{:<20}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}\n", arguments.by,
@@ -188,7 +186,7 @@ void runs_compare_command(const RunsArguments& arguments) {
     for (const std::string& value : difference.values) text += fmt::format(" {:<14}", value.empty() ? "-" : value);
     text += '\n';
   }
-  fmt::print("{}", terminal_safe(text));
+  print("{}", text);
 }
 
 void runs_note_command(const RunsArguments& arguments) {
@@ -202,10 +200,8 @@ void runs_rm_command(const RunsArguments& arguments) {
     const fs::path metrics = metrics_path(arguments.dir, run.id).parent_path();
     store.remove(run.id);
     remove_tree(metrics);
-    fmt::print("removed {}{}\n", run.id,
-               fs::exists(run.checkpoint_dir)
-                   ? terminal_safe(fmt::format("; its checkpoints stay in {}", run.checkpoint_dir))
-                   : "");
+    print("removed {}{}\n", run.id,
+          fs::exists(run.checkpoint_dir) ? fmt::format("; its checkpoints stay in {}", run.checkpoint_dir) : "");
   }
 }
 
@@ -222,11 +218,10 @@ void runs_prune_command(const RunsArguments& arguments) {
       const CheckpointFolder mine(run.checkpoint_dir);
       freed = drop_optimizer_states(run.checkpoint_dir);
     }
-    fmt::print("{}",
-               terminal_safe(fmt::format("{}: {} freed in {}\n", run.id, human_bytes(freed), run.checkpoint_dir)));
+    print("{}: {} freed in {}\n", run.id, human_bytes(freed), run.checkpoint_dir);
   }
 }
 
-void runs_tags_command() { fmt::print("{}", tag_reference()); }
+void runs_tags_command() { print("{}", tag_reference()); }
 
 }  // namespace nmoe::cli

@@ -10,10 +10,12 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/process.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/runs_store.h"
+#include "cli/standard_output.h"
 #include "track/braille_plot.h"
 #include "track/csv.h"
 #include "track/metrics_reader.h"
@@ -84,7 +86,7 @@ void export_json(const Recorded& recorded, const fs::path& folder) {
     columns["value"].push_back(value);
   };
   recorded.each(add, add);
-  write_file_atomically(folder / "metrics.json", json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_file_atomically(folder / "metrics.json", json_text(json) + "\n");
 }
 
 void export_tensorboard(const Recorded& recorded, const fs::path& folder) {
@@ -117,8 +119,8 @@ void runs_plot_command(const RunsArguments& arguments) {
                                      : fmt::format("did you mean '{}'?", near));
     }
     reader.load(std::vector<std::string>{arguments.tag});
-    fmt::print("{}", terminal_safe(fmt::format("{} {}: {}\n", run.id, run.name, arguments.tag)));
-    fmt::print("{}", braille_plot(reader.series(arguments.tag), terminal_width(), kPlotHeight));
+    print("{} {}: {}\n", run.id, run.name, arguments.tag);
+    print("{}", braille_plot(reader.series(arguments.tag), terminal_width(), kPlotHeight));
   }
 }
 
@@ -135,7 +137,7 @@ void runs_export_command(const RunsArguments& arguments) {
     } else {
       export_tensorboard(recorded, folder);
     }
-    fmt::print("{}\n", terminal_safe(folder.string()));
+    print("{}\n", folder.string());
   }
 }
 

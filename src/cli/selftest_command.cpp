@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "train/device_proof.h"
 
 namespace nmoe::cli {
@@ -19,8 +20,8 @@ void selftest_command(const SelfTestArguments& arguments) {
   int64_t calls = 0;
   for (const auto& [name, count] : counts) calls += count;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  fmt::print("{}: {} operations in {} calls are the CPU's ({})\n", make_device(options)->description(), counts.size(),
-             calls, human_seconds(seconds));
+  print("{}: {} operations in {} calls are the CPU's ({})\n", make_device(options)->description(), counts.size(), calls,
+        human_seconds(seconds));
 }
 
 }  // namespace nmoe::cli

@@ -9,6 +9,7 @@
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/model_evaluation.h"
+#include "cli/standard_output.h"
 #include "config/load.h"
 #include "parallel/launch.h"
 #include "track/leaderboard.h"
@@ -141,7 +142,7 @@ void speedrun_command(const SpeedrunArguments& arguments) {
     if (entries.empty()) {
       throw usage_error(fmt::format("'{}' has no entries", arguments.leaderboard), "add one with n speedrun CONFIG");
     }
-    fmt::print("{}", leaderboard_table(entries));
+    print("{}", leaderboard_table(entries));
     return;
   }
   ignore_broken_pipes();
@@ -169,7 +170,7 @@ void speedrun_command(const SpeedrunArguments& arguments) {
   check_is_trained(*entry, checkpoint_dir(config));
   entry->scores = scores_of(evaluate_model(evaluation));
   add_to_leaderboard(arguments.leaderboard, *entry);
-  fmt::print("{}", leaderboard_table({*entry}));
+  print("{}", leaderboard_table({*entry}));
 }
 
 }  // namespace nmoe::cli

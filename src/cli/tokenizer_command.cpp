@@ -11,6 +11,7 @@
 #include "chat/chat_template.h"
 #include "cli/commands.h"
 #include "cli/standard_input.h"
+#include "cli/standard_output.h"
 #include "data/prep/inputs.h"
 
 namespace nmoe::cli {
@@ -53,13 +54,13 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
   if (out.has_parent_path()) make_directories(out.parent_path());
   write_file_atomically(out, trained.tokenizer->json());
   const BpeTrainReport& report = trained.report;
-  fmt::print("{}", describe_skipped(report.skipped_files));
-  if (report.bad_records > 0) fmt::print("left out: {} bad records\n", report.bad_records);
-  fmt::print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(), report.words,
-             report.distinct_words, report.count_seconds + report.merge_seconds, out.string());
+  print("{}", describe_skipped(report.skipped_files));
+  if (report.bad_records > 0) print("left out: {} bad records\n", report.bad_records);
+  print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(), report.words,
+        report.distinct_words, report.count_seconds + report.merge_seconds, out.string());
   std::vector<std::string_view> specials;
   for (const NamedToken& token : trained.tokenizer->special_tokens()) specials.push_back(token.text);
-  fmt::print("special tokens among them: {}\n", fmt::join(specials, ", "));
+  print("special tokens among them: {}\n", fmt::join(specials, ", "));
 }
 
 void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed) {
@@ -67,7 +68,7 @@ void tokenizer_encode_command(const std::string& tokenizer, const std::vector<st
   std::vector<int32_t> ids;
   loaded->encode(read_standard_input(), allowed_specials(*loaded, allowed), ids);
   for (size_t i = 0; i < ids.size(); ++i) fmt::print("{}{}", i == 0 ? "" : " ", ids[i]);
-  fmt::print("\n");
+  print("\n");
 }
 
 void tokenizer_decode_command(const std::string& tokenizer) {
@@ -82,21 +83,20 @@ void tokenizer_decode_command(const std::string& tokenizer) {
     }
     ids.push_back(static_cast<int32_t>(id));
   }
-  fmt::print("{}", loaded->decode(ids));
+  print_text(loaded->decode(ids));
 }
 
 void tokenizer_info_command(const std::string& tokenizer) {
   const auto loaded = load_tokenizer(tokenizer);
-  fmt::print("kind        {}\n", loaded->name());
-  for (const std::string& pattern : loaded->patterns()) fmt::print("pattern     {}\n", pattern);
-  fmt::print("vocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->vocab_size(), loaded->eos_id(),
-             loaded->hash());
+  print("kind        {}\n", loaded->name());
+  for (const std::string& pattern : loaded->patterns()) print("pattern     {}\n", pattern);
+  print("vocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->vocab_size(), loaded->eos_id(), loaded->hash());
   constexpr size_t kShown = 24;
   const auto specials = loaded->special_tokens();
   for (const NamedToken& token : specials.first(std::min(kShown, specials.size()))) {
-    fmt::print("special     {} {}\n", token.id, token.text);
+    print("special     {} {}\n", token.id, token.text);
   }
-  if (specials.size() > kShown) fmt::print("special     ... {} in all\n", specials.size());
+  if (specials.size() > kShown) print("special     ... {} in all\n", specials.size());
 }
 
 }  // namespace nmoe::cli

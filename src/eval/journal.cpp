@@ -69,7 +69,7 @@ EvalJournal::EvalJournal(const fs::path& dir, const std::string& identity)
   text.resize(text.rfind('\n') + 1);  // npos + 1 is 0
   read(text, identity);
   if (text.empty()) {
-    text = nlohmann::json{{"evaluation", identity}}.dump() + "\n";
+    text = json_text(nlohmann::json{{"evaluation", identity}}) + "\n";
     write_file_atomically(path_, text);
   }
   file_.emplace(path_, text.size());
@@ -116,7 +116,7 @@ const ItemResults& EvalJournal::begin_task(const std::string& task, const std::s
   TaskEntry& entry = tasks_[task];
   if (entry.hash.empty()) {
     entry.hash = hash;
-    write_line(nlohmann::json{{"task", task}, {"hash", hash}}.dump());
+    write_line(json_text(nlohmann::json{{"task", task}, {"hash", hash}}));
   }
   if (entry.hash != hash) {
     throw usage_error(
@@ -127,7 +127,7 @@ const ItemResults& EvalJournal::begin_task(const std::string& task, const std::s
 }
 
 void EvalJournal::add(const std::string& task, const ItemResult& result) {
-  const std::string line = to_json(task, result).dump();
+  const std::string line = json_text(to_json(task, result));
   const std::lock_guard lock(mutex_);
   write_line(line);
 }

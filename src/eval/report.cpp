@@ -85,7 +85,7 @@ std::string report_json(const EvalReport& report) {
                                 {"value_v2", mean.value_v2},
                                 {"standard_error_v2", mean.standard_error_v2}};
   }
-  return json.dump(2) + "\n";
+  return printed_json(json, 2) + "\n";
 }
 
 std::string item_lines(const EvalReport& report) {
@@ -100,7 +100,7 @@ std::string item_lines(const EvalReport& report) {
       if (task.has_accuracy()) json["correct"] = outcome.correct;
       if (task.task.is_generated()) {
         add_answers(json, outcome);
-        lines += json.dump() + "\n";
+        lines += json_text(json) + "\n";
         continue;
       }
       for (const TextScore& score : outcome.result.scores) {
@@ -110,7 +110,7 @@ std::string item_lines(const EvalReport& report) {
       }
       json["bytes"] = outcome.result.bytes;
       json["cropped"] = outcome.result.cropped;
-      lines += json.dump() + "\n";
+      lines += json_text(json) + "\n";
     }
   }
   return lines;

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json.h"
+
 namespace nmoe {
 namespace {
 
@@ -25,7 +27,7 @@ std::string ApiError::json() const {
   error["type"] = error_type(status_);
   error["param"] = or_null(param_);
   error["code"] = or_null(code_);
-  return ordered_json{{"error", std::move(error)}}.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return json_text(ordered_json{{"error", std::move(error)}});
 }
 
 }  // namespace nmoe

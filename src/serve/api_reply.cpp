@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "base/json.h"
 #include "chat/jinja/text.h"
 
 namespace nmoe {
@@ -13,9 +14,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string dump(const ordered_json& json) {
-  return json.dump(-1, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace);
-}
+std::string dump(const ordered_json& json) { return json_text(json); }
 
 std::string random_id(bool chat) {
   std::random_device device;

@@ -12,6 +12,8 @@
 
 #include "base/authentication.h"
 #include "base/error.h"
+#include "base/json.h"
+#include "base/say.h"
 #include "base/text.h"
 #include "chat/prompt.h"
 #include "serve/page.h"
@@ -172,7 +174,7 @@ HttpReply ApiServer::get(const HttpRequest& request) const {
                                  {"running", load.running},
                                  {"waiting", load.waiting},
                                  {"max_sequences", load.max_sequences}};
-    return json_reply(stopping_ ? 503 : 200, health.dump());
+    return json_reply(stopping_ ? 503 : 200, json_text(health));
   }
   if (request.path == "/metrics") {
     HttpReply reply;
@@ -190,7 +192,7 @@ HttpReply ApiServer::get(const HttpRequest& request) const {
                               {"owned_by", "nmoe"},
                               {"max_model_len", engine_.max_context()}};
   const ordered_json list = {{"object", "list"}, {"data", ordered_json::array({model})}};
-  return json_reply(200, (name.empty() ? list : model).dump());
+  return json_reply(200, json_text(name.empty() ? list : model));
 }
 
 void ApiServer::on_request(const HttpRequest& request, HttpAnswer& answer) {
@@ -209,7 +211,7 @@ void ApiServer::log(const HttpLogEntry& entry) {
       "{} {} {} {} {}{}{}\n", entry.remote, known ? printable(entry.method) : "-", known ? printable(entry.path) : "-",
       entry.status, human_seconds(known ? entry.seconds : 0), entry.note.empty() ? "" : ": ", printable(entry.note));
   metrics_->count_request(std::string(route_of(entry.path)), entry.status, ServerMetrics::Duration(entry.seconds));
-  std::fputs(line.c_str(), stderr);  // what cannot be written must not end an answer
+  write_to_standard_error(terminal_safe(line));  // what cannot be written must not end an answer
 }
 
 std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {

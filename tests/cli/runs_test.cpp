@@ -1,7 +1,15 @@
 // n runs and what belongs to it, over two runs that were trained and databases that were made.
+#include "track/runs.h"
+
+#include <fmt/ranges.h>
+
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
+#include "base/utf8.h"
 #include "cli/cli_test.h"
+#include "track/alerts.h"
+#include "track/metrics.h"
 #include "track/metrics_reader.h"
 
 namespace nmoe {
@@ -96,6 +104,39 @@ TEST_F(RunsCommandTest, OfTwoSeeds) {
   EXPECT_EQ(ask({"runs"}).size(), 1u);
   EXPECT_FALSE(fs::exists(dir_ / "runs/metrics" / id));
   EXPECT_TRUE(fs::exists(dir_ / "runs/checkpoints/one/step_00000004"));
+}
+
+// Names come from anywhere: a database may be another's, and a note is what somebody typed.
+TEST_F(RunsCommandTest, NothingOfARunSteersATerminal) {
+  const std::string hostile = "x\u009B2J\u202Etxt\u2066\x1B]0;\x07" + std::string("\x9B") + "1m\x7F";
+  {
+    RunStore store(dir_ / "runs/experiments.db");
+    const std::string id = store.start({.name = hostile, .experiment = hostile, .checkpoint_dir = hostile});
+    store.set_note(id, hostile);
+    store.finish(id, RunStatus::kFailed, hostile);
+    MetricsWriter writer(metrics_path(dir_ / "runs", id));
+    writer.append({.step = 1, .ts_ms = 1, .scalars = {{hostile, 1.0}}});
+    append_alert(alerts_path(metrics_path(dir_ / "runs", id)),
+                 {.kind = AlertKind::kSpike, .step = 1, .tag = hostile, .text = hostile});
+  }
+  const std::string run = ask({"runs"})[0]["id"];
+  for (std::vector<std::string> arguments : {std::vector<std::string>{"runs"},
+                                             {"runs", "--group"},
+                                             {"runs", "show", run},
+                                             {"runs", "compare", run, run},
+                                             {"runs", "plot", run, hostile},
+                                             {"runs", "export", run, "--out", "export"},
+                                             {"runs", "show", hostile}}) {
+    for (const bool json : {false, true}) {
+      if (json) arguments.emplace_back("--json");
+      const Outcome outcome = n(arguments);
+      for (const std::string& text : {outcome.out, outcome.err}) {
+        EXPECT_EQ(terminal_safe(text), text) << fmt::format("{}", fmt::join(arguments, " "));
+      }
+    }
+  }
+  EXPECT_EQ(ask({"runs"})[0]["note"], as_utf8(hostile));
+  EXPECT_TRUE(contains(output({"runs"}), "x\\x9b2J\\u202etxt"));
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ void write_journal(const fs::path& path, const PrepSettings& settings, const Pre
                        {"signature_file_bytes", state.signature_file_bytes},
                        {"train", parse_json<ordered_json>(manifest_text(state.train))}};
   if (state.valid) root["valid"] = parse_json<ordered_json>(manifest_text(*state.valid));
-  write_file_atomically(path, root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + '\n');
+  write_file_atomically(path, json_text(root, 2) + '\n');
 }
 
 std::optional<PrepState> read_journal(const fs::path& path, const PrepSettings& settings, bool force) {

@@ -15,9 +15,7 @@ namespace {
 using nlohmann::ordered_json;
 
 // Text of users' files goes into JSON as it is, but for bytes that are no UTF-8.
-std::string json_line(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + '\n';
-}
+std::string json_line(const ordered_json& value) { return json_text(value) + '\n'; }
 
 bool makes_valid_split(const PrepOptions& options) {
   return !options.valid_inputs.empty() || options.valid_fraction > 0.0 || options.valid_tail > 0.0;
@@ -239,7 +237,7 @@ std::string Output::report_text() const {
   if (state_.valid) root["valid"] = split_json(*state_.valid);
   root["dropped"] = std::move(dropped);
   root["bad_records"] = std::move(bad);
-  return root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + '\n';
+  return json_text(root, 2) + '\n';
 }
 
 // Everything that may fail for want of space is done here.

@@ -167,7 +167,7 @@ std::string manifest_text(const DatasetManifest& manifest) {
                              {"total_bytes", manifest.total_bytes},
                              {"num_shards", manifest.num_shards},
                              {"shards", std::move(shards)}};
-  return root.dump(2) + '\n';
+  return json_text(root, 2) + '\n';
 }
 
 void write_manifest(const fs::path& split_dir, const DatasetManifest& manifest) {

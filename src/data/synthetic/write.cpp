@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/thread_pool.h"
 #include "data/shards/corpus_folder.h"
 #include "data/shards/shard.h"
@@ -70,7 +71,7 @@ std::string ground_truth(const SynthesizeOptions& options, const SyntheticSource
                                          {"nats_per_target", floor.nats_per_target()},
                                          {"target_nats", floor.target_nats},
                                          {"targets_per_document", floor.targets_per_document}}}};
-  return file.dump(2) + '\n';
+  return json_text(file, 2) + '\n';
 }
 
 // Takes back what a synthesis that fails has placed in its folder. The writers do so until they commit.
