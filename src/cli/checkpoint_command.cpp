@@ -2,13 +2,29 @@
 
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
+#include "config/load.h"
 
 namespace nmoe::cli {
+namespace {
+
+// Hashes say that it is as it was written, not that anything can be done with it.
+void check_config(const CheckpointReader& reader) {
+  const std::string name = (reader.path() / "config.toml").string();
+  try {
+    parse_config(reader.config_toml(), name);
+  } catch (const Error& error) {
+    throw runtime_error(fmt::format("the configuration in it is none of this program's: {}", error.what()),
+                        "use another checkpoint of the same folder, or the program that wrote it");
+  }
+}
+
+}  // namespace
 
 void checkpoint_info_command(const std::string& path) {
   const CheckpointReader reader = CheckpointReader::open(path);
   const CheckpointInfo& info = reader.info();
-  fmt::print(
+  print(
       "checkpoint     {}\nrun            {}\nstep           {}\ntokens         {}\nparameters     {}\nwritten        "
       "{}, by nmoe "
       "{} ({})\nconfig         {}\ndata           {}\nweights        {}\n",
@@ -21,8 +37,9 @@ void checkpoint_verify_command(const std::string& path) {
     throw runtime_error(*fault, "use another checkpoint of the same folder");
   }
   const CheckpointReader reader = CheckpointReader::open(path);
-  fmt::print("{} is whole: {} tensors verified\n", reader.path().string(),
-             reader.model().size() + reader.optimizer().size());
+  check_config(reader);
+  print("{} is whole: {} tensors verified\n", reader.path().string(),
+        reader.model().size() + reader.optimizer().size());
 }
 
 }  // namespace nmoe::cli

@@ -1,4 +1,7 @@
 // Damaged checkpoints as a user meets them.
+#include <nlohmann/json.hpp>
+
+#include "base/sha256.h"
 #include "cli/cli_test.h"
 
 namespace nmoe {
@@ -48,6 +51,31 @@ TEST_F(CheckpointCommandTest, ATruncatedFile) {
   expect_error(n({"checkpoint", "info", folder_}), 1, "1000 bytes", "step_00000002");
   fs::remove(last() / "manifest.json");
   expect_error(n({"generate", folder_}), 1, "manifest.json", "step_00000002");
+}
+
+// Its hashes are right, since whoever wrote it made them; a configuration that nothing can be done with is told.
+TEST_F(CheckpointCommandTest, AConfigurationThatIsNone) {
+  const auto verify_with = [&](const std::string& toml, const std::string& what) {
+    const nlohmann::json before = nlohmann::json::parse(read_file(last() / "manifest.json"));
+    nlohmann::json manifest = before;
+    for (nlohmann::json& file : manifest["files"]) {
+      if (file["name"] != "config.toml") continue;
+      file["sha256"] = sha256_hex(toml);
+      file["bytes"] = toml.size();
+    }
+    manifest.erase("manifest_sha256");
+    manifest["manifest_sha256"] = sha256_hex(manifest.dump());
+    write_file_atomically(last() / "manifest.json", manifest.dump());
+    write_file_atomically(last() / "config.toml", toml);
+    expect_error(n({"checkpoint", "verify", folder_}), 1, what, "another checkpoint");
+    expect_error(n({"generate", folder_}), 2, "config.toml:1:", "");
+  };
+  std::string deep = "a";
+  for (int i = 0; i < 30'000; ++i) deep += ".a";
+  verify_with(deep + " = 1\n", "config.toml:1: tables and lists are more than 32 levels deep");
+  verify_with("[" + deep + "]\n", "levels deep");
+  verify_with("no toml", "config.toml:1:");
+  verify_with("model.unknown = 1", "unknown key model.unknown");
 }
 
 TEST_F(CheckpointCommandTest, NoneAtAll) {
