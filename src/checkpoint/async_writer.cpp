@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/failure.h"
 #include "base/say.h"
 #include "base/start_thread.h"
 
@@ -16,8 +17,8 @@ AsyncCheckpointWriter::AsyncCheckpointWriter(fs::path dir, int64_t keep_last)
 AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   try {
     wait();
-  } catch (const std::exception& error) {
-    say("error: the last checkpoint was not written: {}\n", error.what());
+  } catch (const std::exception& exception) {
+    say("error: the last checkpoint was not written: {}\n", as_error(exception).what());
   }
   {
     const std::lock_guard lock(mutex_);

@@ -8,13 +8,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <iostream>
+#include <new>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/failure.h"
 #include "base/say.h"
 #include "base/version.h"
 #include "cli/command_line.h"
@@ -60,8 +61,13 @@ void open_standard_descriptors() {
   }
 }
 
-int report(int exit_code, const std::string& what, const std::string& remedy) {
-  nmoe::say("error: {}\nremedy: {}\n", what, remedy);
+int report(int exit_code, const char* what, const std::string& remedy) {
+  try {
+    nmoe::say("error: {}\nremedy: {}\n", what, remedy);
+  } catch (const std::bad_alloc&) {  // not even for the message
+    nmoe::write_to_standard_error(
+        "error: memory is used up\nremedy: end other programs, or raise the limit of memory\n");
+  }
   return exit_code;
 }
 
@@ -88,12 +94,12 @@ int main(int argc, char** argv) {
     nmoe::say("internal error: {}\nremedy: this is a bug in nmoe {} ({}); please report it\n", failure.what(),
               nmoe::version(), nmoe::commit());
     return 1;
-  } catch (const std::filesystem::filesystem_error& error) {
-    return report(1, error.what(), "check the path and its permissions");
-  } catch (const std::exception& error) {
+  } catch (const std::exception& exception) {
     if (std::ferror(stdout) != 0) {
-      return report(1, fmt::format("standard output cannot be written: {}", error.what()), nmoe::cli::kOutputRemedy);
+      return report(1, fmt::format("standard output cannot be written: {}", exception.what()).c_str(),
+                    nmoe::cli::kOutputRemedy);
     }
-    return report(1, error.what(), "none is known; please report it");
+    const nmoe::Error error = nmoe::as_error(exception);
+    return report(1, error.what(), error.remedy());
   }
 }

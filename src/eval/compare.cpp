@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <new>
 #include <numbers>
 #include <numeric>
 #include <optional>
@@ -56,6 +57,8 @@ Evaluation read_evaluation(const fs::path& dir) {
       if (!evaluation.items.contains(task)) evaluation.tasks.push_back(task);
       evaluation.items[task].emplace(line.at("item").get<int64_t>(), item_of(line));
     }
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {  // nlohmann's and JsonError
     throw runtime_error(fmt::format("'{}', line {}: {}", items.string(), number, error.what()),
                         "evaluate again, into another folder");

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <thread>
 #include <utility>
 
+#include "base/failure.h"
 #include "base/say.h"
 #include "base/signals.h"
 #include "base/start_thread.h"
@@ -18,8 +20,8 @@ namespace nmoe {
 std::string reason_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
+  } catch (const std::exception& exception) {
+    return as_error(exception).what();
   } catch (...) {
     return "an exception of an unknown type";
   }
@@ -30,6 +32,8 @@ std::string remedy_of(const std::exception_ptr& failure) {
     std::rethrow_exception(failure);
   } catch (const Error& error) {
     return error.remedy();
+  } catch (const std::bad_alloc& exception) {
+    return as_error(exception).remedy();
   } catch (...) {
     return "";
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/failure.h"
 #include "base/files.h"
 #include "sandbox/contained_process.h"
 #include "sandbox/syscall_filter.h"
@@ -51,6 +52,7 @@ Error isolation_error(std::string_view what) {
 }
 
 Error start_error(const char* call) {
+  if (errno == ENOMEM) return out_of_memory(fmt::format("a program cannot be started ({})", call));
   return runtime_error(fmt::format("cannot start a program: {}: {}", call, reason(errno)),
                        "close files, or raise the limit of open ones (ulimit -n)");
 }
@@ -173,6 +175,7 @@ Descriptor start_contained(ContainedStart& start) {
                           CLONE_VM | CLONE_VFORK | CLONE_PIDFD | kNamespaces, &start, &pidfd);
   const int error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0 && error == ENOMEM) throw out_of_memory("a program cannot be started (clone)");
   if (pid < 0) throw isolation_error(fmt::format("new namespaces: {}", reason(error)));
   return {pidfd, "clone"};
 }

@@ -44,6 +44,7 @@ constexpr size_t kScratch = 16 << 10;       // of a body, at once
 constexpr int64_t kMostDrained = 64 << 20;  // of a body that was refused
 constexpr auto kDrainTime = std::chrono::seconds(2);
 constexpr auto kFlushTime = std::chrono::milliseconds(300);  // for answers that are there when the server stops
+constexpr rlim_t kLeastFiles = 32;                           // without which nobody could be answered
 constexpr int64_t kOtherFiles = 128;                         // open files of the process that are no connections
 
 std::string decode_percent(std::string_view text) {
@@ -63,15 +64,23 @@ std::string decode_percent(std::string_view text) {
 
 std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
 
-int64_t room_for_connections(int64_t wanted) {
+// `limits` with as many connections as the process may have files.
+HttpLimits with_room(HttpLimits limits) {
+  const int64_t wanted = limits.max_connections;
   rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return wanted;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return limits;
   const auto needed = static_cast<rlim_t>(wanted + kOtherFiles);
   if (files.rlim_cur < needed) {
     files.rlim_cur = std::min(needed, files.rlim_max);
     setrlimit(RLIMIT_NOFILE, &files);
   }
-  return std::max<int64_t>(1, std::min(wanted, static_cast<int64_t>(files.rlim_cur) - kOtherFiles));
+  if (files.rlim_cur < kLeastFiles) {
+    throw runtime_error(fmt::format("a server needs {} open files, and may have {}", kLeastFiles, files.rlim_cur),
+                        "raise the limit (ulimit -n)");
+  }
+  limits.max_connections =
+      std::clamp<int64_t>(static_cast<int64_t>(files.rlim_cur) - kOtherFiles, 1, std::max<int64_t>(1, wanted));
+  return limits;
 }
 
 }  // namespace
@@ -169,6 +178,8 @@ class HttpServer::Connection final : public HttpAnswer, public std::enable_share
   void work() {
     try {
       server_.handler.on_request(request_, *this);
+    } catch (const std::bad_alloc&) {
+      if (!begun_) send(server_.handler.refusal(503, "the server is out of memory: try again later, or ask for less"));
     } catch (const std::exception&) {
       if (!begun_) send(server_.handler.refusal(500, "an error of the server"));
     }
@@ -527,8 +538,7 @@ void HttpServer::State::work() {
 
 HttpServer::HttpServer(HttpHandler& handler, const std::string& host, int port, const HttpLimits& limits,
                        int num_workers)
-    : state_(std::make_unique<State>(handler, limits)) {
-  state_->limits.max_connections = room_for_connections(limits.max_connections);
+    : state_(std::make_unique<State>(handler, with_room(limits))) {
   state_->num_workers = num_workers;
   error_code error;
   tcp::resolver resolver(state_->io);
@@ -539,6 +549,9 @@ HttpServer::HttpServer(HttpHandler& handler, const std::string& host, int port, 
   if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
   if (!error) acceptor.bind(found.begin()->endpoint(), error);
   if (!error) acceptor.listen(SOMAXCONN, error);
+  if (error == asio::error::no_descriptors) {
+    throw runtime_error("the server has no file left to listen with", "raise the limit of open files (ulimit -n)");
+  }
   if (error) {
     throw runtime_error(fmt::format("cannot listen on {}:{}: {}", host, port, error.message()),
                         "another program may have the port: choose one with --port (0: any), and an address of this "

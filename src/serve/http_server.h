@@ -91,8 +91,8 @@ class HttpHandler {
 class HttpServer {
  public:
   // Listens on host:port (0: any free port) from here on, and answers from start() on. Raises the process's limit of
-  // open files where max_connections needs it, and else lowers those. Error (runtime) when it cannot listen. `handler`
-  // lives longer.
+  // open files where max_connections needs it, and else lowers those. Error (runtime) when it cannot listen, or may
+  // have too few files to answer anyone. `handler` lives longer.
   HttpServer(HttpHandler& handler, const std::string& host, int port, const HttpLimits& limits, int num_workers);
   ~HttpServer();  // stop()
   HttpServer(const HttpServer&) = delete;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <tuple>
 
 #include "base/error.h"
@@ -70,6 +71,8 @@ template <class Read>
 auto reading(const fs::path& file, const Read& read) {
   try {
     return read();
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {  // nlohmann's and JsonError
     throw runtime_error(fmt::format("'{}' is not as n speedrun writes it: {}", file.string(), error.what()),
                         "mend it, or move it away");

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/failure.h"
 #include "base/say.h"
 #include "checkpoint/checkpoint.h"
 
@@ -18,10 +19,9 @@ constexpr char kRemedy = '\x1f';
 std::string text_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const Error& error) {
+  } catch (const std::exception& exception) {
+    const Error error = as_error(exception);
     return fmt::format("{}{}{}", error.what(), kRemedy, error.remedy());
-  } catch (const std::exception& error) {
-    return fmt::format("{}{}see that the disk is not full and run.dir writable", error.what(), kRemedy);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "base/failure.h"
 #include "base/files.h"
 #include "base/process.h"
 #include "base/text.h"
@@ -68,8 +69,9 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
                                        .databases = std::move(databases),
                                        .top_k = config.model.moe.top_k,
                                        .command = alert_command});
-  } catch (const std::exception& error) {
-    keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, error.what()); });
+  } catch (const std::exception& exception) {
+    const std::string reason = as_error(exception).what();
+    keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, reason); });
     throw;
   }
 }
@@ -100,11 +102,11 @@ void Recorder::keep_row(const std::function<void()>& action) {
     try {
       if (!runs_) open_row();
       return action();
-    } catch (const std::exception& error) {
+    } catch (const std::exception& exception) {
       runs_.reset();
       row_retry_ = Clock::now() + kRetryAfter;
       if (again) continue;
-      return message(fmt::format("warning: the run's row is not up to date: {}", error.what()));
+      return message(fmt::format("warning: the run's row is not up to date: {}", as_error(exception).what()));
     }
   }
 }
@@ -243,8 +245,8 @@ void Recorder::record_samples(int64_t step, std::vector<SampleText> samples) {
   if (samples.empty()) return;
   try {
     append_samples(samples_path(metrics_path(config_.run.dir, run_id_)), {step, now_ms(), std::move(samples)});
-  } catch (const std::exception& error) {
-    message(fmt::format("warning: sample texts are not kept: {}", error.what()));
+  } catch (const std::exception& exception) {
+    message(fmt::format("warning: sample texts are not kept: {}", as_error(exception).what()));
   }
 }
 
@@ -261,8 +263,8 @@ void Recorder::finish(RunStatus status, const std::string& reason) {
   keep_row([&] { runs_->finish(run_id_, status, reason); });
   try {
     metrics_->flush();
-  } catch (const std::exception& error) {
-    message(fmt::format("warning: the last metrics are not written: {}", error.what()));
+  } catch (const std::exception& exception) {
+    message(fmt::format("warning: the last metrics are not written: {}", as_error(exception).what()));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "base/failure.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 
@@ -20,8 +21,8 @@ std::vector<CheckpointRow> checkpoints_of(const fs::path& run_dir, const RunRow&
       row.weights_sha256 = manifest.weights_sha256;
       row.created_at = manifest.info.created_at;
       for (const ManifestFile& part : manifest.files) row.bytes += static_cast<int64_t>(part.bytes);
-    } catch (const std::exception& error) {
-      row.fault = error.what();
+    } catch (const std::exception& exception) {
+      row.fault = as_error(exception).what();
     }
     rows.push_back(std::move(row));
   }

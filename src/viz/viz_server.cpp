@@ -64,7 +64,7 @@ HttpReply reply_of(int status, std::string type, std::string body) {
 
 // What runs are called and say may be no UTF-8.
 HttpReply json_reply(const Json& json, int status = 200) {
-  return reply_of(status, "application/json", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return reply_of(status, "application/json", json_text(json));
 }
 
 HttpReply error_reply(int status, const std::string& message) { return json_reply({{"error", message}}, status); }
@@ -445,7 +445,7 @@ void VizServer::events(HttpAnswer& answer) {
     const auto now = std::chrono::steady_clock::now();
     if (news.list || !news.runs.empty()) {
       const Json json = {{"list", news.list}, {"runs", news.runs}};
-      there = answer.write("data: " + json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n\n");
+      there = answer.write("data: " + json_text(json) + "\n\n");
       said = now;
     } else if (now - said > kSignOfLife) {
       there = answer.write(":\n\n");
@@ -483,7 +483,7 @@ void VizServer::watch() {
       list_looked_ms = now_ms();
       try {
         list = list_changed();
-      } catch (const Error&) {  // a program has the database for long: as of now the list is what it was
+      } catch (const std::exception&) {  // a program has the database for long, say: the list is what it was
       }
     }
     changes_.add(list, changed);

@@ -163,7 +163,13 @@ class ParquetReader final : public RecordReader {
   }
 
   Error cannot_read(const std::string& reason) const {
+    if (reason.starts_with("Out of Memory")) return too_large(reason);
     return runtime_error(fmt::format("cannot read '{}': {}", path_.string(), reason), kWholeFile);
+  }
+
+  Error too_large(const std::string& reason) const {
+    return runtime_error(fmt::format("cannot read '{}' with {} of memory: {}", path_.string(), kMemoryLimit, reason),
+                         "write it again with smaller pages or row groups");
   }
 
   // Checks that the fields are there, once each and of a usable type, and counts the rows.
@@ -249,10 +255,7 @@ class ParquetReader final : public RecordReader {
   // DuckDB gives up a whole query, having read ahead. Halving what is asked for finds the row at fault, which is told
   // as such (true), and reading goes on behind it.
   bool narrow_down(const std::string& failure, Record& record) {
-    if (failure.starts_with("Out of Memory")) {
-      throw runtime_error(fmt::format("cannot read '{}' with {} of memory: {}", path_.string(), kMemoryLimit, failure),
-                          "write it again with smaller pages or row groups");
-    }
+    if (failure.starts_with("Out of Memory")) throw too_large(failure);
     // Some failures leave a database of no use.
     chunk_.reset();
     rows_.reset();
