@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "config/load.h"
 #include "config/reference.h"
 #include "config/templates.h"
@@ -27,33 +28,33 @@ std::string note_on_absence(const Config& config) {
 }  // namespace
 
 void train_command(const TrainArguments& arguments) {
+  const StopSignal stop;
   ignore_broken_pipes();  // nobody need read what is said for the weights to be kept
   const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
-  const TrainSummary summary =
-      train(config, {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit())});
+  const TrainSummary summary = train(
+      config,
+      {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit()), .stop = &stop});
   if (!summary.reports) return;
   if (summary.steps_now > 0) {
-    fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);
+    print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);
   } else {
-    fmt::print("nothing to do: {} steps are done\n", summary.steps);
+    print("nothing to do: {} steps are done\n", summary.steps);
   }
   if (summary.valid) {
-    fmt::print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n",
-               summary.valid->loss(), summary.valid->bits_per_byte(), summary.valid->tokens, summary.valid->bytes);
+    print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n", summary.valid->loss(),
+          summary.valid->bits_per_byte(), summary.valid->tokens, summary.valid->bytes);
     if (summary.valid->answers > 0) {
-      fmt::print("answers right {:.1f} % (of {})\n", 100.0 * summary.valid->answers_correct_share(),
-                 summary.valid->answers);
+      print("answers right {:.1f} % (of {})\n", 100.0 * summary.valid->answers_correct_share(), summary.valid->answers);
     }
   }
-  if (summary.target_reached)
-    fmt::print("the target, {}, is reached at step {}\n", config.train.target_loss, summary.steps);
+  if (summary.target_reached) print("the target, {}, is reached at step {}\n", config.train.target_loss, summary.steps);
   if (summary.device_bytes_planned > 0) {
-    fmt::print("device memory {} of {} planned\n", human_bytes(summary.device_bytes_used),
-               human_bytes(summary.device_bytes_planned));
+    print("device memory {} of {} planned\n", human_bytes(summary.device_bytes_used),
+          human_bytes(summary.device_bytes_planned));
   }
-  fmt::print("checkpoint {}\n", summary.checkpoint.string());
+  print("checkpoint {}\n", summary.checkpoint.string());
   if (summary.interrupted) {
-    fmt::print("stopped after step {}; go on with the same command and --resume\n", summary.steps);
+    print("stopped after step {}; go on with the same command and --resume\n", summary.steps);
   }
 }
 
@@ -87,8 +88,8 @@ void plan_command(const PlanArguments& arguments) {
   const MemoryPlan plan =
       plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, part, seq_lens);
   const double flops = run_flops(config, plan.cost, stream ? &*stream : nullptr);
-  fmt::print("{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
-             data ? note_on_validation(*data) : note_on_absence(config));
+  print("{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
+        data ? note_on_validation(*data) : note_on_absence(config));
   check_memory(plan, config);
   check_schedule(config);
   if (!arguments.resume) check_name_is_free(config, checkpoint_dir(config));
@@ -96,12 +97,12 @@ void plan_command(const PlanArguments& arguments) {
 
 void config_command(const ConfigCommandArguments& arguments) {
   if (arguments.all) {
-    fmt::print("{}", config_reference());
+    print("{}", config_reference());
   } else if (!arguments.config_template.empty()) {
-    fmt::print("{}", config_template(arguments.config_template));
+    print("{}", config_template(arguments.config_template));
   } else {
     const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
-    fmt::print("{}\n# fingerprint {}\n", print_config(config), config_fingerprint(config));
+    print("{}\n# fingerprint {}\n", print_config(config), config_fingerprint(config));
   }
 }
 

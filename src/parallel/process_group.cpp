@@ -397,8 +397,8 @@ void run_ranks(const RankRun& run, const std::function<void()>& prepare,
     prepare();
     return run_ranks(here, run.timeout, drive, run.last_words);
   }
-  Meeting meeting =
-      meet_processes({.launch = run.launch, .ranks = run.ranks, .identity = run.identity, .timeout = run.timeout});
+  Meeting meeting = meet_processes(
+      {.launch = run.launch, .ranks = run.ranks, .identity = run.identity, .timeout = run.timeout, .stop = run.stop});
   ProcessGroup(std::move(meeting), {.timeout = run.timeout}).run(prepare, drive, run.last_words);
 }
 

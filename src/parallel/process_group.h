@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/signals.h"
 #include "parallel/communicator.h"
 #include "parallel/launch.h"
 #include "parallel/process_links.h"
@@ -73,6 +74,7 @@ struct RankRun {
   // Called with the reason before a process ends in which a rank hangs (ThreadGroup::run), by another thread than the
   // ranks'.
   ThreadGroup::LastWords last_words = {};
+  const StopSignal* stop = nullptr;  // heard while processes meet (rendezvous.h)
 };
 
 // Calls `drive` once for each rank of this process, as threads, and returns when the ranks of all processes have ended.

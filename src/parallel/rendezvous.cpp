@@ -28,6 +28,7 @@ constexpr milliseconds kGreetingTime = std::chrono::seconds(10);  // a connectio
 constexpr milliseconds kRetryAfter{50};
 // The others wait so much longer than process 0, which knows who is missing.
 constexpr milliseconds kGreetingPatience = std::chrono::seconds(2);
+constexpr milliseconds kStopPatience = std::chrono::seconds(5);
 constexpr size_t kMaxGuests = 256;  // connections that have not said who they are
 
 enum class Channel : int64_t { kControl = 0, kData = 1 };
@@ -124,6 +125,31 @@ std::vector<ProcessInfo> processes_of(const RendezvousOptions& options) {
   return processes;
 }
 
+// Until when others are waited for.
+class Patience {
+ public:
+  explicit Patience(const RendezvousOptions& options) : options_(options), deadline_(Clock::now() + options.timeout) {}
+
+  Clock::time_point deadline() {
+    if (!stopped_ && options_.stop != nullptr && options_.stop->requested()) {
+      stopped_ = true;
+      deadline_ = std::min(deadline_, Clock::now() + kStopPatience);
+    }
+    return deadline_;
+  }
+  bool is_over() { return Clock::now() >= deadline(); }
+  // Why it was not longer, for the end of a sentence: "within 60 s", "after SIGTERM".
+  std::string words() const {
+    return stopped_ ? fmt::format("after {}", options_.stop->name())
+                    : fmt::format("within {:.3g} s", std::chrono::duration<double>(options_.timeout).count());
+  }
+
+ private:
+  const RendezvousOptions& options_;
+  Clock::time_point deadline_;
+  bool stopped_ = false;
+};
+
 void require_secret(const Launch& launch, const std::vector<Address>& addresses) {
   if (!launch.secret.empty() || std::ranges::all_of(addresses, &Address::is_loopback)) return;
   throw usage_error(
@@ -139,9 +165,7 @@ void require_secret(const Launch& launch, const std::vector<Address>& addresses)
 class Reception {
  public:
   explicit Reception(const RendezvousOptions& options)
-      : options_(options),
-        deadline_(Clock::now() + options.timeout),
-        seats_(static_cast<size_t>(options.launch.num_processes)) {
+      : options_(options), patience_(options), seats_(static_cast<size_t>(options.launch.num_processes)) {
     listen();
   }
 
@@ -175,7 +199,7 @@ class Reception {
   [[noreturn]] void give_up();
 
   const RendezvousOptions& options_;
-  const Clock::time_point deadline_;
+  Patience patience_;
   std::vector<Socket> listeners_;
   std::list<Guest> guests_;
   std::vector<Seat> seats_;  // by process; the first is empty
@@ -218,7 +242,7 @@ Meeting Reception::wait_for_all() {
     return false;
   };
   while (missing()) {
-    if (Clock::now() >= deadline_) give_up();
+    if (patience_.is_over()) give_up();
     wait_for_news();
     free_deserted_seats();
     admit_guests();
@@ -252,7 +276,7 @@ void Reception::wait_for_news() {
   const auto add = [&](const Socket& socket) {
     if (socket.is_open()) descriptors.push_back({socket.fd(), POLLIN, 0});
   };
-  Clock::time_point until = deadline_;
+  Clock::time_point until = patience_.deadline();
   for (const Socket& listener : listeners_) add(listener);
   for (const Guest& guest : guests_) {
     add(guest.socket);
@@ -392,10 +416,10 @@ void Reception::give_up() {
     refused += fmt::format("{}{}", refused.empty() ? "; refused were " : ", ", refusal);
   }
   const Launch& launch = options_.launch;
-  const Error error = runtime_error(
-      fmt::format("process {} of {} did not come to {}:{} within {:.3g} s{}", missing, launch.num_processes,
-                  launch.address, launch.port, std::chrono::duration<double>(options_.timeout).count(), refused),
-      "see whether it was started and what it says; raise parallel.timeout_s where it takes that long");
+  const Error error =
+      runtime_error(fmt::format("process {} of {} did not come to {}:{} {}{}", missing, launch.num_processes,
+                                launch.address, launch.port, patience_.words(), refused),
+                    "see whether it was started and what it says; raise parallel.timeout_s where it takes that long");
   const std::string frame = encode_frame(FrameKind::kRefusal, encode_refusal(error));
   for (const Seat& seat : seats_) {
     try {
@@ -410,7 +434,7 @@ void Reception::give_up() {
 
 class Visit {
  public:
-  explicit Visit(const RendezvousOptions& options) : options_(options), deadline_(Clock::now() + options.timeout) {}
+  explicit Visit(const RendezvousOptions& options) : options_(options), patience_(options) {}
 
   Meeting join() {
     Meeting meeting{.process = options_.launch.process, .processes = processes_of(options_), .links = {}};
@@ -424,13 +448,12 @@ class Visit {
 
  private:
   std::string place() const { return fmt::format("{}:{}", options_.launch.address, options_.launch.port); }
-  milliseconds left() const {
-    return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(deadline_ - Clock::now()));
+  milliseconds left() {
+    return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(patience_.deadline() - Clock::now()));
   }
-  double timeout_s() const { return std::chrono::duration<double>(options_.timeout).count(); }
 
   // Again and again until process 0 answers: it may be the last to start.
-  Socket knock(Channel channel) const {
+  Socket knock(Channel channel) {
     std::string fault, stranger;  // no connection; or somebody who is not process 0, which says more
     do {
       try {
@@ -438,7 +461,7 @@ class Visit {
         require_secret(options_.launch, addresses);
         for (const Address& address : addresses) {
           try {
-            Socket socket = connect_to(address, deadline_);
+            Socket socket = connect_to(address, patience_.deadline());
             introduce(socket, channel);
             return socket;
           } catch (const WireFault& error) {
@@ -451,14 +474,14 @@ class Visit {
         fault = error.what();
       }
       std::this_thread::sleep_for(std::min(kRetryAfter, left()));
-    } while (Clock::now() < deadline_);
-    throw runtime_error(fmt::format("process {} could not reach process 0 at {} within {:.3g} s: {}",
-                                    options_.launch.process, place(), timeout_s(), stranger.empty() ? fault : stranger),
+    } while (!patience_.is_over());
+    throw runtime_error(fmt::format("process {} could not reach process 0 at {} {}: {}", options_.launch.process,
+                                    place(), patience_.words(), stranger.empty() ? fault : stranger),
                         "see whether process 0 was started and what it says, and whether MASTER_ADDR and MASTER_PORT "
                         "are the same everywhere");
   }
 
-  void introduce(const Socket& socket, Channel channel) const {
+  void introduce(const Socket& socket, Channel channel) {
     const Launch& launch = options_.launch;
     const milliseconds patience = std::min(left(), kGreetingTime);
     const auto receive = [&](FrameKind kind) {
@@ -491,9 +514,18 @@ class Visit {
                 error.remedy());
   }
 
-  void read_roster(const Socket& control, Meeting& meeting) const {
+  // A while longer than process 0 waits for the others.
+  void wait_for_roster(const Socket& control) {
+    for (pollfd descriptor{control.fd(), POLLIN, 0}; poll(&descriptor, 1, 100) <= 0;) {
+      if (Clock::now() < patience_.deadline() + kGreetingPatience) continue;
+      throw ConnectionLost(fmt::format("it did not begin {}", patience_.words()));
+    }
+  }
+
+  void read_roster(const Socket& control, Meeting& meeting) {
     try {
-      const Frame frame = receive_frame(control, kMaxGreeting, left() + kGreetingPatience);
+      wait_for_roster(control);
+      const Frame frame = receive_frame(control, kMaxGreeting, kGreetingTime);
       if (frame.kind == FrameKind::kRefusal) throw_refusal(frame);
       if (frame.kind != FrameKind::kStart) throw WireFault("another message than the start");
       WireReader reader(frame.body);
@@ -509,7 +541,7 @@ class Visit {
   }
 
   const RendezvousOptions& options_;
-  const Clock::time_point deadline_;
+  Patience patience_;
 };
 
 }  // namespace

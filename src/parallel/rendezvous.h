@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/signals.h"
 #include "parallel/launch.h"
 #include "parallel/socket.h"
 
@@ -24,6 +25,8 @@ struct RendezvousOptions {
   int64_t ranks = 0;     // of the run; a multiple of the number of processes
   std::string identity;  // lines of text; what must be the same in all processes. A line that differs is shown
   std::chrono::milliseconds timeout{};  // until all are there
+  // Once it was asked to stop, a process waits no more than seconds: where the others come by then, all stop together.
+  const StopSignal* stop = nullptr;
 };
 
 // What all know of each.
@@ -47,7 +50,7 @@ struct Meeting {
 };
 
 // Returns when all processes are there. Errors: (usage) no secret for an address of other hosts; refused by process 0;
-// (runtime) not all came, or process 0 was not to be reached, before the timeout; the port is taken.
+// (runtime) not all came, or process 0 was not to be reached, before the timeout or after a signal; the port is taken.
 Meeting meet_processes(const RendezvousOptions& options);
 
 }  // namespace nmoe

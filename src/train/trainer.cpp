@@ -6,6 +6,7 @@
 #include <numbers>
 #include <set>
 
+#include "base/failure.h"
 #include "base/files.h"
 #include "base/process.h"
 #include "base/say.h"
@@ -45,8 +46,8 @@ class DataFailure : public std::exception {};
 std::string message_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    return error.what();
+  } catch (const std::exception& exception) {
+    return as_error(exception).what();
   }
 }
 
@@ -56,7 +57,8 @@ std::string message_of(const std::exception_ptr& failure) {
 // they tell each other before a step; what the step sums over ranks, its loss and what routers did, all see alike.
 class Trainer {
  public:
-  Trainer(const TrainingRun& run, Communicator& communicator, RunPlace& place)
+  // Of each process, the first rank hears `stop`, on its main thread.
+  Trainer(const TrainingRun& run, Communicator& communicator, RunPlace& place, const StopSignal& stop)
       : run_(run),
         place_(place),
         config_(run.config),
@@ -69,6 +71,7 @@ class Trainer {
         batches_(config_, run.data, run.stream, communicator.index()),
         cursor_(batches_.cursor()),
         balance_(config_),
+        stop_(communicator.process().index() == 0 ? &stop : nullptr),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
 
   TrainSummary run();
@@ -138,7 +141,7 @@ class Trainer {
   std::chrono::steady_clock::time_point phases_time_{};  // when a step was timed last
   TrainSummary summary_;
 
-  std::optional<StopSignal> stop_;  // of the first rank of a process, on its main thread
+  const StopSignal* stop_;  // null but in the first rank of a process
 
   // Of rank 0 alone.
   std::unique_ptr<Recorder> recorder_;
@@ -184,7 +187,6 @@ void Trainer::start() {
   start.apply(engine_);
   reported_steps_ = progress_.steps;
   reported_flops_ = flops_;
-  if (rank_.mesh().process().index() == 0) stop_.emplace();
   if (rank_.is_first()) {
     carried_ = start.carried();
     recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), progress_.steps, run_.options.commit,
@@ -528,8 +530,8 @@ void Trainer::save_after_failure() {
       save();
     }
     if (const auto error = saver_.finish()) throw Error(*error);
-  } catch (const std::exception& error) {
-    const std::string message = fmt::format("the state is not saved: {}", error.what());
+  } catch (const std::exception& exception) {
+    const std::string message = fmt::format("the state is not saved: {}", as_error(exception).what());
     recorder_ ? recorder_->message(message) : say("rank {}: {}\n", rank_.index(), message);
   }
 }
@@ -567,14 +569,14 @@ TrainSummary Trainer::run() {
     save_after_failure();
     if (recorder_) recorder_->finish(failure.status(), failure.what());
     throw;
-  } catch (const std::exception& error) {
+  } catch (const std::exception& exception) {
     if (rank_.count() == 1) {
       save_after_failure();
     } else {
       // At once: what is left to do here, such as a checkpoint that is being written, may take long.
       rank_.communicator.fail(std::current_exception());
     }
-    if (recorder_) recorder_->finish(RunStatus::kFailed, error.what());
+    if (recorder_) recorder_->finish(RunStatus::kFailed, as_error(exception).what());
     throw;
   }
   if (const auto device = memory_->device->memory_use()) {
@@ -617,6 +619,9 @@ void prepare_process(const Config& config, const Launch& launch) {
 fs::path checkpoint_dir(const Config& config) { return fs::path(config.run.dir) / "checkpoints" / config.run.name; }
 
 TrainSummary train(const Config& config, const TrainOptions& options) {
+  // A signal before the first step ends the run in front of that, in all processes.
+  std::optional<StopSignal> own_stop;
+  const StopSignal& stop = options.stop != nullptr ? *options.stop : own_stop.emplace();
   const Launch launch = read_launch();
   if (!launch.is_alone()) prepare_process(config, launch);
   std::optional<TrainingRun> run;
@@ -627,10 +632,11 @@ TrainSummary train(const Config& config, const TrainOptions& options) {
        .ranks = config.parallel.ranks,
        .timeout = std::chrono::seconds(config.parallel.timeout_s),
        .identity = identity_of(config, options),
-       .last_words = [&](const std::string& reason) { place.fail(reason); }},
+       .last_words = [&](const std::string& reason) { place.fail(reason); },
+       .stop = &stop},
       [&] { run.emplace(config, options, launch); },
       [&](Communicator& communicator) {
-        const TrainSummary of_rank = Trainer(*run, communicator, place).run();
+        const TrainSummary of_rank = Trainer(*run, communicator, place, stop).run();
         if (communicator.index() == 0) summary = of_rank;
       });
   return summary;

@@ -1,6 +1,8 @@
 // Runs of several processes: what they compute, how they are started, and how they end together.
 #include "cli/processes.h"
 
+#include <thread>
+
 namespace nmoe {
 namespace {
 
@@ -60,6 +62,51 @@ TEST_F(ProcessesTest, ASignalToAnyStopsAllWithACheckpoint) {
     EXPECT_TRUE(contains(first.out, "stopped after step "));
     EXPECT_TRUE(contains(listed(name), "stopped by SIGTERM"));
     EXPECT_TRUE(contains(output({"checkpoint", "verify", "runs/checkpoints/" + name}), "is whole"));
+  }
+}
+
+// Whether the process has a handler for the signal, of which its parent need not know otherwise.
+bool hears(const Program& program, int signal) {
+  const std::string status = read_file(fmt::format("/proc/{}/status", program.pid()));
+  const size_t caught = status.find("SigCgt:");
+  return caught != std::string::npos && (std::stoull(status.substr(caught + 7), nullptr, 16) >> (signal - 1) & 1) != 0;
+}
+void wait_until_heard(const Program& program, int signal) {
+  for (int i = 0; i < 10'000 && !hears(program, signal); ++i) std::this_thread::sleep_for(1ms);
+}
+
+// Before the first step, too: where processes still meet, read their data, or make their models.
+TEST_F(ProcessesTest, ASignalBeforeTheFirstStepStopsAll) {
+  int number = 0;
+  for (const auto delay : {0ms, 20ms, 60ms, 120ms, 250ms, 500ms}) {
+    for (const int asked : {0, 1}) {
+      Strings arguments = endless(2);
+      arguments.insert(arguments.end(), {"--set", fmt::format("run.name=early{}", ++number)});
+      Program* processes[] = {&start(0, 2, arguments), &start(1, 2, arguments)};
+      wait_until_heard(*processes[asked], SIGTERM);
+      std::this_thread::sleep_for(delay);
+      processes[asked]->send(SIGTERM);
+      for (Program* process : processes) {
+        const Outcome outcome = process->wait();
+        EXPECT_EQ(outcome.exit_code, 0) << asked << " after " << delay.count() << " ms: " << outcome.err;
+        EXPECT_FALSE(contains(outcome.err, "crashed")) << outcome.err;
+      }
+      EXPECT_TRUE(contains(listed(fmt::format("early{}", number)), "stopped by SIGTERM"));
+    }
+  }
+}
+
+// Whom nobody joins waits no longer than seconds.
+TEST_F(ProcessesTest, ASignalEndsTheWaitForOthers) {
+  for (const int process : {0, 1}) {
+    Program& alone = start(process, 2, endless(2));
+    wait_until_heard(alone, SIGTERM);
+    std::this_thread::sleep_for(300ms);
+    const auto since = std::chrono::steady_clock::now();
+    alone.send(SIGTERM);
+    const Outcome outcome = alone.wait();
+    EXPECT_LT(std::chrono::steady_clock::now() - since, 30s);
+    expect_error(outcome, 1, "after SIGTERM", "");
   }
 }
 
