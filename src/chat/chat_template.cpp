@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -27,6 +28,38 @@ std::string missing_mark(const Tokenizer& tokenizer) {
     if (std::ranges::find(specials, mark, &NamedToken::text) == specials.end()) return mark;
   }
   return "";
+}
+
+// The roles of `messages` that templates know, in their places; {} where there is another.
+ordered_json known_roles(const ordered_json& messages) {
+  constexpr std::array<std::string_view, 8> kRoles = {"system", "developer", "user",        "assistant",
+                                                      "tool",   "function",  "observation", "ipython"};
+  ordered_json roles = ordered_json::array();
+  for (const ordered_json& message : messages) {
+    const bool has_role = message.is_object() && message.contains("role") && message["role"].is_string();
+    const std::string role = has_role ? message["role"].get<std::string>() : "";
+    const bool known = std::ranges::find(kRoles, role) != kRoles.end();
+    roles.push_back(known ? ordered_json{{"role", role}} : ordered_json::object());
+  }
+  return roles;
+}
+
+ordered_json example_turn() {
+  return {{{"role", "user"}, {"content", "question"}}, {{"role", "assistant"}, {"content", "answer"}}};
+}
+
+// What the template wrote behind the last that came with the data; "" where nothing came with it.
+std::string text_behind_data(const std::vector<RenderedPiece>& pieces) {
+  const auto last = std::find_if(pieces.rbegin(), pieces.rend(), [](const auto& piece) { return piece.from_data; });
+  std::string text;
+  if (last == pieces.rend()) return text;
+  for (auto piece = last.base(); piece != pieces.end(); ++piece) text += piece->text;
+  return text;
+}
+
+std::optional<int32_t> first_special(std::string_view text, const Tokenizer& tokenizer) {
+  const auto specials = special_tokens_in(text, tokenizer);
+  return specials.empty() ? std::nullopt : std::optional(specials.front().id);
 }
 
 std::string choose_source(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer) {
@@ -54,10 +87,12 @@ std::string choose_source(const CheckpointSettings& settings, const std::string&
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer)
+ChatTemplate::ChatTemplate(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer,
+                           const std::optional<std::tm>& now)
     : source_(choose_source(settings, choice, tokenizer)),
       template_(source_, choice.empty() ? settings.chat_template_file : choice),
-      special_tokens_(settings.special_tokens) {}
+      special_tokens_(settings.special_tokens),
+      now_(now) {}
 
 std::vector<RenderedPiece> ChatTemplate::render(const ordered_json& messages, bool add_generation_prompt,
                                                 const ordered_json& extra) const {
@@ -66,29 +101,50 @@ std::vector<RenderedPiece> ChatTemplate::render(const ordered_json& messages, bo
   data.update(extra);
   data["messages"] = messages;
   data["add_generation_prompt"] = add_generation_prompt;
-  return template_.render(data, special_tokens_);
+  ordered_json trusted(special_tokens_);
+  trusted["messages"] = known_roles(messages);
+  return template_.render(data, trusted, now_);
 }
 
-std::optional<int32_t> ChatTemplate::end_of_turn(const Tokenizer& tokenizer) const {
+std::optional<int32_t> ChatTemplate::end_of_reply(const Tokenizer& tokenizer) const {
   std::vector<RenderedPiece> pieces;
   try {
-    pieces = render({{{"role", "user"}, {"content", "question"}}, {{"role", "assistant"}, {"content", "answer"}}},
-                    /*add_generation_prompt=*/false, ordered_json::object());
+    pieces = render(example_turn(), /*add_generation_prompt=*/false, ordered_json::object());
   } catch (const Error&) {
     return std::nullopt;  // it wants something else of a conversation
   }
-  const auto answer = std::find_if(pieces.rbegin(), pieces.rend(), [](const auto& piece) { return piece.from_data; });
-  if (answer == pieces.rend()) return std::nullopt;
-  std::string behind;
-  for (auto piece = answer.base(); piece != pieces.end(); ++piece) behind += piece->text;
-  std::optional<int32_t> end;
-  TokenFinder(tokenizer.special_tokens())
-      .cut(
-          behind, [](std::string_view) {},
-          [&](int32_t id) {
-            if (!end) end = id;
-          });
-  return end;
+  return first_special(text_behind_data(pieces), tokenizer);
+}
+
+std::optional<int32_t> ChatTemplate::end_of_turn(const Tokenizer& tokenizer) const {
+  const std::optional<int32_t> end = end_of_reply(tokenizer);
+  return end ? end : first_special(next_turn(example_turn(), "user", ordered_json::object()), tokenizer);
+}
+
+std::string ChatTemplate::next_turn(const ordered_json& messages, const std::string& role,
+                                    const ordered_json& extra) const {
+  constexpr std::string_view kSaid = "next";
+  ordered_json more = messages;
+  more.push_back({{"role", role}, {"content", kSaid}});
+  std::vector<RenderedPiece> pieces;
+  std::string behind;  // the last message, where none follows
+  try {
+    pieces = render(more, /*add_generation_prompt=*/false, extra);
+    behind = text_behind_data(render(messages, /*add_generation_prompt=*/false, extra));
+  } catch (const Error&) {
+    return "";
+  }
+  const auto said = std::find_if(pieces.rbegin(), pieces.rend(), [](const auto& piece) { return piece.from_data; });
+  if (said == pieces.rend() || said->text != kSaid || said + 1 == pieces.rend()) return "";
+  const std::string& between = (said + 1)->text;
+  return between.starts_with(behind) ? between.substr(behind.size()) : between;
+}
+
+std::vector<TokenFinder::Match> special_tokens_in(std::string_view text, const Tokenizer& tokenizer) {
+  const TokenFinder finder(tokenizer.special_tokens());
+  std::vector<TokenFinder::Match> matches;
+  for (auto match = finder.find(text, 0); match; match = finder.find(text, match->end)) matches.push_back(*match);
+  return matches;
 }
 
 std::vector<int32_t> encode_rendered(const std::vector<RenderedPiece>& pieces, const Tokenizer& tokenizer) {

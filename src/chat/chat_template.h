@@ -3,10 +3,12 @@
 
 #include <array>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "chat/checkpoint_settings.h"
@@ -27,24 +29,38 @@ class ChatTemplate {
   //   other     a Jinja file
   // Errors: JinjaTemplate's; (usage) when the tokenizer lacks ChatML's marks, or there is no such file; (runtime) when
   // it cannot be read.
-  ChatTemplate(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer);
+  // `now` is the time for templates that write one; nothing: the clock's.
+  ChatTemplate(const CheckpointSettings& settings, const std::string& choice, const Tokenizer& tokenizer,
+               const std::optional<std::tm>& now = {});
 
   const std::string& source() const { return source_; }  // Jinja
+  bool mentions(std::string_view name) const { return template_.mentions(name); }
 
   // The text of a conversation. `messages` is a list of {"role", "content", ...}, `extra` an object of more variables
-  // for the template ("enable_thinking"). With `add_generation_prompt`, the beginning of a reply follows. Error
-  // (runtime): the template refuses it.
+  // for the template ("enable_thinking"). With `add_generation_prompt`, the beginning of a reply follows. A role is the
+  // template's own text if it is one of those that templates know (system, developer, user, assistant, tool, function,
+  // observation, ipython), so that markers are built around it; any other came with the data. Error (runtime): the
+  // template refuses it.
   std::vector<RenderedPiece> render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
                                     const nlohmann::ordered_json& extra) const;
 
-  // The special token that the template writes behind what the assistant said, if it writes one: a reply ends with it.
+  // The special token that the template writes behind what the assistant said, if it writes one.
+  std::optional<int32_t> end_of_reply(const Tokenizer& tokenizer) const;
+  // What a reply ends with: that one, or else the first special token of the turn that follows.
   std::optional<int32_t> end_of_turn(const Tokenizer& tokenizer) const;
+  // What the template writes from the end of `messages` to what `role` says next; "" where it takes no such message.
+  std::string next_turn(const nlohmann::ordered_json& messages, const std::string& role,
+                        const nlohmann::ordered_json& extra) const;
 
  private:
   std::string source_;
   JinjaTemplate template_;
   std::map<std::string, std::string> special_tokens_;
+  std::optional<std::tm> now_;
 };
+
+// The special tokens in what a template wrote, in order.
+std::vector<TokenFinder::Match> special_tokens_in(std::string_view text, const Tokenizer& tokenizer);
 
 // The ids of a rendered text. Special tokens count where the template wrote them. In what came with the messages they
 // are text: no message can end its turn and speak for another role. (The package transformers lets them.)

@@ -56,6 +56,41 @@ void read_tokens(const json& config, const fs::path& file, CheckpointSettings& s
   }
 }
 
+// The names of the special tokens in front of the text, in the part of a post-processor that adds some.
+std::vector<std::string> tokens_in_front(const json& post_processor, const fs::path& file) {
+  const json type = post_processor.is_object() ? post_processor.value("type", json()) : json();
+  if (type == "Sequence" && post_processor.value("processors", json()).is_array()) {
+    std::vector<std::string> names;
+    for (const json& part : post_processor["processors"]) {
+      const std::vector<std::string> more = tokens_in_front(part, file);
+      names.insert(names.begin(), more.begin(), more.end());  // around what the parts before it have made
+    }
+    return names;
+  }
+  std::vector<std::string> names;
+  if (type != "TemplateProcessing") return names;
+  const json single = post_processor.value("single", json());
+  if (!single.is_array()) throw wrong(file, "post_processor.single", "a list");
+  for (const json& part : single) {
+    const json token = part.is_object() ? part.value("SpecialToken", json()) : json();
+    if (!token.is_object()) break;  // the text
+    const json name = token.value("id", json());
+    if (!name.is_string()) throw wrong(file, "a SpecialToken of post_processor.single", "named by its \"id\"");
+    names.push_back(name.get<std::string>());
+  }
+  return names;
+}
+
+std::vector<std::string> begin_tokens(const json& config, const CheckpointSettings& settings, const fs::path& folder) {
+  const json says = config.value("add_bos_token", json());
+  if (says.is_boolean()) {
+    const auto bos = settings.special_tokens.find("bos_token");
+    return says == true && bos != settings.special_tokens.end() ? std::vector{bos->second} : std::vector<std::string>{};
+  }
+  const fs::path file = folder / "tokenizer.json";
+  return tokens_in_front(read_object(file).value("post_processor", json()), file);
+}
+
 void read_stop_ids(const json& config, const fs::path& file, const Tokenizer& tokenizer, CheckpointSettings& settings) {
   const json eos = config.value("eos_token_id", json());
   for (const json& id : eos.is_array() ? eos : eos.is_null() ? json::array() : json::array({eos})) {
@@ -94,7 +129,7 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   const fs::path template_file = folder / "chat_template.jinja", tokenizer_file = folder / "tokenizer_config.json",
                  generation_file = folder / "generation_config.json", model_file = folder / "config.json";
   CheckpointSettings settings;
-  settings.imported = fs::exists(folder);
+  settings.imported = fs::exists(folder / "config.json") || fs::exists(tokenizer_file) || fs::exists(generation_file);
   const json config = read_object(tokenizer_file);
   read_tokens(config, tokenizer_file, settings);
   const bool own_file = fs::exists(template_file);
@@ -110,7 +145,11 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
     const auto found = settings.special_tokens.find(role);
     return found == settings.special_tokens.end() ? std::nullopt : id_of(tokenizer, found->second);
   };
-  if (config.value("add_bos_token", json()) == true) settings.bos_id = named("bos_token");
+  for (const std::string& token : begin_tokens(config, settings, folder)) {
+    const auto id = id_of(tokenizer, token);
+    if (!id) throw wrong(folder, fmt::format("{}, with which texts begin,", token), "a special token of the tokenizer");
+    settings.begin_ids.push_back(*id);
+  }
 
   const json generation = read_object(generation_file);
   read_sampling(generation, generation_file, settings);
@@ -120,6 +159,14 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   std::ranges::sort(settings.stop_ids);
   settings.stop_ids.erase(std::unique(settings.stop_ids.begin(), settings.stop_ids.end()), settings.stop_ids.end());
   return settings;
+}
+
+std::vector<std::string> read_begin_tokens(const fs::path& folder) {
+  const fs::path file = folder / "tokenizer_config.json";
+  const json config = read_object(file);
+  CheckpointSettings settings;
+  read_tokens(config, file, settings);
+  return begin_tokens(config, settings, folder);
 }
 
 }  // namespace nmoe

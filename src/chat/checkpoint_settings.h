@@ -3,11 +3,14 @@
 //   chat_template.jinja      how a conversation becomes text; else "chat_template" of tokenizer_config.json: a string,
 //                            or a list of {"name", "template"}, of which "default" counts
 //   tokenizer_config.json    "bos_token", "eos_token" and the like: a string, or {"content": string}; "add_bos_token"
+//   tokenizer.json           what its post-processor (TemplateProcessing) puts in front of a text, where add_bos_token
+//                            does not say; never what it puts behind, since a text is to go on
 //   generation_config.json   "eos_token_id" (an id or a list), "temperature", "top_k", "top_p", "min_p",
 //                            "repetition_penalty"
 //   config.json              "eos_token_id", where generation_config.json says nothing of it
 //
-// Every file may be missing, as they all are in checkpoints that nmoe trained.
+// Every file may be missing. Checkpoints that nmoe trained from the beginning have at most the template of the
+// conversations that they were trained on.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +35,8 @@ struct CheckpointSettings {
   std::string chat_template_file;                     // where it is, for messages
   std::map<std::string, std::string> special_tokens;  // by role: "bos_token", "eos_token", ...
   std::vector<int32_t> stop_ids;                      // ids that end a reply beside the end of a document; ascending
-  std::optional<int32_t> bos_id;                      // begins every text, if anything does
-  bool imported = false;                              // the folder is there
+  std::vector<int32_t> begin_ids;  // begin a text that is to be continued; a conversation begins as its template says
+  bool imported = false;           // the model, or the one that training began with, came from Hugging Face
   SamplingDefaults sampling;
 };
 
@@ -42,5 +45,8 @@ struct CheckpointSettings {
 CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const Tokenizer& tokenizer);
 // The same of a folder that holds these files itself.
 CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& tokenizer);
+
+// The special tokens, by name, that such a folder's tokenizer puts in front of a text. Error as above.
+std::vector<std::string> read_begin_tokens(const fs::path& folder);
 
 }  // namespace nmoe

@@ -10,7 +10,7 @@
 
 namespace nmoe {
 
-// An imported model's text begins with its bos_id if it has one; a model trained here knows how documents begin
+// An imported model's text begins with its begin_ids; a model trained here knows how documents begin
 // (InferenceEngine::encode_prompt). Of an imported model never empty: nothing at all is eos_id.
 std::vector<int32_t> encode_prompt(const CheckpointSettings& settings, const InferenceEngine& engine,
                                    std::string_view text);

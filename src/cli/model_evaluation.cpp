@@ -79,7 +79,7 @@ Subject stored_subject(const fs::path& path) {
 // What every text begins with, as generation does it (chat/prompt.h).
 std::vector<int32_t> begin_ids(const Subject& subject) {
   const CheckpointSettings& settings = subject.settings;
-  if (settings.imported) return settings.bos_id ? std::vector{*settings.bos_id} : std::vector<int32_t>{};
+  if (settings.imported) return settings.begin_ids;
   if (subject.config.data.mask_documents) return {};
   return {subject.tokenizer->eos_id()};
 }

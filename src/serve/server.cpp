@@ -234,10 +234,10 @@ ApiServer::Prompts ApiServer::encode_prompts(const ApiRequest& request, bool is_
   for (const auto& prompt : request.prompts) {
     if (const auto* text = std::get_if<std::string>(&prompt)) {
       const std::vector<int32_t>& ids = prompts.ids.emplace_back(encode_prompt(settings_, engine_, *text));
-      // The text's own ids are never special: a special one in front is ours.
-      const int32_t begin = settings_.bos_id.value_or(tokenizer.eos_id());
-      const bool hidden = !ids.empty() && ids.front() == begin;
-      prompts.shown.push_back({.text = *text, .hidden_tokens = hidden ? size_t{1} : 0});
+      // The text's own ids are never special: an end of a document in front is ours.
+      const size_t ours = settings_.begin_ids.empty() ? size_t{!ids.empty() && ids.front() == tokenizer.eos_id()}
+                                                      : settings_.begin_ids.size();
+      prompts.shown.push_back({.text = *text, .hidden_tokens = ours});
     } else {
       const auto& ids = prompts.ids.emplace_back(std::get<std::vector<int32_t>>(prompt));
       const bool known = std::ranges::all_of(ids, [&](int32_t id) { return id < tokenizer.vocab_size(); });

@@ -350,14 +350,11 @@ constexpr std::array<std::string_view, 5> kFunctions = {"range", "namespace", "d
 
 bool has_cased(TextView text) { return !equal(upper(text), lower(text)); }
 
-Value now(const Text& format) {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm parts{};
-  localtime_r(&seconds, &parts);
+Value written_time(const Text& format, const std::tm& now) {
   const std::string pattern = encode(format);
   if (pattern.empty()) return make_text(std::string_view());
   std::array<char, 1024> buffer{};
-  const size_t size = std::strftime(buffer.data(), buffer.size(), pattern.c_str(), &parts);
+  const size_t size = std::strftime(buffer.data(), buffer.size(), pattern.c_str(), &now);
   if (size == 0) fail("strftime_now: the result is empty or too long");
   return make_text(std::string_view(buffer.data(), size));
 }
@@ -564,11 +561,11 @@ bool apply_test(const std::string& name, const Value& input, const Arguments& ar
 
 bool is_function(std::string_view name) { return one_of(name, kFunctions); }
 
-Value call_function(const std::string& name, const Arguments& arguments) {
+Value call_function(const std::string& name, const Arguments& arguments, const std::tm& now) {
   if (name == "raise_exception") {
     fail("the template refuses this: ", encode(to_text(Bound(name, arguments, {"message"}).value(0))));
   }
-  if (name == "strftime_now") return now(Bound(name, arguments, {"format"}).text(0));
+  if (name == "strftime_now") return written_time(Bound(name, arguments, {"format"}).text(0), now);
   if (name == "range") return make_range(Bound(name, arguments, {"start", "stop", "step"}));
   std::vector<std::pair<Value, Value>> items;
   if (!arguments.positional.empty()) {

@@ -2,6 +2,7 @@
 // use; the same names, arguments and results.
 #pragma once
 
+#include <ctime>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,7 +53,8 @@ bool takes_argument(std::string_view test);
 bool apply_test(const std::string& name, const Value& input, const Arguments& arguments);
 
 bool is_function(std::string_view name);
-Value call_function(const std::string& name, const Arguments& arguments);
+// `now` is what strftime_now writes.
+Value call_function(const std::string& name, const Arguments& arguments, const std::tm& now);
 
 // object.name and object[key]. What is not there is undefined; Failure where the object itself is.
 Value get_attribute(const Value& object, const std::string& name);

@@ -172,7 +172,7 @@ Value slice(const Value& object, std::optional<int64_t> begin, std::optional<int
 
 class Renderer {
  public:
-  explicit Renderer(const Context& context) : context_(context) {}
+  Renderer(const Context& context, const std::tm& now) : context_(context), now_(now) {}
 
   Text render(const Body& body) {
     run(body);
@@ -422,7 +422,7 @@ class Renderer {
       return call_method((*method)->object, (*method)->name, arguments);
     }
     if (const auto* function = std::get_if<std::shared_ptr<const Function>>(&callee)) {
-      return call_function((*function)->name, arguments);
+      return call_function((*function)->name, arguments, now_);
     }
     if (const auto* macro = std::get_if<std::shared_ptr<const Macro>>(&callee)) return call_macro(**macro, arguments);
     if (const auto* undefined = std::get_if<Undefined>(&callee)) fail("'", undefined->name, "' is undefined");
@@ -447,6 +447,7 @@ class Renderer {
   }
 
   const Context& context_;
+  const std::tm& now_;
   Scope outermost_;
   Scope* scope_ = &outermost_;
   Text output_;
@@ -456,6 +457,8 @@ class Renderer {
 
 }  // namespace
 
-Text render(const Body& body, const Context& context) { return Renderer(context).render(body); }
+Text render(const Body& body, const Context& context, const std::tm& now) {
+  return Renderer(context, now).render(body);
+}
 
 }  // namespace nmoe::jinja

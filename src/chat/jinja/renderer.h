@@ -1,6 +1,7 @@
 // Runs a template's tree.
 #pragma once
 
+#include <ctime>
 #include <map>
 #include <string>
 
@@ -10,7 +11,7 @@ namespace nmoe::jinja {
 
 using Context = std::map<std::string, Value>;
 
-// What the template prints. Failure, with its line, when it cannot go on.
-Text render(const Body& body, const Context& context);
+// What the template prints at the time `now`. Failure, with its line, when it cannot go on.
+Text render(const Body& body, const Context& context, const std::tm& now);
 
 }  // namespace nmoe::jinja

@@ -8,8 +8,12 @@
 // forever.
 #pragma once
 
+#include <ctime>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,13 +36,20 @@ class JinjaTemplate {
   JinjaTemplate(JinjaTemplate&&) noexcept;
   JinjaTemplate& operator=(JinjaTemplate&&) noexcept;
 
-  // The variables are the members of both objects. Error (runtime), naming the line, when the template fails or refuses
+  // The variables are the members of both objects. Where both have one, the strings that `trusted` has in it, at
+  // whatever depth, take the place of those of `data` ({"messages": [{"role": ...}]}). `now` is the time that the
+  // template may ask for; nothing: the clock's. Error (runtime), naming the line, when the template fails or refuses
   // what it is given.
-  std::vector<RenderedPiece> render(const nlohmann::ordered_json& data, const nlohmann::ordered_json& trusted) const;
+  std::vector<RenderedPiece> render(const nlohmann::ordered_json& data, const nlohmann::ordered_json& trusted,
+                                    const std::optional<std::tm>& now = {}) const;
+
+  // Whether the name, or the string, stands anywhere in the template's code: what does not, it never looks at.
+  bool mentions(std::string_view name) const { return names_.contains(name); }
 
  private:
   struct Tree;
   std::string name_;
+  std::set<std::string, std::less<>> names_;
   std::unique_ptr<const Tree> tree_;
 };
 

@@ -31,8 +31,19 @@ int checked_depth(int depth) {
   return depth;
 }
 
-Value from_json(const ordered_json& json, char32_t mark, int depth) {
+// What `vouched` has for one member of an object, or one item of a list; null where it has nothing.
+const ordered_json* member_of(const ordered_json* vouched, const std::string& key) {
+  if (vouched == nullptr || !vouched->is_object()) return nullptr;
+  const auto found = vouched->find(key);
+  return found == vouched->end() ? nullptr : &*found;
+}
+const ordered_json* item_of(const ordered_json* vouched, size_t i) {
+  return vouched == nullptr || !vouched->is_array() || i >= vouched->size() ? nullptr : &(*vouched)[i];
+}
+
+Value from_json(const ordered_json& json, char32_t mark, const ordered_json* vouched, int depth) {
   checked_depth(depth);
+  if (vouched != nullptr && vouched->is_string()) return make_text(decode(vouched->get_ref<const std::string&>(), 0));
   switch (json.type()) {
     case ordered_json::value_t::null:
       return None{};
@@ -51,13 +62,15 @@ Value from_json(const ordered_json& json, char32_t mark, int depth) {
       return make_text(decode(json.get_ref<const std::string&>(), mark));
     case ordered_json::value_t::array: {
       std::vector<Value> items;
-      for (const ordered_json& item : json) items.push_back(from_json(item, mark, depth + 1));
+      for (const ordered_json& item : json) {
+        items.push_back(from_json(item, mark, item_of(vouched, items.size()), depth + 1));
+      }
       return make_list(std::move(items));
     }
     case ordered_json::value_t::object: {
       std::vector<std::pair<Value, Value>> items;
       for (const auto& [key, item] : json.items()) {
-        items.emplace_back(make_text(decode(key, mark)), from_json(item, mark, depth + 1));
+        items.emplace_back(make_text(decode(key, mark)), from_json(item, mark, member_of(vouched, key), depth + 1));
       }
       return make_dict(std::move(items));
     }
@@ -261,7 +274,9 @@ Value make_dict(std::vector<std::pair<Value, Value>> items) {
   return std::shared_ptr<const Dict>(std::move(dict));
 }
 
-Value from_json(const ordered_json& json, char32_t mark) { return from_json(json, mark, 0); }
+Value from_json(const ordered_json& json, char32_t mark, const ordered_json* vouched) {
+  return from_json(json, mark, vouched, 0);
+}
 
 const Text* as_text(const Value& value) { return shared<Text>(value); }
 const List* as_list(const Value& value) { return shared<List>(value); }

@@ -72,8 +72,10 @@ Value make_text(TextView text);
 Value make_text(std::string_view ascii);
 Value make_list(std::vector<Value> items, bool tuple = false);
 Value make_dict(std::vector<std::pair<Value, Value>> items);  // of equal keys, the last counts
-// All characters get `mark`.
-Value from_json(const nlohmann::ordered_json& json, char32_t mark = kFromData);
+// All characters get `mark`, but for what `vouched` (null: nothing) has in the same place: members of its objects and
+// items of its lists take the place of those in `json`, without a mark.
+Value from_json(const nlohmann::ordered_json& json, char32_t mark = kFromData,
+                const nlohmann::ordered_json* vouched = nullptr);
 
 const Text* as_text(const Value& value);  // nullptr for everything else
 const List* as_list(const Value& value);
