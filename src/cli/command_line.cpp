@@ -190,10 +190,16 @@ class CommandLine::Commands {
                                              "field with lists of {role, content}; loss on the assistant's turns only");
     messages->excludes(prompt);
     prep->add_option(
-            "--chat-template", chat_template_,
+            "--chat-template", conversations_.chat_template,
             "template of conversations: chatml, a Jinja file, or the folder of a model or checkpoint that has one")
         ->needs(messages)
         ->capture_default_str();
+    prep->add_option("--template-date", conversations_.date, "the date that a chat template writes, as YYYY-MM-DD")
+        ->needs(messages)
+        ->capture_default_str();
+    add_repeatable(prep, "--ignore-field", conversations_.ignored_fields,
+                   "field of messages that means nothing, though the template does not look at it (repeatable)", "NAME")
+        ->needs(messages);
     prep->add_option("--split-on", prep_.records.split_on,
                      "line that separates documents within a text file; \"\": blank lines");
     prep->add_option("--max-record", max_record_, "largest record to read; unless given, 512MiB");
@@ -247,7 +253,7 @@ class CommandLine::Commands {
       }
       if (!prep_.records.messages_field.empty()) {
         prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
-          return make_conversation_encoder(chat_template_, std::move(tokenizer));
+          return make_conversation_encoder(conversations_, std::move(tokenizer));
         };
       }
       run_ = [this] { prep_command(prep_); };
@@ -352,14 +358,18 @@ class CommandLine::Commands {
     imported->callback([this] { run_ = [this] { import_command(import_); }; });
 
     CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
-    exported->add_option("checkpoint", export_.checkpoint, kCheckpoint)->required();
-    exported->add_option("out", export_.out, "folder to create for the model")->required();
-    add_dtype(exported, export_.dtype, "dtype of the weights; unless given, the checkpoint's");
+    exported->add_option("checkpoint", export_.options.checkpoint, kCheckpoint)->required();
+    exported->add_option("out", export_.options.out, "folder to create for the model")->required();
+    add_dtype(exported, export_.options.dtype, "dtype of the weights; unless given, the checkpoint's");
     exported->add_option("--shard-size", shard_size_, "largest file of weights; unless given, 5GB");
-    add_threads(exported, export_.num_threads);
+    exported
+        ->add_option("--chat-template", export_.chat_template,
+                     "template of conversations to write: chatml or a Jinja file; unless given, the checkpoint's own")
+        ->type_name("FORM");
+    add_threads(exported, export_.options.num_threads);
     exported->callback([this] {
       run_ = [this] {
-        if (!shard_size_.empty()) export_.shard_bytes = parse_bytes(shard_size_, "--shard-size");
+        if (!shard_size_.empty()) export_.options.shard_bytes = parse_bytes(shard_size_, "--shard-size");
         export_command(export_);
       };
     });
@@ -557,7 +567,7 @@ class CommandLine::Commands {
   RunsArguments runs_;
   MonArguments mon_;
   VizArguments viz_;
-  std::string chat_template_ = "chatml";
+  ConversationOptions conversations_;
   PrepOptions prep_;
   SynthesizeOptions synthesize_;
   bool near_dedup_ = false;
@@ -570,7 +580,7 @@ class CommandLine::Commands {
   std::string checkpoint_;
   GenerateArguments generate_;
   ImportOptions import_;
-  ExportOptions export_;
+  ExportArguments export_;
   std::string shard_size_;
   std::string max_record_;
   ParityArguments parity_;

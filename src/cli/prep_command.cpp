@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "chat/checkpoint_settings.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
 #include "data/prep/inputs.h"
@@ -58,6 +59,29 @@ void print_split(const char* name, const SplitReport& split) {
         split.shards == 1 ? "" : "s");
 }
 
+// Documents of text have no token in front that tells where they begin, whatever other programs put there.
+void print_beginning(const PrepOptions& options) {
+  if (!options.records.messages_field.empty()) return;  // the template writes all
+  const fs::path source = options.tokenizer.substr(0, options.tokenizer.find('@'));
+  const fs::path folder = fs::is_directory(source) ? source : source.parent_path();
+  if (folder.empty() || !fs::exists(folder / "tokenizer.json")) return;
+  const std::vector<std::string> tokens = read_begin_tokens(folder);
+  if (tokens.empty()) return;
+  fmt::print(
+      "documents begin without {}: the tokenizer has it put in front of a text, as n generate, n serve and n eval do "
+      "with a model that came with it\n",
+      fmt::join(tokens, ""));
+}
+
+void print_conversations(const PrepReport& report) {
+  if (!report.conversation_note.empty()) fmt::print("{}\n", report.conversation_note);
+  if (report.by_reply.records == 0) return;
+  fmt::print(
+      "conversations with one document for each reply: {} (documents: {}), since the template writes earlier turns "
+      "differently once more follow\n",
+      report.by_reply.records, report.by_reply.documents);
+}
+
 void print_dropped(const PrepReport& report, const fs::path& out) {
   if (report.dropped.empty()) return;
   print("dropped, of {} records (see {}):\n", report.records, (out / "dropped.jsonl").string());
@@ -85,6 +109,8 @@ void prep_command(PrepOptions options) {
   if (report.valid.documents == 0) {
     print("valid no split: training will report no validation loss (--valid, --valid-fraction, --valid-tail)\n");
   }
+  print_beginning(options);
+  print_conversations(report);
   print_dropped(report, options.out);
   if (report.was_there) return;
   const double text = megabytes(report.text_bytes);

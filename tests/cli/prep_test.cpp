@@ -247,6 +247,43 @@ TEST_F(PrepCommandTest, ConversationsAreLearnedFromTheAssistant) {
       1, "'chats.jsonl', line 1: ", "--skip-bad");
 }
 
+// A template that leaves the reasoning of earlier turns out, as Qwen3's does.
+TEST_F(PrepCommandTest, AReplyIsLearnedAsTheModelSeesIt) {
+  write(
+      "chats.jsonl",
+      R"({"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "reasoning_content": "r1", "content": "a1"}, )"
+      R"({"role": "user", "content": "two"}, {"role": "assistant", "reasoning_content": "r2", "content": "a2"}]})"
+      "\n"
+      R"({"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "reasoning_content": "r1", "content": "a1"}]})"
+      "\n");
+  write("thinking.jinja",
+        "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role[0] }}: {% if m.role == 'assistant' and loop.last %}"
+        "({{ m.reasoning_content }}) {% endif %}{{ m.content }}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}a: {% endif %}");
+  const std::vector<std::string> prep = {
+      "prep", "chats.jsonl", "--messages-field", "messages", "--chat-template", "thinking.jinja", "--out", "data"};
+  const std::string said = output(prep);
+  EXPECT_TRUE(contains(said, "conversations with one document for each reply: 1 (documents: 2)")) << said;
+  EXPECT_TRUE(contains(said, "the chat template writes the date: 2025-01-01 (--template-date)")) << said;
+  EXPECT_TRUE(contains(said, "train 3 documents")) << said;
+  const auto document = [&](const char* number) {
+    return output({"data", "sample", "data", "--document", number, "--count", "1"});
+  };
+  EXPECT_TRUE(contains(document("0"), "2025u: one\na: \n[text]\n(r1) a1\n")) << document("0");
+  EXPECT_TRUE(contains(document("1"), "2025u: one\na: a1\nu: two\na: \n[text]\n(r2) a2\n")) << document("1");
+  EXPECT_EQ(read_file(dir_ / "data/chat_template.jinja"), read_file(dir_ / "thinking.jinja"));
+  EXPECT_TRUE(contains(read_file(dir_ / "data/report.json"), "\"one_document_a_reply\""));
+  EXPECT_TRUE(contains(output(prep), "conversations with one document for each reply: 1 (documents: 2)"));
+
+  // What the template would lose is named.
+  write("weights.jsonl", R"({"messages": [{"role": "assistant", "content": "a", "learn": false}]})");
+  expect_error(n({"prep", "weights.jsonl", "--messages-field", "messages", "--chat-template", "thinking.jinja", "--out",
+                  "other"}),
+               1, "message 1 has \"learn\", at which the chat template does not look", "--ignore-field learn");
+  output({"prep", "weights.jsonl", "--messages-field", "messages", "--chat-template", "thinking.jinja",
+          "--ignore-field", "learn", "--out", "other"});
+}
+
 TEST_F(PrepCommandTest, AMissingFieldIsToldWithThoseThereAre) {
   write("a.jsonl", "{\"content\": \"one\", \"id\": 7}\n{\"content\": \"two\"}\n{\"id\": 9}\n");
   expect_error(n({"prep", "a.jsonl", "--out", "data"}), 1, "'a.jsonl', line 1: no field \"text\"",

@@ -393,6 +393,33 @@ TEST_F(RecordsTest, Conversations) {
                [&] { records(write("a.txt", "hi"), options); });
 }
 
+// What is beside the messages, and within them beside what is said.
+TEST_F(RecordsTest, FieldsOfConversations) {
+  const RecordOptions options{.messages_field = "messages"};
+  const std::string lines =
+      R"({"tools": [{"name": "f"}], "id": 7, "messages": [{"role": "assistant", "content": null, "tool_calls": [1]}]})"
+      "\n"
+      R"({"messages": [{"role": "assistant", "tool_calls": [1], "reasoning_content": "hm"}], "chat_template_kwargs": null})"
+      "\n"
+      R"({"system": "Be brief.", "messages": [{"role": "assistant", "content": "yo"}]})"
+      "\n"
+      R"({"messages": [{"role": "assistant", "content": "yo", "weight": 2}]})"
+      "\n";
+  const std::vector<Record> all = records(write("a.jsonl", lines), options);
+  EXPECT_EQ(told(all),
+            (Lines{"1:\n[1]", "2:\nhm\n[1]", "3!the record has \"system\", which is not supported beside messages",
+                   "4!message 1 has the weight 2, which is neither 0 nor 1"}));
+  EXPECT_EQ(all[0].fields, R"({"tools":[{"name":"f"}]})");
+  EXPECT_EQ(all[1].fields, "");
+  const std::vector<Record> rows =
+      records(make_parquet("a.parquet",
+                           "SELECT '[{\"name\": \"f\"}]' AS tools, NULL AS system, "
+                           "[{'role': 'assistant', 'content': 'yo', 'tool_calls': NULL, 'weight': NULL}] AS messages"),
+              options);
+  EXPECT_EQ(told(rows), (Lines{"1:yo"}));
+  EXPECT_EQ(rows[0].fields, R"({"tools":"[{\"name\": \"f\"}]","system":null})");
+}
+
 // What DuckDB finds out while it reads.
 TEST_F(RecordsTest, ParquetDamagedInTheMiddle) {
   const std::string path =

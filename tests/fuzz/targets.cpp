@@ -23,7 +23,7 @@
 #include "checkpoint/safetensors.h"
 #include "cli/command_line.h"
 #include "config/load.h"
-#include "data/prep/conversation.h"
+#include "data/prep/messages.h"
 #include "data/prep/records.h"
 #include "data/shards/dataset.h"
 #include "data/shards/manifest.h"
@@ -194,7 +194,7 @@ void chat(std::string_view bytes) {
     return path.string();
   }();
   static const ChatTemplate chat_template({}, form, *tokenizer);
-  static const auto encoder = make_conversation_encoder(form, tokenizer);
+  static const auto encoder = make_conversation_encoder({.chat_template = form}, tokenizer);
   auto messages = try_parse_json<nlohmann::ordered_json>(bytes);
   if (!messages.is_array()) {
     const nlohmann::ordered_json said = {{"role", "user"}, {"content", bytes}};
@@ -206,8 +206,8 @@ void chat(std::string_view bytes) {
     NMOE_CHECK(std::ranges::count(ids, tokenizer->eos_id()) == std::ssize(messages) + 1, "a message made a mark");
   });
   Record record;
-  take_messages(messages.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), record);
-  if (record.fault.empty()) encoder->encode(record.messages);
+  take_messages(messages.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), "", record);
+  if (record.fault.empty()) refuses([&] { encoder->encode(record.messages, record.fields); });
 }
 
 // Words of a command line, one a line. What they ask for is not done.

@@ -5,14 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "data/prep/records.h"
-
 namespace nmoe {
 
-// A conversation ready for a shard, without its end-of-sequence id.
-struct EncodedConversation {
+// A document ready for a shard, without its end-of-sequence id.
+struct EncodedDocument {
   std::vector<int32_t> ids;
-  std::vector<uint8_t> mask;  // 1 for ids with loss
+  std::vector<uint8_t> mask;  // 1 for ids with loss; empty where the shards have no masks
+  int64_t text_bytes = 0;     // of its prompt and text; of a conversation, conversation_text (data/prep/messages.h)
 };
 
 // Turns messages into a tokenizer's ids, by a chat template, on which this folder does not depend
@@ -21,16 +20,18 @@ class ConversationEncoder {
  public:
   virtual ~ConversationEncoder() = default;
 
-  // `messages` as Record::messages. Error (runtime) if they cannot be written as a conversation.
-  virtual EncodedConversation encode(const std::string& messages) const = 0;
+  // Its documents: one, or several where a reply is seen behind other text than when more follows. `messages` and
+  // `fields` as Record has them. Error (runtime) if they cannot be written as a conversation.
+  virtual std::vector<EncodedDocument> encode(const std::string& messages, const std::string& fields) const = 0;
+
+  // The chat template, a Jinja source.
+  virtual const std::string& source() const = 0;
+
+  // What the user should know of how conversations are written; "": nothing.
+  virtual std::string note() const = 0;
 
   // Identifies everything besides the tokenizer that determines the results of encode().
   virtual std::string fingerprint() const = 0;
 };
-
-// Sets a record's messages and text from `json`, the value of its messages field: a list of {"role", "content"}, both
-// strings, other members allowed, with at least one whose role is "assistant". The text consists of all contents,
-// separated by line ends, for filters and deduplication. Otherwise sets a fault.
-void take_messages(const std::string& json, Record& record);
 
 }  // namespace nmoe

@@ -45,6 +45,9 @@ PrepState state_from(const ordered_json& root, const fs::path& path) {
   for (const auto& [reason, counts] : root.at("dropped").items()) {
     state.dropped[reason] = {count(counts, "records"), count(counts, "bytes")};
   }
+  if (const auto by_reply = root.find("by_reply"); by_reply != root.end()) {  // journals of before have none
+    state.by_reply = {count(*by_reply, "records"), count(*by_reply, "documents")};
+  }
   for (const ordered_json& bad : root.at("bad")) {
     state.bad.push_back({bad.at("place").get<std::string>(), bad.at("reason").get<std::string>()});
   }
@@ -72,6 +75,7 @@ void write_journal(const fs::path& path, const PrepSettings& settings, const Pre
                        {"input_bytes", state.input_bytes},
                        {"records", state.records},
                        {"dropped", std::move(dropped)},
+                       {"by_reply", {{"records", state.by_reply.records}, {"documents", state.by_reply.documents}}},
                        {"bad", std::move(bad)},
                        {"dropped_file_bytes", state.dropped_file_bytes},
                        {"digest_file_bytes", state.digest_file_bytes},

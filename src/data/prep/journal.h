@@ -37,6 +37,7 @@ struct PrepState {
   int64_t input_bytes = 0;  // of the files' sizes, up to there
   int64_t records = 0;      // that have been read
   std::map<std::string, DropCount> dropped;
+  ByReplyCount by_reply;
   std::vector<BadRecord> bad;
   // Sizes of the files beside the journal.
   uint64_t dropped_file_bytes = 0;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "data/shards/corpus_folder.h"
 #include "data/shards/manifest.h"
 
 namespace nmoe {
@@ -83,6 +84,9 @@ std::optional<PrepReport> finished_report(const fs::path& out, const PrepSetting
     if (root.contains("valid")) report.valid = split_from(root.at("valid"));
     if (root.contains("valid") && !fs::exists(manifest_path(out / "valid"))) return std::nullopt;
     report.records = integer_of<int64_t>(root.at("records"));
+    if (const auto by_reply = root.find("one_document_a_reply"); by_reply != root.end()) {
+      report.by_reply = {integer_of<int64_t>(by_reply->at("records")), integer_of<int64_t>(by_reply->at("documents"))};
+    }
     for (const auto& [reason, count] : root.at("dropped").items()) {
       report.dropped[reason] = {integer_of<int64_t>(count.at("records")), integer_of<int64_t>(count.at("bytes"))};
     }
@@ -112,11 +116,12 @@ uint64_t Output::WorkFile::sync() {
 }
 
 Output::Output(const OutputFolder& folder, const PrepOptions& options, const Tokenizer& tokenizer,
-               const std::vector<InputFile>& inputs, const PrepSettings& settings,
+               const ConversationEncoder* encoder, const std::vector<InputFile>& inputs, const PrepSettings& settings,
                const std::optional<PrepState>& state)
     : folder_(folder),
       options_(options),
       tokenizer_(tokenizer),
+      encoder_(encoder),
       inputs_(inputs),
       settings_(settings),
       state_(state.value_or(PrepState{})),
@@ -187,7 +192,13 @@ void Output::write(const Batch& batch) {
       signatures_.pending.append(reinterpret_cast<const char*>(document.signature.get()), sizeof(Signature));
     }
     SplitWriter& writer = document.split == Split::kValid ? *valid_ : *train_;
-    writer.add_document(document.ids, document.text_bytes(), place_of_document(document), document.mask);
+    for (const EncodedDocument& encoded : document.encoded) {
+      writer.add_document(encoded.ids, encoded.text_bytes, place_of_document(document), encoded.mask);
+    }
+    if (document.encoded.size() > 1) {
+      state_.by_reply.records += 1;
+      state_.by_reply.documents += std::ssize(document.encoded);
+    }
   }
   state_.file = batch.end_file;
   state_.record = batch.end_record;
@@ -235,6 +246,9 @@ std::string Output::report_text() const {
                        {"records", state_.records},
                        {"train", split_json(state_.train)}};
   if (state_.valid) root["valid"] = split_json(*state_.valid);
+  if (encoder_ != nullptr) {
+    root["one_document_a_reply"] = {{"records", state_.by_reply.records}, {"documents", state_.by_reply.documents}};
+  }
   root["dropped"] = std::move(dropped);
   root["bad_records"] = std::move(bad);
   return json_text(root, 2) + '\n';
@@ -273,6 +287,11 @@ PrepReport Output::commit() {
   remove_unfinished_files(out / "train");
   if (valid_) remove_unfinished_files(out / "valid");
   write_file_atomically(out / "tokenizer.json", tokenizer_.json());
+  if (encoder_ != nullptr) {
+    write_file_atomically(out / kChatTemplateFile, encoder_->source());
+  } else {
+    fs::remove(out / kChatTemplateFile);  // of the dataset that was here
+  }
   write_file_atomically(out / kReport, report_text());
   if (fs::exists(folder_.dropped())) fs::rename(folder_.dropped(), out / "dropped.jsonl");
   sync_directory(out);
@@ -283,6 +302,7 @@ PrepReport Output::commit() {
   journaled_ = false;
   report.records = state_.records;
   report.dropped = state_.dropped;
+  report.by_reply = state_.by_reply;
   return report;
 }
 

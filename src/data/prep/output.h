@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "data/prep/conversation.h"
 #include "data/prep/dedup.h"
 #include "data/prep/journal.h"
 #include "data/prep/prep.h"
@@ -31,8 +32,8 @@ struct Document {
   std::optional<Verdict> dropped;
   std::optional<Digest> digest;  // when it is the first with it
   std::unique_ptr<Signature> signature;
-  std::vector<int32_t> ids;   // of the prompt, then of the text; or of a conversation
-  std::vector<uint8_t> mask;  // of ids, where the shards have masks
+  // What goes to the shards, masks where they have some: one, of the prompt and then of the text, or a conversation's.
+  std::vector<EncodedDocument> encoded;
 
   int64_t text_bytes() const { return static_cast<int64_t>(record.prompt.size() + record.text.size()); }
 };
@@ -85,10 +86,11 @@ std::optional<PrepReport> finished_report(const fs::path& out, const PrepSetting
 // Writes batches in their order. One thread at a time.
 class Output {
  public:
-  // `state` is that of the journal, or nothing for a fresh start.
+  // `encoder` is null where records are no conversations. `state` is that of the journal, or nothing for a fresh start.
   // All but the state must outlive it.
   Output(const OutputFolder& folder, const PrepOptions& options, const Tokenizer& tokenizer,
-         const std::vector<InputFile>& inputs, const PrepSettings& settings, const std::optional<PrepState>& state);
+         const ConversationEncoder* encoder, const std::vector<InputFile>& inputs, const PrepSettings& settings,
+         const std::optional<PrepState>& state);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -121,6 +123,7 @@ class Output {
   const OutputFolder& folder_;
   const PrepOptions& options_;
   const Tokenizer& tokenizer_;
+  const ConversationEncoder* encoder_;
   const std::vector<InputFile>& inputs_;
   const PrepSettings& settings_;
   PrepState state_;

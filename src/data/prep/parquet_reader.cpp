@@ -13,7 +13,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "data/prep/content.h"
-#include "data/prep/conversation.h"
+#include "data/prep/messages.h"
 
 namespace nmoe {
 namespace {
@@ -101,8 +101,9 @@ class ParquetReader final : public RecordReader {
     const std::string text = options.whole   ? as_json("records")
                              : conversations ? as_json(sql_quoted(options.messages_field, '"'))
                                              : as_stored(options.text_field);
+    const std::string beside = conversations ? fields_ : as_stored(options.prompt_field);
     select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}, file_row_number = true) AS records", text,
-                          as_stored(conversations ? "" : options.prompt_field), as_text(options.id_field), file);
+                          beside.empty() ? "NULL" : beside, as_text(options.id_field), file);
   }
 
   bool next(Record& record) override {
@@ -122,7 +123,9 @@ class ParquetReader final : public RecordReader {
     if (!options_.messages_field.empty()) {
       std::string json;
       take(0, options_.messages_field, json, record);
-      if (record.fault.empty()) take_messages(json, record);
+      std::string fields;
+      if (!fields_.empty()) take(1, "", fields, record);
+      if (record.fault.empty()) take_messages(json, fields, record);
     } else {
       take(0, options_.text_field, record.text, record);
       if (!options_.prompt_field.empty()) take(1, options_.prompt_field, record.prompt, record);
@@ -196,7 +199,10 @@ class ParquetReader final : public RecordReader {
       }
       return types[static_cast<size_t>(found - names.begin())];
     };
-    if (!options_.messages_field.empty()) type_of(options_.messages_field);
+    if (!options_.messages_field.empty()) {
+      type_of(options_.messages_field);
+      fields_ = fields_of(names);
+    }
     for (const std::string& field : {options_.text_field, options_.prompt_field}) {
       if (field.empty() || options_.whole || !options_.messages_field.empty()) continue;
       const std::string type = type_of(field);
@@ -213,6 +219,17 @@ class ParquetReader final : public RecordReader {
     }
     const Owned<duckdb_data_chunk, duckdb_destroy_data_chunk> chunk(duckdb_fetch_chunk(*count.get()));
     num_rows_ = *static_cast<const int64_t*>(duckdb_vector_get_data(duckdb_data_chunk_get_vector(chunk.get(), 0)));
+  }
+
+  // The expression for what a row has beside its messages, as a JSON object; "": nothing.
+  std::string fields_of(const std::vector<std::string>& columns) const {
+    std::string members;
+    for (const std::string& column : columns) {
+      if (column == options_.messages_field || !is_conversation_field(column)) continue;
+      const std::string name = sql_quoted(column, '"');
+      members += fmt::format("{}{} := {}", members.empty() ? "" : ", ", name, name);
+    }
+    return members.empty() ? "" : fmt::format("CAST(to_json(struct_pack({})) AS VARCHAR)", members);
   }
 
   // Begins to read rows [number_, limit_). Returns why that fails, "" if it does not.
@@ -295,6 +312,7 @@ class ParquetReader final : public RecordReader {
   bool told_ = false;       // that there are no rows
   CrashNote crash_note_;
   std::string select_;
+  std::string fields_;  // of conversations: fields_of
   Owned<duckdb_database, duckdb_close> database_;
   Owned<duckdb_connection, duckdb_disconnect> connection_;
   std::unique_ptr<Result> rows_;  // of the query, while there is one

@@ -184,7 +184,7 @@ class Preparation {
     if (!options.force && !(state && state->phase == PrepState::Phase::kPlacing)) {
       check_corpus_folder(options.out, tokenizer_->json());
     }
-    output_.emplace(folder_, options_, *tokenizer_, inputs_, settings_, state);
+    output_.emplace(folder_, options_, *tokenizer_, encoder_.get(), inputs_, settings_, state);
     near_duplicates_.emplace(options.near_dedup.value_or(1.0));
     if (state) restore(*state);
     for (const InputFile& input : inputs_) progress_.total_bytes += input.bytes;
@@ -210,7 +210,9 @@ class Preparation {
     report.valid = written.valid;
     report.records = written.records;
     report.dropped = written.dropped;
+    report.by_reply = written.by_reply;
     report.text_bytes = progress_.text_bytes;
+    if (encoder_) report.conversation_note = encoder_->note();
     report.encode_seconds = encoding_.seconds();
     report.encoded_bytes = encoding_.bytes;
     report.near_dedup_seconds = near_dedup_.seconds();
@@ -347,8 +349,8 @@ class Preparation {
       }
       progress_.text_bytes += document.text_bytes();
       if (document.dropped) continue;
-      progress_.documents += 1;
-      progress_.tokens += std::ssize(document.ids) + 1;
+      progress_.documents += std::ssize(document.encoded);
+      for (const EncodedDocument& encoded : document.encoded) progress_.tokens += std::ssize(encoded.ids) + 1;
     }
     progress_.bytes = batch.file_bytes;
     if (options_.progress) options_.progress(progress_);
@@ -367,7 +369,8 @@ class Preparation {
     }
     if (document.dropped || !(options_.dedup || document.split == Split::kByHash)) return;
     // Who says what is part of a conversation.
-    const Digest digest = digest_of(record.messages.empty() ? record.prompt : record.messages, record.text);
+    const Digest digest =
+        digest_of(record.messages.empty() ? record.prompt : record.messages + record.fields, record.text);
     if (document.split == Split::kByHash) {
       const bool valid = static_cast<double>(digest.high) * 0x1p-64 < options_.valid_fraction;
       document.split = valid ? Split::kValid : Split::kTrain;
@@ -379,9 +382,7 @@ class Preparation {
   void encode_conversation(Document& document) {
     encoding_.spend(document.text_bytes(), [&] {
       try {
-        EncodedConversation encoded = encoder_->encode(document.record.messages);
-        document.ids = std::move(encoded.ids);
-        document.mask = std::move(encoded.mask);
+        document.encoded = encoder_->encode(document.record.messages, document.record.fields);
       } catch (const Error& error) {
         document.record.fault = error.what();
         document.record.remedy = error.remedy();
@@ -392,12 +393,14 @@ class Preparation {
   void encode_text(Document& document) {
     const Record& record = document.record;
     encoding_.spend(document.text_bytes(), [&] {
-      tokenizer_->encode(record.prompt, document.ids);
-      const size_t prompt_ids = document.ids.size();
-      tokenizer_->encode(record.text, document.ids);
+      EncodedDocument& encoded = document.encoded.emplace_back();
+      encoded.text_bytes = document.text_bytes();
+      tokenizer_->encode(record.prompt, encoded.ids);
+      const size_t prompt_ids = encoded.ids.size();
+      tokenizer_->encode(record.text, encoded.ids);
       if (options_.records.prompt_field.empty()) return;
-      document.mask.assign(document.ids.size(), 1);
-      std::fill_n(document.mask.begin(), prompt_ids, uint8_t{0});
+      encoded.mask.assign(encoded.ids.size(), 1);
+      std::fill_n(encoded.mask.begin(), prompt_ids, uint8_t{0});
     });
   }
 
@@ -405,7 +408,8 @@ class Preparation {
     if (document.dropped) return;
     const Record& record = document.record;
     if (!encoder_) encode_text(document);
-    document.dropped = check_tokens(std::ssize(document.ids), options_.filters);
+    // The last document of a conversation has all of it.
+    document.dropped = check_tokens(std::ssize(document.encoded.back().ids), options_.filters);
     if (document.dropped || !options_.near_dedup) return;
     near_dedup_.spend(document.text_bytes(), [&] {
       document.signature = std::make_unique<Signature>(signature_of(record.prompt, record.text));

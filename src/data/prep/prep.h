@@ -1,6 +1,6 @@
 // Converts files of text, JSON and Parquet to a dataset: OUT/train, OUT/valid (data/shards/shard.h) and
-// OUT/tokenizer.json, OUT/report.json (what was read, kept and dropped) and OUT/dropped.jsonl (each document that was
-// dropped, and why).
+// OUT/tokenizer.json, OUT/report.json (what was read, kept and dropped), OUT/dropped.jsonl (each document that was
+// dropped, and why) and, of conversations, OUT/chat_template.jinja (how they are written).
 #pragma once
 
 #include <cstdint>
@@ -78,14 +78,23 @@ struct DropCount {
   int64_t bytes = 0;  // of text
 };
 
+// Conversations that became one document for each reply, and how many those are (chat/conversation_encoder.h).
+struct ByReplyCount {
+  int64_t records = 0;
+  int64_t documents = 0;
+};
+
 struct PrepReport {
   SplitReport train;
   SplitReport valid;  // all 0 if no validation split was requested; then none is written
   int64_t records = 0;
   // By reason: "bad record", "empty", those of filters.h, "duplicate", "near duplicate".
   std::map<std::string, DropCount> dropped;
+  ByReplyCount by_reply;
 
   std::vector<std::filesystem::path> skipped_files;  // in folders, because of their extension (data/prep/inputs.h)
+
+  std::string conversation_note;  // ConversationEncoder::note
 
   // Nothing was done, since an earlier call with the same arguments made the dataset. What follows is then 0.
   bool was_there = false;

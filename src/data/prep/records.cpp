@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
-#include "data/prep/conversation.h"
+#include "data/prep/messages.h"
 #include "data/prep/parquet_reader.h"
 #include "data/prep/text_reader.h"
 #include "data/prep/window.h"
@@ -140,7 +140,14 @@ class JsonParser {
 
   void get_messages(const simdjson::dom::object& object, Record& record) const {
     simdjson::dom::element value;
-    if (find(object, options_.messages_field, value, record)) take_messages(simdjson::minify(value), record);
+    if (!find(object, options_.messages_field, value, record)) return;
+    std::string fields;
+    for (const auto [key, beside] : object) {
+      if (key == options_.messages_field || !is_conversation_field(key)) continue;
+      fields += fmt::format("{}\"{}\":{}", fields.empty() ? "{" : ",", key, simdjson::minify(beside));
+    }
+    if (!fields.empty()) fields += '}';
+    take_messages(simdjson::minify(value), fields, record);
   }
 
   void get_id(const simdjson::dom::object& object, Record& record) const {

@@ -45,7 +45,8 @@ struct Record {
   int64_t number = 0;
   std::string text;
   std::string prompt;
-  std::string messages;  // of a conversation: JSON, a list of {"role", "content"} (data/prep/conversation.h)
+  std::string messages;  // of a conversation: JSON, a list of {"role", "content"} (data/prep/messages.h)
+  std::string fields;    // of a conversation: what it has beside, as a JSON object ("tools"); "": nothing
   std::string id;
   bool tail = false;  // see RecordOptions::tail
   // Why it cannot be used; empty if it can. Invalid JSON or UTF-8, a missing field, a wrong type, a truncated file, a
