@@ -59,7 +59,11 @@ void config_command(const ConfigCommandArguments& arguments);
 
 // Models of Hugging Face, in and out.
 void import_command(ImportOptions options);
-void export_command(const ExportOptions& options);
+struct ExportArguments {
+  ExportOptions options;      // but for the conversations
+  std::string chat_template;  // as ChatTemplate takes it
+};
+void export_command(const ExportArguments& arguments);
 
 struct ParityArguments {
   ParityOptions options;

@@ -1,12 +1,37 @@
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "base/text.h"
+#include "chat/chat_template.h"
+#include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
 
 namespace nmoe::cli {
+namespace {
 
-void export_command(const ExportOptions& options) {
+// `choice` as ChatTemplate takes it; "": the checkpoint's own template, where it has one. Of a model that was not
+// trained here, the files it came with say all.
+ConversationForm form_of(const fs::path& checkpoint, const std::string& choice) {
+  const CheckpointReader reader = CheckpointReader::open(checkpoint);
+  if (reader.tokenizer_json().empty()) {
+    if (choice.empty()) return {};
+    throw usage_error("the checkpoint has no tokenizer, and so no conversations", "leave --chat-template out");
+  }
+  const std::shared_ptr<const Tokenizer> tokenizer = reader.tokenizer();
+  const CheckpointSettings settings = read_checkpoint_settings(reader.path(), *tokenizer);
+  if (choice.empty() && (settings.chat_template.empty() || reader.info().step == 0)) return {};
+  const ChatTemplate chat(settings, choice, *tokenizer);
+  ConversationForm form{.chat_template = chat.source(), .stop_ids = settings.stop_ids};
+  if (const auto end = chat.end_of_turn(*tokenizer)) form.stop_ids.push_back(*end);
+  return form;
+}
+
+}  // namespace
+
+void export_command(const ExportArguments& arguments) {
+  ExportOptions options = arguments.options;
+  options.conversations = form_of(options.checkpoint, arguments.chat_template);
   const ExportReport report = export_model(options);
   print("{} as {}: {} tensors in {} ({}), read back and equal\n", report.checkpoint.string(),
         model_type_name(report.type), report.num_tensors,

@@ -1,6 +1,7 @@
 #include "hf/export.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -9,6 +10,7 @@
 #include "base/signals.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
+#include "data/shards/corpus_folder.h"
 #include "data/tokenizer/tokenizer.h"
 #include "hf/binding.h"
 #include "hf/export_files.h"
@@ -312,8 +314,25 @@ bool write_tokenizer(const fs::path& dir, const Source& source, const std::strin
   return true;
 }
 
+void change_file(const fs::path& path, const std::string& otherwise,
+                 const std::function<std::string(const std::string&)>& change) {
+  const std::string before = fs::exists(path) ? read_file(path) : "";
+  const std::string after = change(before.empty() ? otherwise : before);
+  if (after != before) write_file_atomically(path, after);
+}
+
+// Into the files that say it to others: those are older than what the model was trained on.
+void write_conversation_form(const fs::path& dir, const ConversationForm& form, const HfModel& model) {
+  change_file(dir / "tokenizer_config.json", "{}",
+              [&](const std::string& text) { return with_chat_template(text, form.chat_template); });
+  change_file(dir / kChatTemplateFile, "", [&](const std::string&) { return form.chat_template; });
+  change_file(dir / "generation_config.json", generation_config_json(model),
+              [&](const std::string& text) { return with_stop_ids(text, form.stop_ids); });
+}
+
 // All but the weights, and whether there is a tokenizer among it.
-bool write_other_files(const fs::path& dir, const Source& source, const std::string& weights_sha256) {
+bool write_other_files(const fs::path& dir, const Source& source, const ConversationForm& conversations,
+                       const std::string& weights_sha256) {
   const std::string config_json = to_config_json(source.model, source.base);
   write_file_atomically(dir / "config.json", config_json);
   ModelCard card{.name = source.config.run.name,
@@ -332,6 +351,10 @@ bool write_other_files(const fs::path& dir, const Source& source, const std::str
       card.has_tokenizer = true;
       card.begins_with = begins_with;
     }
+  }
+  if (card.has_tokenizer && !conversations.chat_template.empty()) {
+    write_conversation_form(dir, conversations, source.model);
+    card.has_chat_template = true;
   }
   if (was_trained) {
     const ModelCost cost = model_cost(card.model.config);
@@ -385,7 +408,7 @@ ExportReport export_model(const ExportOptions& options) {
   const TemporaryFolder folder(out);
   ThreadPool pool(options.num_threads);
   const auto hashes = write_weights(folder.path(), interruptible(std::move(tensors), stop), options.shard_bytes, pool);
-  report.has_tokenizer = write_other_files(folder.path(), source, weights_sha256);
+  report.has_tokenizer = write_other_files(folder.path(), source, options.conversations, weights_sha256);
   read_back(folder.path(), hashes, stop, pool);
   report.num_files = count_weight_files(folder.path());
   check_for_signal(stop);

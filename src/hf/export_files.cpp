@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "hf/config_json_keys.h"
 
@@ -52,6 +53,13 @@ Json offsets_only(const Json& post_processor) {
   return kept;
 }
 
+Json object_of(const std::string& text, const char* file) {
+  Json json = try_parse_json<Json>(text);
+  if (json.is_object()) return json;
+  throw runtime_error(fmt::format("{} of the checkpoint is no JSON object", file),
+                      "import the model again, from files that are whole");
+}
+
 std::string usage(const ModelCard& card) {
   std::string text = "## Use\n\n```python\n";
   if (!card.has_tokenizer) {
@@ -63,8 +71,13 @@ std::string usage(const ModelCard& card) {
   text +=
       "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
       "model = AutoModelForCausalLM.from_pretrained(\"THIS_FOLDER\")\n"
-      "tokenizer = AutoTokenizer.from_pretrained(\"THIS_FOLDER\")\n"
-      "inputs = tokenizer(\"It is\", return_tensors=\"pt\")\n"
+      "tokenizer = AutoTokenizer.from_pretrained(\"THIS_FOLDER\")\n";
+  text += card.has_chat_template
+              ? "messages = [{\"role\": \"user\", \"content\": \"Hello!\"}]\n"
+                "inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors=\"pt\", "
+                "return_dict=True)\n"
+              : "inputs = tokenizer(\"It is\", return_tensors=\"pt\")\n";
+  text +=
       "ids = model.generate(**inputs, max_new_tokens=100, do_sample=True)\n"
       "print(tokenizer.decode(ids[0], skip_special_tokens=True))\n```\n";
   if (card.begins_with.empty()) return text;
@@ -106,6 +119,26 @@ std::string tokenizer_config_json(const Tokenizer& tokenizer, std::string_view b
     for (const char* role : {"eos_token", "bos_token", "pad_token"}) json[role] = eos;
     json["add_bos_token"] = !begins_with.empty();
   }
+  return json.dump(2) + "\n";
+}
+
+std::string with_stop_ids(const std::string& generation_config, std::span<const int32_t> stop_ids) {
+  Json json = object_of(generation_config, "generation_config.json");
+  const Json eos = json.value("eos_token_id", Json());
+  Json ids = eos.is_array() ? eos : eos.is_null() ? Json::array() : Json::array({eos});
+  const size_t before = ids.size();
+  for (const int32_t id : stop_ids) {
+    if (std::ranges::find(ids, Json(id)) == ids.end()) ids.push_back(id);
+  }
+  if (ids.size() == before) return generation_config;
+  json["eos_token_id"] = ids.size() == 1 ? ids.front() : ids;
+  return json.dump(2) + "\n";
+}
+
+std::string with_chat_template(const std::string& tokenizer_config, const std::string& chat_template) {
+  Json json = object_of(tokenizer_config, "tokenizer_config.json");
+  if (json.value("chat_template", Json()) == chat_template) return tokenizer_config;
+  json["chat_template"] = chat_template;
   return json.dump(2) + "\n";
 }
 

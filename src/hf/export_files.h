@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,13 @@ std::string exported_tokenizer_json(const Tokenizer& tokenizer, std::string_view
 // tokenizer_config.json of a tokenizer that nmoe trained with.
 std::string tokenizer_config_json(const Tokenizer& tokenizer, std::string_view begins_with, int64_t max_positions);
 
+// A generation_config.json with `stop_ids` among its "eos_token_id", behind those that it has; the same text where it
+// has all. Error (runtime), naming the file, where it is no such JSON.
+std::string with_stop_ids(const std::string& generation_config, std::span<const int32_t> stop_ids);
+
+// A tokenizer_config.json with this "chat_template"; the same text where it has it. Error as above.
+std::string with_chat_template(const std::string& tokenizer_config, const std::string& chat_template);
+
 // What a model card can say without being told.
 struct ModelCard {
   std::string name;
@@ -33,7 +41,8 @@ struct ModelCard {
   std::string weights_sha256;
   bool has_tokenizer = false;
   std::string begins_with;  // as above
-  bool imported = false;    // training went on from another model, whose own card is README.base.md if it had one
+  bool has_chat_template = false;
+  bool imported = false;  // training went on from another model, whose own card is README.base.md if it had one
   bool has_base_card = false;
 };
 // README.md, with the metadata in front that Hugging Face's hub reads. What nmoe cannot know (text, terms, evaluation)

@@ -6,6 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "config/layers.h"
 #include "config/load.h"
+#include "data/shards/corpus_folder.h"
 #include "hf/files.h"
 
 namespace nmoe {
@@ -85,11 +86,14 @@ TrainingStart::TrainingStart(const Config& config, const TrainingData& data, con
   if (!resume) check_name_is_free(config, folder);
   if (const auto latest = latest_checkpoint(folder)) {
     resume_from(CheckpointReader::open(*latest), config, data, plan);
-  } else if (!config.model.init.from.empty()) {
+    return;
+  }
+  if (!config.model.init.from.empty()) {
     const CheckpointReader reader = CheckpointReader::open(config.model.init.from);
     check_start(reader, config, data.tokenizer.get());
     start_from(reader);
   }
+  carry_chat_template(data);
 }
 
 void TrainingStart::resume_from(const CheckpointReader& reader, const Config& config, const TrainingData& data,
@@ -125,6 +129,24 @@ void TrainingStart::start_from(const CheckpointReader& reader) {
   if (reader.tokenizer_json().empty()) {  // from now on it is the data's
     std::erase_if(carried_, [](const CarriedFile& file) { return is_tokenizer_file(file.name); });
   }
+}
+
+// From now on it is what the model knows, whatever the model it began with knew.
+void TrainingStart::carry_chat_template(const TrainingData& data) {
+  fs::path carried;
+  for (const DataSource& source : data.sources) {
+    const fs::path file = source.train.dir().parent_path() / kChatTemplateFile;
+    if (!fs::exists(file)) continue;
+    if (!carried.empty() && read_file(carried) != read_file(file)) {
+      throw usage_error(
+          fmt::format("'{}' and '{}' write conversations in different ways", carried.string(), file.string()),
+          "prepare all conversations of a mixture with one --chat-template");
+    }
+    carried = file;
+  }
+  if (carried.empty()) return;
+  std::erase_if(carried_, [](const CarriedFile& file) { return file.name == kChatTemplateFile; });
+  carried_.push_back({std::string(kChatTemplateFile), carried, ""});
 }
 
 void TrainingStart::apply(Engine& engine) const {

@@ -48,7 +48,7 @@ class TrainingStart {
   const fs::path& checkpoint() const { return checkpoint_; }                 // empty: new weights
   int64_t arithmetic_changes() const { return arithmetic_changes_; }         // that it was trained with; same
   const std::string& product_identity() const { return product_identity_; }  // of what it ran on; "" unless it resumes
-  // Files from an imported model that this run's checkpoints keep (checkpoint.h).
+  // Files from an imported model, and the chat template of the data, that this run's checkpoints keep (checkpoint.h).
   const std::vector<CarriedFile>& carried() const { return carried_; }
 
   // Gives `engine` its weights and optimizer state, of which each rank reads its own. Errors: Engine's;
@@ -59,6 +59,7 @@ class TrainingStart {
   void resume_from(const CheckpointReader& reader, const Config& config, const TrainingData& data,
                    const StreamPlan& plan);
   void start_from(const CheckpointReader& reader);
+  void carry_chat_template(const TrainingData& data);
 
   fs::path checkpoint_;  // not kept open: pruning it is to give its space back
   bool resumes_ = false;

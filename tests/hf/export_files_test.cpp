@@ -35,6 +35,24 @@ const AnyOrderJson kPrepend = AnyOrderJson::parse(R"({
            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}],
   "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}}})");
 
+TEST(ExportFiles, ReadersOfTheFolderStopWhereTurnsEnd) {
+  const auto ids = [](const char* config, std::vector<int32_t> stops) {
+    return AnyOrderJson::parse(with_stop_ids(config, stops))["eos_token_id"];
+  };
+  EXPECT_EQ(ids(R"({"eos_token_id": 5, "top_k": 3})", {7, 5, 6}), (AnyOrderJson{5, 7, 6}));
+  EXPECT_EQ(ids(R"({"eos_token_id": [5, 6]})", {7}), (AnyOrderJson{5, 6, 7}));
+  EXPECT_EQ(ids("{}", {7}), 7);
+  EXPECT_EQ(ids("{}", {7, 8}), (AnyOrderJson{7, 8}));
+  // Nothing to add: the bytes stay.
+  const std::vector<int32_t> known = {5};
+  EXPECT_EQ(with_stop_ids(R"({"eos_token_id":5 })", known), R"({"eos_token_id":5 })");
+  EXPECT_TRUE(contains(test::error_of([&] { with_stop_ids("[]", known); }).what(), "generation_config.json"));
+
+  const std::string config = with_chat_template(R"({"eos_token": "x", "chat_template": "old"})", "new");
+  EXPECT_EQ(AnyOrderJson::parse(config), (AnyOrderJson{{"eos_token", "x"}, {"chat_template", "new"}}));
+  EXPECT_EQ(with_chat_template(R"({"chat_template":"new" })", "new"), R"({"chat_template":"new" })");
+}
+
 TEST(ExportFiles, ThePostProcessorPutsTheTokenInFront) {
   EXPECT_EQ(post_processor("", kEosText), kPrepend);
   EXPECT_EQ(post_processor("", ""), AnyOrderJson());
