@@ -63,7 +63,8 @@ void print_split(const char* name, const SplitReport& split) {
 void print_beginning(const PrepOptions& options) {
   if (!options.records.messages_field.empty()) return;  // the template writes all
   const fs::path source = options.tokenizer.substr(0, options.tokenizer.find('@'));
-  const fs::path folder = fs::is_directory(source) ? source : source.parent_path();
+  fs::path folder = fs::is_directory(source) ? source : source.parent_path();
+  if (fs::exists(folder / "huggingface")) folder /= "huggingface";  // of a checkpoint
   if (folder.empty() || !fs::exists(folder / "tokenizer.json")) return;
   const std::vector<std::string> tokens = read_begin_tokens(folder);
   if (tokens.empty()) return;

@@ -66,6 +66,28 @@ TEST(ServeLimitsTest, Requests) {
   EXPECT_TRUE(contains(server.complete(ordered_json::object())["id"].get<std::string>(), "cmpl-"));
 }
 
+// A model that was trained to see its own document only.
+TEST(ServeLimitsTest, AnOverlongPromptWhereDocumentsAreMasked) {
+  const test::Outcome trained =
+      test::run_n(trained_model(), {"train", "tiny.toml", "--set", "run.name=masked", "--set", "data.seq_len=64", "--set",
+                                    "data.mask_documents=true", "--set", "train.steps=1"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const ServedModel server({"--model-name", "tiny", "--chat-template", "chat.jinja"}, "runs/checkpoints/masked");
+  const auto fails = [&](const std::string& path, const ordered_json& request, const std::string& param) {
+    const httplib::Result result = server.post(path, request.dump());
+    ServedModel::expect_error(result, 400, param, "maximum context length is 64 tokens. However, your prompt has ");
+    const ordered_json error = ordered_json::parse(result->body)["error"];
+    EXPECT_EQ(error["code"], "context_length_exceeded");
+    EXPECT_FALSE(contains(error["message"].get<std::string>(), "--"));  // an option is no word to a client
+  };
+  fails(kCompletionsPath, {{"prompt", std::string(65, 'x')}}, "prompt");
+  std::vector<int32_t> ids(70, 'x');
+  fails(kCompletionsPath, {{"prompt", ids}}, "prompt");
+  ids[40] = 256;  // the end of a document within it
+  fails(kCompletionsPath, {{"prompt", ids}}, "prompt");
+  fails("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", std::string(64, 'x')}}}}}, "messages");
+}
+
 TEST(ServeLimitsTest, AFullQueue) {
   ServedModel server(kOneSlot);
   std::vector<std::thread> clients;
