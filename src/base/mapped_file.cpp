@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/bounded_file.h"
 #include "base/files.h"
 
 namespace nmoe {
@@ -99,10 +100,15 @@ MappedFile::Watch::~Watch() {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK, a pipe keeps whoever opens it waiting for a writer.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw io_error("read", path, errno);
   struct stat status {};
   int error = ::fstat(fd, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (error == 0 && !S_ISREG(status.st_mode)) {
+    ::close(fd);
+    throw not_a_file(path);
+  }
   void* data = nullptr;
   if (error == 0) {
     size_ = static_cast<size_t>(status.st_size);

@@ -6,6 +6,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 
 namespace nmoe {
@@ -69,7 +70,7 @@ std::string choose_source(const CheckpointSettings& settings, const std::string&
     if (!fs::exists(choice)) {
       throw usage_error(fmt::format("there is no chat template '{}'", choice), "name a Jinja file, or chatml");
     }
-    return read_file(choice);
+    return read_file_up_to(choice, kMaxSettingsFile);
   }
   const std::string missing = missing_mark(tokenizer);
   if (missing.empty()) return kChatMl;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -20,7 +21,7 @@ Error wrong(const fs::path& file, std::string_view key, std::string_view expecte
 // An empty object where there is no such file.
 json read_object(const fs::path& file) {
   if (!fs::exists(file)) return json::object();
-  json object = try_parse_json<json>(read_file(file));
+  json object = try_parse_json<json>(read_file_up_to(file, kMaxSettingsFile));
   if (!object.is_object()) throw wrong(file, "its content", "a JSON object");
   return object;
 }
@@ -133,7 +134,8 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   const json config = read_object(tokenizer_file);
   read_tokens(config, tokenizer_file, settings);
   const bool own_file = fs::exists(template_file);
-  settings.chat_template = own_file ? read_file(template_file) : template_of(config, tokenizer_file);
+  settings.chat_template =
+      own_file ? read_file_up_to(template_file, kMaxSettingsFile) : template_of(config, tokenizer_file);
   settings.chat_template_file = own_file ? template_file.string() : tokenizer_file.string() + " (chat_template)";
 
   if (!settings.imported) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/utf8.h"
@@ -240,7 +241,7 @@ Config load_config(const std::filesystem::path& path, std::span<const std::strin
   if (!std::filesystem::exists(path)) {
     throw usage_error(fmt::format("there is no configuration file {}", path.string()), "check the path");
   }
-  return parse_config(read_file(path), path.string(), overrides, model_source);
+  return parse_config(read_file_up_to(path, kMaxSettingsFile), path.string(), overrides, model_source);
 }
 
 Config parse_config(std::string_view toml, std::string_view name, std::span<const std::string> overrides,

@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
@@ -258,7 +259,7 @@ Mixture load_mixture(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) {
     throw usage_error(fmt::format("there is no mixture file {}", path.string()), "check data.mixture");
   }
-  return parse_mixture(read_file(path), path.string());
+  return parse_mixture(read_file_up_to(path, kMaxSettingsFile), path.string());
 }
 
 }  // namespace nmoe

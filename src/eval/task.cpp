@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
@@ -288,7 +289,7 @@ std::vector<std::string> probable_tasks(const std::string& what) {
 }  // namespace
 
 TaskSuite find_task_suite(const std::string& what) {
-  if (what.ends_with(".toml")) return parse_task_suite(read_file(what), what);
+  if (what.ends_with(".toml")) return parse_task_suite(read_file_up_to(what, kMaxSettingsFile), what);
   const size_t slash = what.find('/');
   const std::string name = what.substr(0, slash);
   const auto builtin = std::ranges::find(builtin_tasks(), name, &BuiltinTasks::name);

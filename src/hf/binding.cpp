@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
@@ -42,7 +43,7 @@ bool same_values(const HfTensor& a, const HfTensor& b) {
 
 HfModel read_model(const fs::path& dir) {
   check_links_stay_inside(dir);
-  return from_config_json(read_file(dir / "config.json"), (dir / "config.json").string());
+  return from_config_json(read_file_up_to(dir / "config.json", kMaxSettingsFile), (dir / "config.json").string());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "config/load.h"
@@ -17,6 +18,12 @@ std::vector<CarriedFile> carried_files(const fs::path& dir) {
   std::vector<CarriedFile> files;
   for (const auto& entry : fs::directory_iterator(dir)) {
     if (!entry.is_regular_file() || !is_carried_by_import(entry.path().filename().string())) continue;
+    if (const uint64_t bytes = entry.file_size(); bytes > kMaxSideFile) {
+      throw runtime_error(fmt::format("'{}' has {}, and files beside the weights are carried along up to {} each",
+                                      entry.path().string(), human_bytes(static_cast<int64_t>(bytes)),
+                                      human_bytes(static_cast<int64_t>(kMaxSideFile))),
+                          "move it to another folder");
+    }
     files.push_back({entry.path().filename().string(), entry.path(), ""});
   }
   std::ranges::sort(files, {}, &CarriedFile::name);

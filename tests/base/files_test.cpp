@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "support/temp_dir.h"
 
@@ -70,6 +72,29 @@ TEST_F(FilesTest, WholeFileRoundTrip) {
 TEST_F(FilesTest, FilesWithoutASizeAreReadToTheEnd) {
   // /proc reports size 0.
   EXPECT_NE(read_file("/proc/self/status").find("VmRSS"), std::string::npos);
+}
+
+// Whoever opens a pipe waits for a writer, who may never come.
+TEST_F(FilesTest, PipesAndDevicesAreNotRead) {
+  const fs::path pipe = dir_ / "config.json";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto read = [](const fs::path& path) { return [path] { read_file(path); }; };
+  expect_error(read(pipe), "config.json", "pipe");
+  expect_error([&] { read_file_up_to(pipe, 100); }, "config.json", "pipe");
+  expect_error([&] { MappedFile{pipe}; }, "config.json", "pipe");
+  fs::create_symlink("/dev/zero", dir_ / "zero");
+  expect_error(read(dir_ / "zero"), "zero", "device");
+  EXPECT_EQ(read_file("/dev/null"), "");  // named on purpose
+}
+
+TEST_F(FilesTest, NoMoreThanAFileMayHave) {
+  write_file_atomically(dir_ / "a", "12345");
+  EXPECT_EQ(read_file_up_to(dir_ / "a", 5), "12345");
+  expect_error([&] { read_file_up_to(dir_ / "a", 4); }, "'" + (dir_ / "a").string(), "larger than 4 B");
+  write_file_atomically(dir_ / "sparse", "");
+  fs::resize_file(dir_ / "sparse", uint64_t{8} << 40);
+  expect_error([&] { read_file(dir_ / "sparse"); }, "sparse", "larger than 4.00 GiB");
+  expect_error([&] { read_file_up_to("/dev/zero", 1000); }, "/dev/zero", "larger than 1000 B");
 }
 
 TEST_F(FilesTest, ErrorsNamePathReasonAndRemedy) {

@@ -1,4 +1,7 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
 
 #include "checkpoint/reader.h"
 #include "hf/binding.h"
@@ -242,6 +245,27 @@ TEST_F(ImportExport, AFileThatIsCutMeanwhile) {
   const Error error = error_of([&] { write_safetensors(dir_ / "file", sources, pool); });
   EXPECT_TRUE(contains(error.what(), "model.safetensors' was cut")) << error.what();
   EXPECT_FALSE(fs::exists(dir_ / "file"));
+}
+
+// A folder from elsewhere neither hangs an import nor takes the memory or the disk.
+TEST_F(ImportExport, FilesThatAreNoFilesOrTooLarge) {
+  for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"}) {
+    HfFolder().write(dir_ / "hf");
+    fs::remove(dir_ / "hf" / name);
+    ASSERT_EQ(::mkfifo((dir_ / "hf" / name).c_str(), 0600), 0);
+    const Error error = error_of([&] { import_folder(); });
+    EXPECT_TRUE(contains(error.what(), name) && contains(error.what(), "pipe")) << error.what();
+    fs::remove_all(dir_ / "hf");
+  }
+  for (const char* name : {"config.json", "tokenizer.json", "README.md"}) {
+    HfFolder().write(dir_ / "hf");
+    std::ofstream(dir_ / "hf" / name, std::ios::app);
+    fs::resize_file(dir_ / "hf" / name, uint64_t{200} << 30);
+    const Error error = error_of([&] { import_folder(); });
+    EXPECT_TRUE(contains(error.what(), name) && contains(error.what(), "MiB")) << error.what();
+    fs::remove_all(dir_ / "hf");
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "checkpoint"));
 }
 
 TEST_F(ImportExport, RefusesAnUnknownArchitecture) {

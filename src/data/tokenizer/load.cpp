@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -22,14 +23,14 @@ std::shared_ptr<const Tokenizer> load_ranks(const std::string& source) {
   for (const std::string& encoding : encodings) {
     if (!source.starts_with(encoding + ":")) continue;
     const std::string path = source.substr(encoding.size() + 1);
-    return make_bpe_tokenizer(bpe_from_tiktoken(read_file(path), path, encoding));
+    return make_bpe_tokenizer(bpe_from_tiktoken(read_file_up_to(path, kMaxListFile), path, encoding));
   }
   const size_t colon = source.find(':');
   if (!fs::exists(source) && colon != std::string::npos && fs::exists(source.substr(colon + 1))) {
     throw usage_error(fmt::format("tokenizer '{}': there is no encoding '{}'", source, source.substr(0, colon)),
                       fmt::format("use {}", join_or(encodings)));
   }
-  const std::string file = read_file(source);
+  const std::string file = read_file_up_to(source, kMaxListFile);
   const auto encoding = tiktoken_encoding_of(file);
   if (!encoding) {
     throw usage_error(fmt::format("'{}' is no rank file that is known by its SHA-256", source),
@@ -73,7 +74,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& source) {
   if (source.ends_with(kRanksExtension)) return load_ranks(source);
   const auto [path, eos] = split_eos(source);
   const fs::path file = fs::is_directory(path) ? fs::path(path) / "tokenizer.json" : fs::path(path);
-  const std::string text = read_file(file);
+  const std::string text = read_file_up_to(file, kMaxListFile);
   if (text == byte_tokenizer()->json()) return byte_tokenizer();
   if (auto words = word_tokenizer_from_json(text, file.string())) return words;
   return make_bpe_tokenizer(bpe_from_json(text, file.string(), eos, [&] { return end_of_model(file.parent_path()); }));
