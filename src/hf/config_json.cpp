@@ -350,6 +350,13 @@ void read_qwen3_moe(Keys& keys, HfModel& model) {
   moe.normalise_weights = keys.flag("norm_topk_prob");
   moe.bias_rate = 0.0;
 
+  // Written by some releases, with what transformers computes without them.
+  keys.only("use_qk_norm", true, "Qwen3's queries and keys have norms");
+  keys.only("qkv_bias", false);
+  keys.only("mlp_bias", false);
+  keys.only("shared_expert_intermediate_size", 0, "Qwen3-MoE has no shared experts");
+  keys.only("num_shared_experts", 0, "Qwen3-MoE has no shared experts");
+  keys.only("n_shared_experts", 0, "Qwen3-MoE has no shared experts");
   keys.only("decoder_sparse_step", 1, "in nmoe every layer behind the dense ones has experts");
   keys.only("output_router_logits", false, "it adds the balance loss to the model's loss");
   keys.only("use_sliding_window", false, "transformers' windows are not nmoe's");

@@ -1,9 +1,9 @@
 #include "hf/weights.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -32,7 +32,7 @@ std::map<std::string, std::string> read_index(const fs::path& dir) {
     throw runtime_error(fmt::format("'{}' holds neither {} nor {}", dir.string(), kSingleFile, kIndexFile),
                         "name the folder of a Hugging Face model with safetensors weights");
   }
-  const nlohmann::json json = try_parse_json<nlohmann::json>(read_file(path));
+  const nlohmann::json json = try_parse_json<nlohmann::json>(read_file_up_to(path, kMaxListFile));
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   if (!json.is_object() || map == json.end() || !map->is_object()) throw folder_error(path, "no \"weight_map\" in it");
   std::map<std::string, std::string> index;
@@ -54,7 +54,7 @@ HfTensor::HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& en
   if (scales == nullptr) return;
   scale_columns_ = scales->shape[1];
   scales_.resize(static_cast<size_t>(scales->shape.num_elements()));
-  std::memcpy(scales_.data(), scales_file->bytes(*scales).data(), scales_.size() * sizeof(float));
+  widen(scales->dtype, scales_file->bytes(*scales).data(), scales_.data(), scales_.size());
 }
 
 void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
@@ -125,10 +125,11 @@ HfWeights::HfWeights(const fs::path& dir) {
     }
     const auto blocks = [](int64_t size) { return (size + kHfFp8Block - 1) / kHfFp8Block; };
     const auto scales = places.find(name + std::string(kScaleSuffix));
-    if (scales == places.end() || entry.shape.rank() != 2 || scales->second.entry->dtype != DType::kF32 ||
+    if (scales == places.end() || entry.shape.rank() != 2 || !is_weight_dtype(scales->second.entry->dtype) ||
         scales->second.entry->shape != Shape{blocks(entry.shape[0]), blocks(entry.shape[1])}) {
-      throw folder_error(dir, fmt::format("the FP8 tensor '{}' {} has no F32 scales '{}{}' for blocks of {} x {}", name,
-                                          entry.shape, name, kScaleSuffix, kHfFp8Block, kHfFp8Block));
+      throw folder_error(
+          dir, fmt::format("the FP8 tensor '{}' {} has no scales '{}{}' in F32, BF16 or F16 for blocks of {} x {}",
+                           name, entry.shape, name, kScaleSuffix, kHfFp8Block, kHfFp8Block));
     }
     tensors_.emplace(name, HfTensor(*place.file, entry, scales->second.entry, scales->second.file));
   }

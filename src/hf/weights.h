@@ -16,9 +16,9 @@ namespace nmoe {
 // A tensor on the disk. Const members may be called from several threads.
 class HfTensor {
  public:
-  // `scales`, of an FP8 tensor [R, C], is F32 [ceil(R / 128), ceil(C / 128)]: element (i, j) is its FP8 value times
-  // scales[i / 128][j / 128] (DeepSeek-V3, arXiv 2412.19437, section 3.3; "weight_scale_inv" in its checkpoints),
-  // rounded to BF16, which is what DeepSeek's own conversion makes of it.
+  // `scales`, of an FP8 tensor [R, C], is F32, BF16 or F16 [ceil(R / 128), ceil(C / 128)]: element (i, j) is its FP8
+  // value times scales[i / 128][j / 128] (DeepSeek-V3, arXiv 2412.19437, section 3.3; "weight_scale_inv" in its
+  // checkpoints), rounded to BF16, which is what DeepSeek's own conversion makes of it.
   HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& entry,
            const SafetensorsFile::Entry* scales = nullptr, const SafetensorsFile* scales_file = nullptr);
 

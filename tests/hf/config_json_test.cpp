@@ -246,6 +246,26 @@ TEST(ConfigJson, ReadsQwen3Moe) {
   EXPECT_EQ(read_other.config.yarn.mscale_all_dim, 0.0);  // no softmax correction in Qwen3
 }
 
+// What some releases say beside, and transformers computes anyway.
+TEST(ConfigJson, ReadsQwen3MoeWithKeysOfItsReleases) {
+  Json released = qwen3_moe();
+  released["use_qk_norm"] = true;
+  released["qkv_bias"] = false;
+  released["mlp_bias"] = false;
+  released["shared_expert_intermediate_size"] = 0;
+  const HfModel model = read(released);
+  EXPECT_EQ(to_config_json(model), to_config_json(read(qwen3_moe())));
+  EXPECT_EQ(Json::parse(to_config_json(model, released.dump())), released);
+  for (const auto& [key, value] : {std::pair{"use_qk_norm", Json(false)},
+                                   {"qkv_bias", Json(true)},
+                                   {"mlp_bias", Json(true)},
+                                   {"shared_expert_intermediate_size", Json(512)}}) {
+    Json other = released;
+    other[key] = value;
+    EXPECT_TRUE(contains(error_of([&] { read(other); }).what(), key)) << key;
+  }
+}
+
 // The keys of a small model that transformers 5.17 saved.
 TEST(ConfigJson, ReadsWhatTransformersFiveWrites) {
   const Json json = Json::parse(R"({

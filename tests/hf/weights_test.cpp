@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "hf_folder.h"
 #include "support/errors.h"
@@ -68,6 +70,25 @@ TEST_F(Fp8Weights, ReadFromAnywhereAsBf16) {
     const float want = expected((12345 + i) / kColumns, (12345 + i) % kColumns);
     if (std::abs(want) > 400.0f * 0.06f) continue;  // may be where NaN is encoded
     ASSERT_EQ(values[static_cast<size_t>(i)], float_to_bf16(want)) << i;
+  }
+}
+
+// Some releases keep scales as narrow as the other weights.
+TEST_F(Fp8Weights, ScalesMayBeNarrow) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const std::vector<float> scales = {0.5f, 1.0f, 2.0f, 4.0f, 0.25f, 8.0f};  // exact in each
+    file_.remove("w_scale_inv");
+    file_.add("w_scale_inv", DType::kF32, {2, 3});
+    std::copy(scales.begin(), scales.end(), file_.at("w_scale_inv").data<float>());
+    const float want[] = {expected(0, 0), expected(199, 299)};
+    file_.remove("w_scale_inv");
+    file_.add("w_scale_inv", dtype, {2, 3});
+    narrow(scales.data(), dtype, file_.at("w_scale_inv").raw(), scales.size());
+    const HfWeights weights = written();
+    float got[2];
+    weights.find("w")->read(0, 1, DType::kF32, reinterpret_cast<std::byte*>(&got[0]));
+    weights.find("w")->read(kRows * kColumns - 1, 1, DType::kF32, reinterpret_cast<std::byte*>(&got[1]));
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(got[i] == want[i] || std::isnan(got[i])) << got[i] << " " << want[i];
   }
 }
 
