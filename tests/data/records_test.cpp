@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
+#include <tuple>
 
 #include "data/compressed.h"
 #include "data/parquet_files.h"
@@ -79,6 +81,98 @@ TEST_F(RecordsTest, DecompressesMembersAndFrames) {
     EXPECT_EQ(text_of(write("a.txt", a), block), a);
   }
   EXPECT_EQ(text_of(write("empty.txt", "")), "");
+}
+
+// As `zstd --long=31` writes them: unasked, the library reads windows of up to 128 MiB.
+TEST_F(RecordsTest, LargeWindowsOfZstd) {
+  const std::string text = "far\n" + random_bytes(100'000, 3);
+  for (const int window_log : {28, 29}) {
+    const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> context(ZSTD_createCCtx(), ZSTD_freeCCtx);
+    ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, 1);
+    ZSTD_CCtx_setParameter(context.get(), ZSTD_c_windowLog, window_log);
+    std::string packed(ZSTD_compressBound(text.size()) + 100, '\0');
+    ZSTD_inBuffer from{text.data(), text.size(), 0};
+    ZSTD_outBuffer to{packed.data(), packed.size(), 0};
+    // In two steps, so that the frame does not tell a smaller size.
+    ASSERT_EQ(ZSTD_isError(ZSTD_compressStream2(context.get(), &to, &from, ZSTD_e_flush)), 0U);
+    ASSERT_EQ(ZSTD_compressStream2(context.get(), &to, &from, ZSTD_e_end), 0U);
+    packed.resize(to.pos);
+    EXPECT_EQ(text_of(write("a.zst", packed)), text) << window_log;
+  }
+}
+
+// gzip itself reads past them.
+TEST_F(RecordsTest, ZerosBehindGzip) {
+  const std::string padding(3000, '\0');
+  EXPECT_EQ(text_of(write("a.gz", gzip("one") + gzip("two") + padding)), "onetwo");
+  EXPECT_EQ(told(records(write("a.txt.gz", gzip("one") + padding + "x"))),
+            (Lines{"1!the gzip file has more than zeros behind its last member"}));
+  EXPECT_EQ(told(records(write("a.txt.gz", padding))).size(), 1U);
+  EXPECT_FALSE(records(write("a.txt.gz", padding))[0].fault.empty());
+}
+
+// With a bad record allowed, the rest of a file must not be left out as one.
+TEST_F(RecordsTest, FaultsOfFilesAreNoBadRecords) {
+  const std::string line = R"({"text": "one"})"
+                           "\n";
+  std::string lines;
+  for (int i = 0; i < 1000; ++i) lines += line;
+  const std::string gz = gzip(lines), zst = zstd(lines + random_letters(4000, 1));
+  const RecordOptions small{.max_bytes = 1000};
+  const std::string long_line = line + "{\"text\": \"" + random_letters(500'000, 2) + "\"}\n" + line;
+  const std::tuple<std::string, std::string, RecordOptions> files[] = {
+      {"a.jsonl.gz", gz.substr(0, gz.size() - 9), {}},
+      {"a.jsonl.zst", zst.substr(0, zst.size() - 9), {}},
+      {"a.txt.gz", gz.substr(0, gz.size() - 9), {}},
+      {"b.txt.gz", gz.substr(0, gz.size() - 9), {.split_on = ""}},
+      {"a.json", "[" + line, {}},
+      {"a.json.gz", gzip("[" + line + ",{\"text\": \"tw"), {}},
+      {"a.jsonl", gz, {}},
+      {"b.jsonl", "PK\x03\x04", {}},
+      {"c.jsonl", long_line, small},
+      {"c.txt", random_letters(600'000, 4), small},
+  };
+  for (const auto& [name, content, options] : files) {
+    const std::string path = write(name, content);
+    const Record last = records(path, options).back();
+    EXPECT_TRUE(last.ends_file) << name;
+    int64_t bad = 0;
+    EXPECT_TRUE(ends_work(last, bad, 1000)) << name;
+    EXPECT_EQ(bad, 0) << name;
+    const Error error = bad_record_error(path, options, last, 1000);
+    EXPECT_NE(std::string(error.what()).find(last.fault), std::string::npos) << error.what();
+    EXPECT_NE(error.remedy().find("leave the file out"), std::string::npos) << error.remedy();
+  }
+  const Record bad_line = records(write("d.jsonl", "{\n" + line))[0];
+  int64_t bad = 0;
+  EXPECT_FALSE(bad_line.ends_file);
+  EXPECT_FALSE(ends_work(bad_line, bad, 1));
+  EXPECT_TRUE(ends_work(bad_line, bad, 1));
+}
+
+TEST_F(RecordsTest, TheLastOfSeveralMembersCounts) {
+  EXPECT_EQ(told(records(write("a.jsonl", R"({"text": "one", "text": 2, "text": "three"})"))), (Lines{"1:three"}));
+  EXPECT_EQ(told(records(write("a.jsonl", R"({"text": "one", "text": 2})"))),
+            (Lines{"1!\"text\" is a number, not a string"}));
+}
+
+TEST_F(RecordsTest, IntegersOfMoreThan64Bits) {
+  EXPECT_EQ(told(records(write("a.jsonl", R"({"text": "one", "n": 18446744073709551616})"))),
+            (Lines{"1!invalid JSON: a number that is none, or an integer of more than 64 bits"}));
+  EXPECT_EQ(told(records(write("a.jsonl", R"({"text": "one", "n": 18446744073709551615})"))), (Lines{"1:one"}));
+}
+
+// DuckDB numbers rows under this name.
+TEST_F(RecordsTest, AColumnNamedFileRowNumber) {
+  const std::string path = make_parquet(
+      "a.parquet", "SELECT 'row ' || i AS text, 7 AS FILE_ROW_NUMBER FROM range(5000) t(i)", ", ROW_GROUP_SIZE 2048");
+  for (const int64_t skip : {0, 1, 2048, 4999}) {
+    const std::vector<Record> all = records(path, {}, skip);
+    ASSERT_EQ(std::ssize(all), 5000 - skip);
+    for (int64_t i = 0; i < std::ssize(all); ++i) {
+      ASSERT_EQ(all[static_cast<size_t>(i)].text, fmt::format("row {}", skip + i));
+    }
+  }
 }
 
 TEST_F(RecordsTest, DamagedCompressedFiles) {

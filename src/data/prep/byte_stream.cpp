@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cstring>
@@ -23,6 +24,7 @@ class Input {
 
   std::span<const std::byte> left() const { return file_.bytes().subspan(position_); }
   size_t position() const { return position_; }
+  const fs::path& path() const { return file_.path(); }
   void advance(size_t bytes) {
     constexpr size_t kDropBytes = 4 << 20;
     file_.check();
@@ -75,6 +77,10 @@ class GzipStream final : public ByteStream {
         if (inside_member_) throw DamagedStream("the gzip file ends too early");
         break;
       }
+      if (!inside_member_ && any_member_ && left.front() == std::byte{0}) {
+        skip_padding();
+        continue;
+      }
       if (!inside_member_) inflateReset(&inflate_);
       inside_member_ = true;
       inflate_.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(left.data()));
@@ -83,6 +89,7 @@ class GzipStream final : public ByteStream {
       input_.advance(static_cast<size_t>(reinterpret_cast<const std::byte*>(inflate_.next_in) - left.data()));
       if (status == Z_STREAM_END) {
         inside_member_ = false;
+        any_member_ = true;
       } else if (status != Z_OK) {
         throw DamagedStream(
             fmt::format("the gzip file is damaged: {}", inflate_.msg != nullptr ? inflate_.msg : "no valid data"));
@@ -93,15 +100,33 @@ class GzipStream final : public ByteStream {
   int64_t file_bytes_read() const override { return static_cast<int64_t>(input_.position()); }
 
  private:
+  // Zeros behind the last member, with which tapes and block devices fill up, are no content; gzip reads past them,
+  // too.
+  void skip_padding() {
+    constexpr size_t kBlock = 1 << 20;
+    while (!input_.left().empty()) {
+      const auto block = input_.left().first(std::min(kBlock, input_.left().size()));
+      if (std::ranges::any_of(block, [](std::byte byte) { return byte != std::byte{0}; })) {
+        throw DamagedStream("the gzip file has more than zeros behind its last member");
+      }
+      input_.advance(block.size());
+    }
+  }
+
   Input input_;
   z_stream inflate_{};
   bool inside_member_ = false;
+  bool any_member_ = false;  // is complete
 };
 
 class ZstdStream final : public ByteStream {
  public:
   explicit ZstdStream(const fs::path& path) : input_(path), context_(ZSTD_createDCtx(), ZSTD_freeDCtx) {
     NMOE_CHECK(context_ != nullptr, "ZSTD_createDCtx");
+    // As `zstd --long=31` writes them; unasked, the library takes windows of up to 128 MiB.
+    const int most = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound;
+    NMOE_CHECK(ZSTD_isError(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, most)) == 0, "window 2^{}",
+               most);
   }
 
   size_t read(std::span<char> out) override {
@@ -111,6 +136,10 @@ class ZstdStream final : public ByteStream {
       if (left.empty() && !inside_frame_) break;
       ZSTD_inBuffer from{left.data(), left.size(), 0};
       const size_t status = ZSTD_decompressStream(context_.get(), &to, &from);
+      if (ZSTD_isError(status) != 0 && ZSTD_getErrorCode(status) == ZSTD_error_memory_allocation) {
+        throw runtime_error(fmt::format("there is no memory for the window of '{}'", input_.path().string()),
+                            "free memory, or compress the file again with a window of 128 MiB (zstd --long=27)");
+      }
       if (ZSTD_isError(status) != 0) {
         throw DamagedStream(fmt::format("the zstd file is damaged: {}", ZSTD_getErrorName(status)));
       }

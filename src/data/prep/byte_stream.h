@@ -21,15 +21,16 @@ class ByteStream {
   virtual ~ByteStream() = default;
 
   // Fills `out` from its beginning and returns the number of bytes; 0 only at the end. Throws DamagedStream, and Error
-  // (runtime) when the file was cut, or its disk failed, while it was read.
+  // (runtime) when the file was cut, or its disk failed, while it was read, or there is no memory for it.
   virtual size_t read(std::span<char> out) = 0;
 
   // Bytes of the file read so far.
   virtual int64_t file_bytes_read() const = 0;
 };
 
-// By the name's end: .gz (of any number of members), .zst (of any number of frames), anything else as it is. Needs
-// little memory whatever the file's size. Error (runtime) if the file cannot be opened.
+// By the name's end: .gz (of any number of members, and zeros behind them), .zst (of any number of frames), anything
+// else as it is. Needs little memory whatever the file's size, but for the window of a .zst file, of up to 2 GiB. Error
+// (runtime) if the file cannot be opened.
 std::unique_ptr<ByteStream> open_bytes(const std::filesystem::path& path);
 
 // Whether the name ends in .gz or .zst.

@@ -1,6 +1,7 @@
 #include "data/prep/parquet_reader.h"
 
 #include <duckdb.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <string_view>
@@ -102,8 +103,9 @@ class ParquetReader final : public RecordReader {
                              : conversations ? as_json(sql_quoted(options.messages_field, '"'))
                                              : as_stored(options.text_field);
     const std::string beside = conversations ? fields_ : as_stored(options.prompt_field);
-    select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}, file_row_number = true) AS records", text,
-                          beside.empty() ? "NULL" : beside, as_text(options.id_field), file);
+    select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}{}) AS records", text,
+                          beside.empty() ? "NULL" : beside, as_text(options.id_field), file,
+                          numbers_rows_ ? ", file_row_number = true" : "");
   }
 
   bool next(Record& record) override {
@@ -191,6 +193,9 @@ class ParquetReader final : public RecordReader {
         types.emplace_back(string_at(raw, 1, row));
       }
     }
+    // DuckDB's numbers of rows have this name; where the file has it, rows are counted instead, which takes longer.
+    numbers_rows_ = std::ranges::none_of(
+        names, [](const std::string& name) { return ::strcasecmp(name.c_str(), "file_row_number") == 0; });
     const auto type_of = [&](const std::string& field) {
       const auto found = std::ranges::find(names, field);
       if (found == names.end()) {
@@ -235,7 +240,8 @@ class ParquetReader final : public RecordReader {
   // Begins to read rows [number_, limit_). Returns why that fails, "" if it does not.
   std::string execute() {
     const std::string sql =
-        fmt::format("{} WHERE file_row_number >= {} AND file_row_number < {}", select_, number_, limit_);
+        numbers_rows_ ? fmt::format("{} WHERE file_row_number >= {} AND file_row_number < {}", select_, number_, limit_)
+                      : fmt::format("{} LIMIT {} OFFSET {}", select_, limit_ - number_, number_);
     duckdb_prepared_statement raw = nullptr;
     const duckdb_state prepared = duckdb_prepare(connection_.get(), sql.c_str(), &raw);
     const Owned<duckdb_prepared_statement, duckdb_destroy_prepare> statement(raw);
@@ -310,6 +316,7 @@ class ParquetReader final : public RecordReader {
   int64_t limit_ = 0;       // where the query being read ends
   int64_t bad_before_ = 0;  // beyond number_: one of the rows up to here cannot be read
   bool told_ = false;       // that there are no rows
+  bool numbers_rows_ = true;
   CrashNote crash_note_;
   std::string select_;
   std::string fields_;  // of conversations: fields_of

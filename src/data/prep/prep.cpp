@@ -310,7 +310,7 @@ class Preparation {
           batch.end_file = file;
           batch.end_record = record.number;
           batch.file_bytes = bytes_before + reader->file_bytes_read();
-          const bool too_many = !record.fault.empty() && ++bad_records > options_.skip_bad;
+          const bool too_many = !record.fault.empty() && ends_work(record, bad_records, options_.skip_bad);
           const Split split = record.tail ? Split::kValid : input.split;
           batch.documents.push_back({.record = std::move(record), .file = file, .split = split});
           if (too_many) {  // reading on would be in vain, and takes its time where rows are damaged
@@ -417,7 +417,7 @@ class Preparation {
   }
 
   void count_bad(const Document& document) {
-    if (++bad_records_ <= options_.skip_bad) return;
+    if (!ends_work(document.record, bad_records_, options_.skip_bad)) return;
     const fs::path& path = inputs_[static_cast<size_t>(document.file)].path;
     throw bad_record_error(path, records_, document.record, options_.skip_bad);
   }

@@ -82,6 +82,11 @@ class JsonParser {
   void parse(std::string_view json, Record& record) {
     simdjson::dom::element element;
     const auto error = parser_.parse(json.data(), json.size(), /*realloc_if_needed=*/false).get(element);
+    if (error == simdjson::NUMBER_ERROR) {
+      record.fault = "invalid JSON: a number that is none, or an integer of more than 64 bits";
+      record.remedy = "write longer integers as strings";
+      return;
+    }
     if (error != simdjson::SUCCESS) {
       record.fault = fmt::format("invalid JSON: {}", simdjson::error_message(error));
       return;
@@ -105,9 +110,16 @@ class JsonParser {
   }
 
  private:
+  // Of several members of one name the last one counts, as everywhere else that JSON is read.
   static bool find(const simdjson::dom::object& object, const std::string& field, simdjson::dom::element& value,
                    Record& record) {
-    if (object.at_key(field).get(value) == simdjson::SUCCESS) return true;
+    bool found = false;
+    for (const auto [key, member] : object) {
+      if (key != field) continue;
+      value = member;
+      found = true;
+    }
+    if (found) return true;
     if (!record.fault.empty()) return false;
     record.fault = fmt::format("no field \"{}\"", field);
     record.remedy = fields_remedy(object);
@@ -256,6 +268,8 @@ class JsonReader final : public RecordReader {
       record = window_.damaged_record(number_ + 1);
     } else if (!window_.view().empty() || (in_array_ && !array_closed_)) {
       record.fault = "the file ends inside a value";
+      record.remedy = "download or write the file again";
+      record.ends_file = true;
     } else if (number_ == 0) {
       record.fault = "the file has no records";
     }
@@ -335,7 +349,13 @@ std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOpt
   return nullptr;
 }
 
+bool ends_work(const Record& record, int64_t& bad, int64_t allowed) { return record.ends_file || ++bad > allowed; }
+
 Error bad_record_error(const fs::path& path, const RecordOptions& options, const Record& record, int64_t allowed) {
+  if (record.ends_file) {
+    return runtime_error(fmt::format("{}: {}", place_of(path, options, record.number), record.fault),
+                         record.remedy + "; or leave the file out: --skip-bad is for single records");
+  }
   const std::string skip = allowed == 0
                                ? "allow for N such records with --skip-bad N"
                                : fmt::format("more than the {} bad records that --skip-bad allows: raise it", allowed);

@@ -54,6 +54,9 @@ struct Record {
   std::string fault;
   // The remedy, if there is a specific one.
   std::string remedy;
+  // The fault is the file's: what it holds from here on cannot be read, or is not what its name says. Such a fault is
+  // no bad record that could be left out, however few: whole files would be.
+  bool ends_file = false;
 };
 
 class RecordReader {
@@ -73,7 +76,11 @@ class RecordReader {
 std::unique_ptr<RecordReader> open_records(const std::filesystem::path& path, const RecordOptions& options,
                                            int64_t skip = 0);
 
-// The Error (runtime) for a record with a fault, if there were more of them than `allowed`.
+// Whether a record with a fault ends the work: always if the fault is its file's, else if there are more of them than
+// `allowed`. Counts it in `bad`.
+bool ends_work(const Record& record, int64_t& bad, int64_t allowed);
+
+// The Error (runtime) for a record that ends the work.
 Error bad_record_error(const std::filesystem::path& path, const RecordOptions& options, const Record& record,
                        int64_t allowed);
 

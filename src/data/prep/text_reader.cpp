@@ -35,7 +35,7 @@ class WholeReader final : public RecordReader {
       if (part_bytes_ == 0) take(record, text.size());
       if (record.text.size() > max_bytes_) {
         const ContentFault fault = too_large_record(max_bytes_);
-        record = {.number = number_, .fault = fault.what, .remedy = fault.remedy};
+        record = {.number = number_, .fault = fault.what, .remedy = fault.remedy, .ends_file = true};
         ended_ = true;
         return true;
       }

@@ -62,7 +62,7 @@ bool Window::extend() {
 }
 
 Record Window::damaged_record(int64_t number) const {
-  return {.number = number, .fault = damage_.what, .remedy = damage_.remedy};
+  return {.number = number, .fault = damage_.what, .remedy = damage_.remedy, .ends_file = true};
 }
 
 }  // namespace nmoe

@@ -79,7 +79,7 @@ class Merger {
             .merges = std::move(merges),
             .eos_id = eos_id,
             .added = {{.text = std::string(kEosText), .id = eos_id}},
-            .patterns = {std::string(kSplitPattern)}};
+            .splits = {std::string(kSplitPattern)}};
   }
 
  private:
@@ -190,7 +190,7 @@ class Merger {
 class WordCounter {
  public:
   explicit WordCounter(int num_threads)
-      : splitter_(std::vector{std::string(kSplitPattern)}),
+      : splitter_(std::vector<Split>{std::string(kSplitPattern)}),
         pool_(num_threads),
         counts_(static_cast<size_t>(pool_.num_threads())) {}
 
@@ -247,7 +247,9 @@ std::vector<WordCount> count_inputs(const BpeTrainOptions& options, BpeTrainRepo
     const auto reader = open_records(path, records);
     for (Record record; reader->next(record);) {
       if (!record.fault.empty()) {
-        if (++report.bad_records > options.skip_bad) throw bad_record_error(path, records, record, options.skip_bad);
+        if (ends_work(record, report.bad_records, options.skip_bad)) {
+          throw bad_record_error(path, records, record, options.skip_bad);
+        }
         continue;
       }
       report.bytes += std::ssize(record.text);
