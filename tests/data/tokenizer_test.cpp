@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <ctime>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "data/test_data.h"
@@ -29,7 +31,7 @@ constexpr const char* kSample =
     "daughters.\n";
 
 std::map<std::string, int64_t> count_words(std::string_view text) {
-  const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
+  const WordSplitter splitter(std::vector<Split>{std::string(kSplitPattern)});
   WordCursor cursor(splitter, text);
   std::map<std::string, int64_t> counts;
   for (std::string_view word; cursor.next(word);) ++counts[std::string(word)];
@@ -177,7 +179,7 @@ double cpu_seconds() {
 TEST(Bpe, NoTextTakesQuadraticTime) {
   for (const KnownPattern& known : known_patterns()) {
     BpeModel model = sample_model();
-    model.patterns = {std::string(known.pattern)};
+    model.splits = {std::string(known.pattern)};
     const auto tokenizer = make_bpe_tokenizer(model);
     for (const std::string part :
          {"a", "A", " ", "\n", " \n", "\t ", "1", "!", "'", "東", "\u0301", "A\u0301", "\x01", "\xFF"}) {
@@ -258,7 +260,7 @@ TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFKC\"}"), "/normalizer");
   expect_unsupported(edited("\"truncation\": null", "\"truncation\": {\"max_length\": 512}"), "/truncation");
   expect_unsupported(edited("\"type\": \"Split\"", "\"type\": \"Metaspace\""), "/pre_tokenizer/pretokenizers/0");
-  expect_unsupported(edited("\"Isolated\"", "\"MergedWithNext\""), "/pre_tokenizer/pretokenizers/0/behavior");
+  expect_unsupported(edited("\"Isolated\"", "\"Scattered\""), "/pre_tokenizer/pretokenizers/0/behavior");
   expect_unsupported(edited("\\\\p{N}{1,3}", "\\\\p{N}{1,3}+"), "possessive");
   expect_unsupported(edited("\\\\p{N}{1,3}", "("), "split pattern");
   expect_unsupported(edited("\"add_prefix_space\": false", "\"add_prefix_space\": true"),
@@ -276,6 +278,50 @@ TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported(edited("\"Ā\": 0", "\"xyz\": 0"), "no token for byte 0");
   expect_unsupported(edited("\"merges\": [", "\"merges\": [\"z q\", "), "z q");
   expect_error(ErrorKind::kRuntime, "missing.json", [&] { load_tokenizer((dir_ / "missing.json").string()); });
+}
+
+// A split of any behavior, by a text or a pattern, is written back as it is, and told apart.
+TEST_F(TokenizerFileTest, SplitsOfAllKinds) {
+  std::set<std::string> hashes;
+  for (const char* behavior : {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}) {
+    for (const bool invert : {false, true}) {
+      auto file = nlohmann::json::parse(bpe_to_json(sample_model()));
+      file["pre_tokenizer"]["pretokenizers"][0] = {
+          {"type", "Split"}, {"pattern", {{"String", "a."}}}, {"behavior", behavior}, {"invert", invert}};
+      const auto tokenizer = load_tokenizer(write("tokenizer.json", file.dump()));
+      const bool removes = std::string_view(behavior) == "Removed";
+      EXPECT_EQ(tokenizer->decode(encode(*tokenizer, "xa.ab")), !removes ? "xa.ab" : invert ? "a." : "xab");
+      EXPECT_EQ(load_tokenizer(write("again.json", tokenizer->json()))->hash(), tokenizer->hash());
+      hashes.insert(tokenizer->hash());
+    }
+  }
+  EXPECT_EQ(hashes.size(), 9U);  // isolated is the same, inverted or not
+}
+
+// Hugging Face's library normalizes such a token's text before it looks for it.
+TEST_F(TokenizerFileTest, AnAddedTokenThatIsNotNormalized) {
+  const std::string decomposed = "<cafe\u0301>", composed = "<caf\u00E9>";
+  auto file = nlohmann::json::parse(bpe_to_json(sample_model()));
+  file["normalizer"] = {{"type", "NFC"}};
+  file["added_tokens"].push_back({{"id", 300}, {"content", decomposed}, {"special", false}, {"normalized", true}});
+  const auto tokenizer = load_tokenizer(write("tokenizer.json", file.dump()));
+  EXPECT_EQ(encode(*tokenizer, decomposed), (std::vector<int32_t>{300}));
+  EXPECT_EQ(encode(*tokenizer, composed), (std::vector<int32_t>{300}));
+}
+
+// They took half a minute: a parser that looked through all of them for each.
+TEST_F(TokenizerFileTest, ManyAddedTokens) {
+  auto file = nlohmann::json::parse(bpe_to_json(sample_model()));
+  for (int i = 0; i < 199'999; ++i) {
+    file["added_tokens"].push_back(
+        {{"id", 300 + i}, {"content", fmt::format("<|{}|>", i)}, {"special", i % 2 == 0}, {"normalized", i % 4 == 1}});
+  }
+  const std::string path = write("tokenizer.json", file.dump());
+  const double start = cpu_seconds();
+  const auto tokenizer = load_tokenizer(path);
+  EXPECT_EQ(encode(*tokenizer, "<|199997|><|3|>"), (std::vector<int32_t>{200'297, 303}));
+  EXPECT_FALSE(tokenizer->json().empty());
+  EXPECT_LT(cpu_seconds() - start, 8.0);  // a second, but for sanitizers
 }
 
 TEST_F(TokenizerFileTest, AFolderOfATokenizer) {

@@ -9,7 +9,7 @@ namespace nmoe {
 namespace {
 
 std::vector<std::string> words_of(std::string_view text) {
-  static const WordSplitter splitter(std::vector{std::string(kSplitPattern)});
+  static const WordSplitter splitter(std::vector<Split>{std::string(kSplitPattern)});
   WordCursor cursor(splitter, text);
   std::vector<std::string> words;
   for (std::string_view word; cursor.next(word);) words.emplace_back(word);

@@ -16,7 +16,6 @@
 #include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "data/tokenizer/word_cache.h"
-#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 namespace {
@@ -88,16 +87,26 @@ std::vector<NamedToken> named_tokens(const BpeModel& model, const std::function<
   return named;
 }
 
+// Tokens that are looked for in normalized text, in the form that they have there.
+std::vector<NamedToken> normalized_tokens(const BpeModel& model) {
+  auto named = named_tokens(model, [](const AddedToken& token) { return !token.special && token.normalized; });
+  for (NamedToken& token : named) {
+    std::string storage;
+    if (model.nfc) token.text = std::string(to_nfc(token.text, storage));
+  }
+  return named;
+}
+
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(BpeModel model)
       : model_(std::move(model)),
         byte_ids_(check(model_)),
         merges_(byte_ids_, model_.merges.size()),
-        splitter_(model_.patterns),
+        splitter_(model_.splits),
         specials_(named_tokens(model_, [](const AddedToken& token) { return token.special; })),
         raw_words_(named_tokens(model_, [](const AddedToken& t) { return !t.special && !t.normalized; })),
-        normalized_words_(named_tokens(model_, [](const AddedToken& t) { return !t.special && t.normalized; })),
+        normalized_words_(normalized_tokens(model_)),
         token_bytes_(model_.tokens.begin(), model_.tokens.end()),
         hash_(hash_of(model_, std::nullopt)) {
     for (size_t rank = 0; rank < model_.merges.size(); ++rank) {
@@ -114,9 +123,12 @@ class BpeTokenizer final : public Tokenizer {
 
   std::vector<std::string> patterns() const override {
     std::vector<std::string> names;
-    for (const std::string& pattern : model_.patterns) {
-      const KnownPattern* known = find_known_pattern(pattern);
-      names.emplace_back(known == nullptr ? pattern : known->name);
+    for (const Split& split : model_.splits) {
+      const KnownPattern* known = find_known_pattern(split.pattern);
+      const std::string_view name = known == nullptr ? std::string_view(split.pattern) : known->name;
+      const std::string_view inverted = split.invert ? ", inverted" : "";
+      names.push_back(split.is_plain() ? std::string(name)
+                                       : fmt::format("{} ({}{})", name, behavior_name(split.behavior), inverted));
     }
     return names;
   }
@@ -250,15 +262,19 @@ std::string BpeTokenizer::hash_of(const BpeModel& model, std::optional<int32_t> 
     hash.update(text);
   };
   // With its end, what `n tokenizer train` makes hashes to what it always did.
-  const bool as_trained = model.patterns == std::vector{std::string(kSplitPattern)} && !model.nfc &&
+  const bool as_trained = model.splits == std::vector{Split(std::string(kSplitPattern))} && !model.nfc &&
                           !model.whole_words && model.added.size() == 1 && model.added[0].text == kEosText;
   if (eos_id && as_trained) {
     add_text("nmoe bpe 1");
     add_text(kSplitPattern);
   } else {
-    add_text(eos_id ? "nmoe bpe 2" : "nmoe bpe 3");
-    add_number(model.patterns.size());
-    for (const std::string& pattern : model.patterns) add_text(pattern);
+    const bool plain = std::ranges::all_of(model.splits, &Split::is_plain);
+    add_text(fmt::format("nmoe bpe {}{}", eos_id ? 2 : 3, plain ? "" : ", splits of all kinds"));
+    add_number(model.splits.size());
+    for (const Split& split : model.splits) {
+      add_text(split.pattern);
+      if (!plain) add_text(fmt::format("{} {}", behavior_name(split.behavior), split.invert));
+    }
     add_number(static_cast<uint64_t>(model.nfc) << 1 | static_cast<uint64_t>(model.whole_words));
     add_number(model.added.size());
     for (const AddedToken& token : model.added) {

@@ -11,6 +11,7 @@
 
 #include "data/tokenizer/merge_table.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {
 
@@ -27,14 +28,14 @@ struct AddedToken {
 
 // Everything that defines a BPE tokenizer.
 struct BpeModel {
-  std::vector<std::string> tokens;    // by id: its bytes; "" for ids that are not tokens of the BPE
-  std::vector<BpeMerge> merges;       // by rank
-  int32_t eos_id = 0;                 // of a special one of `added`
-  std::vector<AddedToken> added;      // by id
-  std::vector<std::string> patterns;  // data/tokenizer/word_splitter.h
-  bool nfc = false;                   // text is normalized first (data/tokenizer/normalize.h)
-  bool whole_words = false;           // a word that is a token's bytes is that token, whatever the merges give
-  std::string post_processor;         // JSON that json() passes on: encode() adds no tokens to a text
+  std::vector<std::string> tokens;  // by id: its bytes; "" for ids that are not tokens of the BPE
+  std::vector<BpeMerge> merges;     // by rank
+  int32_t eos_id = 0;               // of a special one of `added`
+  std::vector<AddedToken> added;    // by id
+  std::vector<Split> splits;        // data/tokenizer/word_splitter.h
+  bool nfc = false;                 // text is normalized first (data/tokenizer/normalize.h)
+  bool whole_words = false;         // a word that is a token's bytes is that token, whatever the merges give
+  std::string post_processor;       // JSON that json() passes on: encode() adds no tokens to a text
 };
 
 // The tokenizer of `model`. Every byte must have a token, all tokens must differ, and each merge's result must be what

@@ -89,7 +89,7 @@ class TiktokenReader {
     }
     add_specials();
     add_merges();
-    model_.patterns = {std::string(encoding_.pattern)};
+    model_.splits = {std::string(encoding_.pattern)};
     model_.whole_words = true;
     return std::move(model_);
   }

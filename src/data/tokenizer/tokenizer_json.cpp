@@ -175,10 +175,11 @@ class TokenizerJsonReader {
       if (type == "Split") {
         add_split(step, place);
       } else if (type == "Digits") {
-        model_.patterns.emplace_back(flag(step, "individual_digits", false, place) ? kDigitPattern : kNumberPattern);
+        model_.splits.emplace_back(
+            std::string(flag(step, "individual_digits", false, place) ? kDigitPattern : kNumberPattern));
       } else if (type == "ByteLevel" && &step == &steps.back().first) {
         if (flag(step, "add_prefix_space", true, place)) throw unsupported_value(step, "add_prefix_space", place);
-        if (flag(step, "use_regex", true, place)) model_.patterns.emplace_back(kGpt2Pattern);
+        if (flag(step, "use_regex", true, place)) model_.splits.emplace_back(std::string(kGpt2Pattern));
       } else {
         throw unsupported(fmt::format("{} is {}", place, shortened(step.dump())));
       }
@@ -195,19 +196,40 @@ class TokenizerJsonReader {
   }
 
   void add_split(const json& split, const std::string& place) {
-    const json& pattern = value_of(value_of(split, "pattern"), "Regex");
-    if (!pattern.is_string()) throw unsupported_value(split, "pattern", place);
-    const auto text = pattern.get<std::string>();
+    const json& pattern = value_of(split, "pattern");
+    const json& regex = value_of(pattern, "Regex");
+    const json& literal = value_of(pattern, "String");
+    if (!pattern.is_object() || pattern.size() != 1 || (!regex.is_string() && !literal.is_string())) {
+      throw unsupported_value(split, "pattern", place);
+    }
+    const std::string text = regex.is_string() ? regex.get<std::string>() : escaped(literal.get<std::string>());
+    const json& name = value_of(split, "behavior");
+    const auto behavior = name.is_string() ? behavior_of_name(name.get<std::string>()) : std::nullopt;
+    if (!behavior) throw unsupported_value(split, "behavior", place);
     const bool invert = flag(split, "invert", false, place);
-    const json& behavior = value_of(split, "behavior");
-    const bool keeps_matches = behavior == json("Removed") && invert && covers_all_text(text);
-    if (!keeps_matches && (behavior != json("Isolated") || invert)) throw unsupported_value(split, "behavior", place);
-    model_.patterns.push_back(text);
+    // What removes nothing is said in one way, so that equal tokenizers have equal hashes.
+    const bool keeps_all = *behavior == SplitBehavior::kRemoved && invert && covers_all_text(text);
+    if (keeps_all || *behavior == SplitBehavior::kIsolated) {
+      model_.splits.emplace_back(text);
+    } else {
+      model_.splits.emplace_back(text, *behavior, invert);
+    }
+  }
+
+  // A pattern that matches this text.
+  static std::string escaped(std::string_view text) {
+    constexpr std::string_view kMeaning = R"(\.+*?()|[]{}^$#&-~)";
+    std::string pattern;
+    for (const char c : text) {
+      if (kMeaning.find(c) != std::string_view::npos) pattern += '\\';
+      pattern += c;
+    }
+    return pattern;
   }
 
   void check_patterns() const {
     try {
-      const WordSplitter splitter(model_.patterns);
+      const WordSplitter splitter(model_.splits);
     } catch (const Error& error) {
       throw unsupported(error.what());
     }
@@ -378,13 +400,16 @@ class TokenizerJsonReader {
   std::unordered_map<int32_t, std::string> names_;  // by id, as the file spells them
 };
 
-ordered_json split_json(const std::string& pattern) {
-  return {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+ordered_json split_json(const Split& split) {
+  return {{"type", "Split"},
+          {"pattern", {{"Regex", split.pattern}}},
+          {"behavior", behavior_name(split.behavior)},
+          {"invert", split.invert}};
 }
 
 ordered_json pre_tokenizer_json(const BpeModel& model) {
   auto steps = ordered_json::array();
-  for (const std::string& pattern : model.patterns) steps.push_back(split_json(pattern));
+  for (const Split& split : model.splits) steps.push_back(split_json(split));
   steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}});
   return {{"type", "Sequence"}, {"pretokenizers", steps}};
 }

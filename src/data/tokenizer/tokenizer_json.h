@@ -3,8 +3,8 @@
 // Read are byte-level BPE models:
 //   model           BPE with a token for every byte; "merges" as "a b" or ["a", "b"]; ignore_merges; no dropout,
 //                   affixes or byte fallback
-//   pre_tokenizer   Split by a regular expression (Isolated, or Removed and inverted, which is the same for a pattern
-//                   that covers all text), Digits, then ByteLevel without a prefix space; one of them or a Sequence
+//   pre_tokenizer   Split (by a text or a regular expression, of any behavior, inverted or not), Digits, then ByteLevel
+//                   without a prefix space; one of them or a Sequence
 //   normalizer      none, or NFC
 //   added_tokens    special or not; none that include the space around them, or match only whole words
 //   decoder         ByteLevel

@@ -10,18 +10,20 @@
 namespace nmoe {
 namespace {
 
-struct Run {
-  char32_t first;
-  CharClass char_class;
+using enum Category;
+
+constexpr CategoryRun kRuns[] = {
+#include "data/tokenizer/unicode_categories.inc"
 };
 
-// NOLINTBEGIN(readability-identifier-naming): the file's abbreviations.
-constexpr CharClass Lu = kLu, Ll = kLl, Lt = kLt, Lm = kLm, Lo = kLo, M = kMark, N = kNumber, P = kPunct, S = kSymbol;
-constexpr CharClass sp = kSpace, nl = kSpace | kNewline, no = 0;
-// NOLINTEND(readability-identifier-naming)
-constexpr Run kRuns[] = {
-#include "data/tokenizer/unicode_classes.inc"
-};
+constexpr CharClass class_of_category(Category category) {
+  if (category <= Lo) return static_cast<CharClass>(1U << static_cast<unsigned>(category));
+  if (category <= Me) return kMark;
+  if (category <= No) return kNumber;
+  if (category <= Po) return kPunct;
+  if (category <= So) return kSymbol;
+  return category <= Zp ? kSpace : 0;
+}
 
 // Classes by code point, in pages of which equal ones are kept once.
 class ClassTable {
@@ -30,8 +32,10 @@ class ClassTable {
     std::vector<CharClass> classes(kNumCodePoints);
     for (size_t i = 0; i < std::size(kRuns); ++i) {
       const char32_t end = i + 1 < std::size(kRuns) ? kRuns[i + 1].first : kNumCodePoints;
-      std::fill(classes.begin() + kRuns[i].first, classes.begin() + end, kRuns[i].char_class);
+      std::fill(classes.begin() + kRuns[i].first, classes.begin() + end, class_of_category(kRuns[i].category));
     }
+    for (const char32_t space : {U'\t', U'\v', U'\f', U'\u0085'}) classes[space] = kSpace;  // by category controls
+    for (const char32_t line_end : {U'\r', U'\n'}) classes[line_end] = kSpace | kNewline;
     for (size_t page = 0; page < page_starts_.size(); ++page) {
       const auto begin = classes.begin() + static_cast<std::ptrdiff_t>(page * kPageSize);
       size_t start = 0;
@@ -75,6 +79,8 @@ size_t character_size(std::string_view text) {
 }
 
 }  // namespace
+
+std::span<const CategoryRun> category_runs() { return kRuns; }
 
 CharClass class_of(char32_t code_point) {
   static const ClassTable table;

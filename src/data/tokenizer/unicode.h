@@ -1,12 +1,13 @@
 // UTF-8 and the classes of characters that split patterns need.
 //
-// The classes are those of one version of Unicode whatever library is installed (unicode_classes.inc): a word's bounds
-// must not depend on the machine.
+// The classes are those of one version of Unicode whatever library is installed (unicode_categories.inc): a word's
+// bounds must not depend on the machine.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,49 @@ inline constexpr CharClass kNewline = 1 << 10;  // [\r\n], which are kSpace too
 inline constexpr CharClass kLetter = kLu | kLl | kLt | kLm | kLo;
 
 inline constexpr char32_t kNumCodePoints = 0x110000;
+
+// Unicode's general categories, in its own abbreviations; Cn is what is not assigned.
+// NOLINTBEGIN(readability-identifier-naming)
+enum class Category : uint8_t {
+  Lu,
+  Ll,
+  Lt,
+  Lm,
+  Lo,  // letters
+  Mn,
+  Mc,
+  Me,  // marks
+  Nd,
+  Nl,
+  No,  // numbers
+  Pc,
+  Pd,
+  Ps,
+  Pe,
+  Pi,
+  Pf,
+  Po,  // punctuation
+  Sm,
+  Sc,
+  Sk,
+  So,  // symbols
+  Zs,
+  Zl,
+  Zp,  // separators
+  Cc,
+  Cf,
+  Cs,
+  Co,
+  Cn,  // others
+};
+// NOLINTEND(readability-identifier-naming)
+
+// All code points, as runs of one category: each goes up to the next one's first.
+struct CategoryRun {
+  char32_t first;
+  Category category;
+};
+std::span<const CategoryRun> category_runs();
 
 // The class of a code point; 0 for controls, formats, and private or unassigned ones.
 CharClass class_of(char32_t code_point);

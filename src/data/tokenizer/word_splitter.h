@@ -3,72 +3,105 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "data/tokenizer/regex.h"
 
 namespace nmoe {
 
-// One split pattern or several: the first cuts the text into its matches and what lies between them, the next cuts each
-// of those pieces as if it were a text of its own, and so on (Hugging Face's Sequence of Splits, "Isolated"). Immutable
-// and safe to share between threads.
+// What becomes of a pattern's matches, as in Hugging Face's Split. Of "the-final--countdown" at "-":
+enum class SplitBehavior {
+  kRemoved,             // the|final|countdown
+  kIsolated,            // the|-|final|-|-|countdown
+  kMergedWithPrevious,  // the-|final-|-|countdown
+  kMergedWithNext,      // the|-final|-|-countdown
+  kContiguous,          // the|-|final|--|countdown
+};
+std::string_view behavior_name(SplitBehavior behavior);  // "Removed", as tokenizer.json files have it
+std::optional<SplitBehavior> behavior_of_name(std::string_view name);
+
+// The matches of a pattern cut a text. They may be empty, and then cut where they are; an empty one right behind
+// another match is none. Pieces without text are dropped.
+struct Split {
+  // NOLINTNEXTLINE(google-explicit-constructor): most splits are just a pattern.
+  Split(std::string of, SplitBehavior then = SplitBehavior::kIsolated, bool inverted = false)
+      : pattern(std::move(of)), behavior(then), invert(inverted) {}
+  bool operator==(const Split&) const = default;
+  // Whether matches and what is between them all become words.
+  bool is_plain() const { return behavior == SplitBehavior::kIsolated; }
+
+  std::string pattern;
+  SplitBehavior behavior;
+  bool invert;  // what lies between the matches is treated as matches are, and the other way round
+};
+
+// One split or several: the first cuts the text, the next cuts each of its pieces as if it were a text of its own, and
+// so on (Hugging Face's Sequence). Immutable and safe to share between threads.
 //
-// Patterns that data/tokenizer/split_pattern.h knows run as functions. Others are regular expressions (PCRE2 with its
-// JIT, UTF-8, ^ and $ at line ends as in Oniguruma) in which \s, \p{L} and the like mean data/tokenizer/unicode.h.
+// Patterns that data/tokenizer/split_pattern.h knows run as functions, others as data/tokenizer/regex.h says.
 class WordSplitter {
  public:
-  // Error (runtime), naming a pattern that is invalid, or has different meanings in Oniguruma and PCRE2.
-  explicit WordSplitter(std::span<const std::string> patterns);
+  // Error (runtime), naming a pattern that is invalid, or that PCRE2 could not match as Oniguruma does.
+  explicit WordSplitter(std::span<const Split> splits);
   ~WordSplitter();
   WordSplitter(const WordSplitter&) = delete;
   WordSplitter& operator=(const WordSplitter&) = delete;
 
  private:
   friend class WordCursor;
-  class Stage;
-  class KnownStage;
-  class RegexStage;
+  class Matcher;
+  class KnownMatcher;
+  class RegexMatcher;
+  struct Stage;
   using MatchFunction = const char* (*)(const char* begin, const char* end);
-  std::vector<std::unique_ptr<const Stage>> stages_;
-  MatchFunction only_match_ = nullptr;  // of the only stage, if it is a function
+  std::vector<Stage> stages_;
+  MatchFunction only_match_ = nullptr;  // of the only stage, if it is a function and plain
 };
 
-// Walks over the words of one text. The words together are the text. A byte that is not part of valid UTF-8 is a word,
-// and the text before and after it is cut as if it were separate.
+// Walks over the words of one text. The words together are the text, but for what splits remove. A byte that is not
+// part of valid UTF-8 is a word, and the text before and after it is cut as if it were separate.
 class WordCursor {
  public:
   // Both must outlive the cursor.
   WordCursor(const WordSplitter& splitter, std::string_view text);
+  ~WordCursor();
+  WordCursor(const WordCursor&) = delete;
+  WordCursor& operator=(const WordCursor&) = delete;
 
   // The next word, never empty, or false at the end of the text. Error (runtime) if a regular expression takes more
-  // steps than PCRE2 allows.
+  // steps than data/tokenizer/regex.h allows.
   bool next(std::string_view& word) {
-    if (position_ == text_.size()) return false;
-    size_t end = position_;
-    if (only_match_ != nullptr && position_ < pieces_[0].end) {
-      end = static_cast<size_t>(only_match_(text_.data() + position_, text_.data() + pieces_[0].end) - text_.data());
+    if (only_match_ == nullptr) return next_piece(word);
+    if (position_ < valid_end_) {
+      const char* const begin = text_.data() + position_;
+      const char* const end = only_match_(begin, text_.data() + valid_end_);
+      if (end != begin) {
+        word = {begin, static_cast<size_t>(end - begin)};
+        position_ += word.size();
+        return true;
+      }
     }
-    if (end == position_) end = cut();
-    pieces_.back().end = end;
-    word = text_.substr(position_, end - position_);
-    position_ = end;
-    return true;
+    return next_unmatched(word);
   }
 
  private:
-  // The text, or what a stage made of it: stage i cuts pieces_[i], which ends at or after the next word.
-  struct Piece {
-    size_t begin = 0;
-    size_t end = 0;
-  };
-  size_t cut();
+  struct Cut;
+  bool next_unmatched(std::string_view& word);
+  bool next_piece(std::string_view& word);
+  bool next_valid(std::string_view& part, bool& is_word);
 
   const WordSplitter& splitter_;
   const WordSplitter::MatchFunction only_match_;
   std::string_view text_;
-  size_t position_ = 0;        // of the next word
-  std::vector<Piece> pieces_;  // of valid UTF-8, then by stage; the last is the word
+  size_t position_ = 0;    // of what is not delivered, or not given to the first stage
+  size_t valid_end_ = 0;   // valid UTF-8 up to here
+  std::vector<Cut> cuts_;  // by stage: how far it is with its piece
+  size_t depth_ = 0;       // stages that have one
 };
 
 }  // namespace nmoe
