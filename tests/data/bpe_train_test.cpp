@@ -146,6 +146,16 @@ TEST_F(BpeTrainFilesTest, BadRecordsAreErrorsUnlessAllowed) {
                [&] { train_bpe({.inputs = {write("b.txt", "ab\xE9 abab")}, .vocab_size = 258}); });
 }
 
+TEST_F(BpeTrainFilesTest, EmptyFilesTeachNothing) {
+  const std::string text = write("a.txt", "abababab");
+  const std::string alone = train_bpe({.inputs = {text}, .vocab_size = 258}).tokenizer->hash();
+  for (const char* name : {"empty.txt", "empty.jsonl", "empty.json"}) {
+    const TrainedBpe trained = train_bpe({.inputs = {write(name, ""), text}, .vocab_size = 258});
+    EXPECT_EQ(trained.tokenizer->hash(), alone) << name;
+    EXPECT_EQ(trained.report.bad_records, 0) << name;
+  }
+}
+
 TEST_F(BpeTrainFilesTest, SpecialTokensAreTheLastIds) {
   const std::string path = write("small.txt", "<|im_end|> <|im_end|> <|im_end|>");
   const auto tokenizer =

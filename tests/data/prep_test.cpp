@@ -66,10 +66,7 @@ TEST_F(PrepTest, FilesAreDocuments) {
   const std::string a = write("a.txt", "first");
   const std::string b = write("b.txt", "second\xC3\xA9\n");
   const std::string empty = write("empty.txt", "");
-  expect_error(ErrorKind::kRuntime, "empty.txt': the file is empty", [&] {
-    prepare_dataset({.inputs = {b, empty, a}, .out = out()});
-  });
-  const PrepReport report = prepare_dataset({.inputs = {b, empty, a}, .skip_bad = 1, .out = out()});
+  const PrepReport report = prepare_dataset({.inputs = {b, empty, a}, .out = out()});
   EXPECT_EQ(documents("train"), (std::vector<std::string>{"second\xC3\xA9\n", "first"}));
   EXPECT_FALSE(fs::exists(out() / "valid"));
   EXPECT_EQ(report.train.documents, 2);
@@ -77,7 +74,8 @@ TEST_F(PrepTest, FilesAreDocuments) {
   EXPECT_EQ(report.train.bytes, 14);
   EXPECT_EQ(report.train.shards, 1);
   EXPECT_EQ(report.valid.documents, 0);
-  EXPECT_EQ(report.dropped.at("bad record").records, 1);
+  EXPECT_EQ(report.dropped.at("empty").records, 1);
+  EXPECT_FALSE(report.dropped.contains("bad record"));
   const TokenDataset dataset(out() / "train");
   EXPECT_EQ(dataset.manifest().tokenizer, "bytes");
   EXPECT_EQ(dataset.manifest().tokenizer_hash, byte_tokenizer()->hash());

@@ -201,14 +201,14 @@ TEST_F(RecordsTest, DamagedCompressedFiles) {
 
 TEST_F(RecordsTest, Text) {
   EXPECT_EQ(told(records(write("a.txt", "one\ntwo"))), (Lines{"1:one\ntwo"}));
-  EXPECT_EQ(told(records(write("a.txt", ""))), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(told(records(write("a.txt", ""))), (Lines{"1:"}));
   EXPECT_EQ(told(records(write("a.txt", "one"), {}, 1)), (Lines{}));
   const RecordOptions split{.split_on = "%%"};
   const std::string path = write("b.txt.gz", gzip("one\n%%\n%%\r\ntwo %%\n%%"));
   EXPECT_EQ(told(records(path, split)), (Lines{"1:one\n", "2:", "3:two %%\n"}));
   EXPECT_EQ(told(records(path, split, 2)), (Lines{"3:two %%\n"}));
   EXPECT_EQ(told(records(path, split, 3)), (Lines{}));
-  EXPECT_EQ(told(records(write("b.txt", ""), split)), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(told(records(write("b.txt", ""), split)), (Lines{"1:"}));
   EXPECT_EQ(told(records(write("c.txt.gz", gzip(random_letters(5000, 3)).substr(0, 2000)), split)),
             (Lines{"1!the gzip file ends too early"}));
 }
@@ -256,7 +256,7 @@ TEST_F(RecordsTest, AFilesTailIsADocumentOfItsOwn) {
   EXPECT_EQ(of("abcdefgh"), (Lines{"1:abcdef", "tail 2:gh"}));
   EXPECT_EQ(of("ab\xC3\xA9"), (Lines{"1:ab", "tail 2:\xC3\xA9"}));
   EXPECT_EQ(of("a"), (Lines{"1:a"}));
-  EXPECT_EQ(of(""), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(of(""), (Lines{"1:"}));
   // A line's end that is far away does not move the cut.
   const std::string longer = "x\n" + std::string(40'000, 'y');
   EXPECT_EQ(records(write("a.txt", longer), tail)[1].text.size(), 10'001U);
@@ -283,7 +283,7 @@ TEST_F(RecordsTest, AWholeFileMayComeInParts) {
   EXPECT_EQ(told(records(write("b.txt", "one\ntwo"), parts)), (Lines{"1:one\n", "2:two"}));
   EXPECT_EQ(told(records(write("b.txt", "one\ntwo"), parts, 1)), (Lines{"2:two"}));
   EXPECT_EQ(told(records(write("b.txt", "\xC3\xA9x\xC3\xA9"), parts)), (Lines{"1:\xC3\xA9x", "2:\xC3\xA9"}));
-  EXPECT_EQ(told(records(write("b.txt", ""), parts)), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(told(records(write("b.txt", ""), parts)), (Lines{"1:"}));
 }
 
 // What editors and exports of other systems put at a file's front is no part of its text.
@@ -297,7 +297,7 @@ TEST_F(RecordsTest, AByteOrderMarkIsPassedOver) {
   EXPECT_EQ(told(records(write("a.txt", mark + "one"))), (Lines{"1:one"}));
   EXPECT_EQ(told(records(write("a.txt", mark + "--\n" + mark + "two"), {.split_on = "--"})),
             (Lines{"1:", "2:" + mark + "two"}));
-  EXPECT_EQ(told(records(write("a.txt", mark))), (Lines{"1!the file is empty"}));
+  EXPECT_EQ(told(records(write("a.txt", mark))), (Lines{"1:"}));
 }
 
 TEST_F(RecordsTest, WhatIsNoTextIsNamed) {

@@ -46,12 +46,11 @@ class WholeReader final : public RecordReader {
         return true;
       }
       take(record, window_.view().size());
-      if (record.text.empty() && number_ > 1) return false;
-      if (record.text.empty()) record.fault = "the file is empty";
+      if (record.text.empty() && number_ > 1) return false;  // an empty file is one empty document
       break;
     }
     check_utf8(record);
-    if (tail_share_ && record.fault.empty()) cut_tail(record.text);
+    if (tail_share_ && record.fault.empty() && !record.text.empty()) cut_tail(record.text);
     return true;
   }
   int64_t file_bytes_read() const override { return window_.file_bytes_read(); }
@@ -140,12 +139,11 @@ class SeparatedReader final : public RecordReader {
       return true;
     }
     const std::string_view text = window_.view();
-    if (text.empty() && number_ == 1) record.fault = "the file is empty";
     // What follows the last line's end is a line only if there is something.
     const bool separated = line < text.size() && is_separator(text.substr(line));
     deliver(record, separated ? line : text.size(), text.size());
-    // Nothing after the last separator is no document.
-    return !record.text.empty() || !record.fault.empty() || (separated && !separator_.empty());
+    // Nothing after the last separator is no document, and an empty file is one.
+    return number_ == 1 || !record.text.empty() || !record.fault.empty() || (separated && !separator_.empty());
   }
 
   Window window_;
