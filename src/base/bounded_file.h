@@ -9,10 +9,10 @@
 namespace nmoe {
 
 // What such files may have at most. Published ones have a hundredth.
-inline constexpr uint64_t kMaxSettingsFile = 16 << 20;    // a config.json, a configuration, a chat template, a suite
-inline constexpr uint64_t kMaxListFile = 512 << 20;       // a tokenizer, the index of a model's tensors
-inline constexpr uint64_t kMaxSideFile = 512 << 20;       // what is carried along beside a model's weights
-inline constexpr uint64_t kMaxWholeFile = 4ULL << 30;     // anything else that is read into memory whole
+inline constexpr uint64_t kMaxSettingsFile = 16 << 20;  // a config.json, a configuration, a chat template, a suite
+inline constexpr uint64_t kMaxListFile = 512 << 20;     // a tokenizer, the index of a model's tensors
+inline constexpr uint64_t kMaxSideFile = 512 << 20;     // what is carried along beside a model's weights
+inline constexpr uint64_t kMaxWholeFile = 4ULL << 30;   // anything else that is read into memory whole
 
 // The whole file. Error (runtime) when it is missing, cannot be read or has more than `max_bytes`, and, unless it is in
 // /dev, when it is a pipe, a socket or a device.

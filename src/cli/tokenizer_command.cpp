@@ -60,7 +60,7 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
         report.distinct_words, report.count_seconds + report.merge_seconds, out.string());
   std::vector<std::string_view> specials;
   for (const NamedToken& token : trained.tokenizer->special_tokens()) specials.push_back(token.text);
-  print("special tokens among them: {}\n", fmt::join(specials, ", "));
+  cli::print("special tokens among them: {}\n", fmt::join(specials, ", "));
 }
 
 void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed) {

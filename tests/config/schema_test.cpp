@@ -79,14 +79,14 @@ TEST(Schema, KeysReferToDifferentMembers) {
       Config config = base;
       const std::vector<Field> fields = describe(config);
       const Field& field = fields[i];
-      if (field.is_shorthand) continue;
+      if (field.is_shorthand()) continue;
       if (!change(field)) {
         EXPECT_EQ(field.key, "optim.router.weight_decay");  // may only be 0
         continue;
       }
       const std::vector<std::string> after = values_of(config);
       for (size_t j = 0; j < before.size(); ++j) {
-        if (fields[j].is_shorthand) continue;  // follows the members it stands for
+        if (fields[j].is_shorthand()) continue;  // follows the members it stands for
         EXPECT_EQ(before[j] == after[j], i != j) << before[j] << " after a change of " << field.key;
       }
     }

@@ -69,8 +69,8 @@ TEST(ServeLimitsTest, Requests) {
 // A model that was trained to see its own document only.
 TEST(ServeLimitsTest, AnOverlongPromptWhereDocumentsAreMasked) {
   const test::Outcome trained =
-      test::run_n(trained_model(), {"train", "tiny.toml", "--set", "run.name=masked", "--set", "data.seq_len=64", "--set",
-                                    "data.mask_documents=true", "--set", "train.steps=1"});
+      test::run_n(trained_model(), {"train", "tiny.toml", "--set", "run.name=masked", "--set", "data.seq_len=64",
+                                    "--set", "data.mask_documents=true", "--set", "train.steps=1"});
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   const ServedModel server({"--model-name", "tiny", "--chat-template", "chat.jinja"}, "runs/checkpoints/masked");
   const auto fails = [&](const std::string& path, const ordered_json& request, const std::string& param) {

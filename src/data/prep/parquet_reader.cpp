@@ -103,9 +103,9 @@ class ParquetReader final : public RecordReader {
                              : conversations ? as_json(sql_quoted(options.messages_field, '"'))
                                              : as_stored(options.text_field);
     const std::string beside = conversations ? fields_ : as_stored(options.prompt_field);
-    select_ = fmt::format("SELECT {}, {}, {} FROM read_parquet({}{}) AS records", text,
-                          beside.empty() ? "NULL" : beside, as_text(options.id_field), file,
-                          numbers_rows_ ? ", file_row_number = true" : "");
+    select_ =
+        fmt::format("SELECT {}, {}, {} FROM read_parquet({}{}) AS records", text, beside.empty() ? "NULL" : beside,
+                    as_text(options.id_field), file, numbers_rows_ ? ", file_row_number = true" : "");
   }
 
   bool next(Record& record) override {

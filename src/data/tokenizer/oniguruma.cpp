@@ -50,8 +50,7 @@ const CodePointSet& letters_of_several() {
 
 // Word characters outside brackets: of Latin-1, Oniguruma takes superscripts and fractions for some there.
 const CodePointSet& word_outside() {
-  static const CodePointSet set =
-      property("Word") | CodePointSet({{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}});
+  static const CodePointSet set = property("Word") | CodePointSet({{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}});
   return set;
 }
 
@@ -65,7 +64,7 @@ struct Options {
 struct CharacterClass {
   CodePointSet set;
   bool negated = false;
-  bool word = false;   // \w, \W or \p{Word}
+  bool word = false;  // \w, \W or \p{Word}
   bool plain = true;  // neither complements nor intersections make up its set
 };
 
@@ -90,9 +89,7 @@ class Translator {
     place_ += text.size();
     return true;
   }
-  char peek(size_t ahead = 0) const {
-    return place_ + ahead < pattern_.size() ? pattern_[place_ + ahead] : '\0';
-  }
+  char peek(size_t ahead = 0) const { return place_ + ahead < pattern_.size() ? pattern_[place_ + ahead] : '\0'; }
   char32_t take_character() {
     const Character c = decode_utf8(pattern_.data() + place_);
     place_ += c.size;
@@ -396,7 +393,8 @@ class Translator {
       if (kind == '0' && digits.empty()) digits = "0";
     }
     uint32_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, kind == '0' ? 8 : 16);
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), value, kind == '0' ? 8 : 16);
     const bool is_byte = kind == '0' || (kind == 'x' && pattern_[place_ - 1] != '}');
     if (digits.empty() || error != std::errc() || end != digits.data() + digits.size() || value >= kNumCodePoints ||
         (value >= 0xD800 && value < 0xE000) || (is_byte && value >= 0x80)) {

@@ -19,9 +19,9 @@ namespace {
 constexpr CodePointSet::Range kSurrogates{0xD800, 0xDFFF};  // not in UTF-8: PCRE2 takes no class with them
 
 // Categories that a set may have whole, the largest first.
-constexpr std::string_view kUnits[] = {"L",  "M",  "N",  "P",  "S",  "Z",  "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc",
-                                       "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc",
-                                       "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
+constexpr std::string_view kUnits[] = {"L",  "M",  "N",  "P",  "S",  "Z",  "Lu", "Ll", "Lt", "Lm", "Lo", "Mn",
+                                       "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
+                                       "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
 // Under (?i), PCRE2 takes each of these for all three.
 bool depends_on_case(std::string_view unit) { return unit == "Lu" || unit == "Ll" || unit == "Lt"; }
 
@@ -34,8 +34,8 @@ CodePointSet find_in_pcre2(std::string_view category) {
   const Pcre2Code code = pcre2_compile_utf(fmt::format("\\p{{{}}}+", category));
   const Pcre2MatchData match(pcre2_match_data_create(1, nullptr));
   std::vector<CodePointSet::Range> ranges;
-  for (size_t place = 0; pcre2_match(code.get(), pcre2_text(all), all.size(), place, PCRE2_NO_UTF_CHECK, match.get(),
-                                     nullptr) >= 0;) {
+  for (size_t place = 0;
+       pcre2_match(code.get(), pcre2_text(all), all.size(), place, PCRE2_NO_UTF_CHECK, match.get(), nullptr) >= 0;) {
     const auto [begin, end] = pcre2_span(match.get());
     size_t last = end - 1;
     while ((static_cast<unsigned char>(all[last]) & 0xC0) == 0x80) --last;
