@@ -127,7 +127,7 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   sequence->tokens = prompt.empty() ? std::vector{tokenizer().eos_id()} : prompt;
   if (static_cast<int64_t>(sequence->tokens.size()) > max_context()) {
     throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
-                      "shorten the prompt, or load the model with a longer context");
+                      "shorten the prompt, or choose a longer context (--context)");
   }
   if (sequence->request.sampling.repetition_penalty != 1.0) {
     for (const int32_t id : prompt) sequence->seen.add(id);

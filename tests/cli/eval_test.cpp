@@ -300,8 +300,8 @@ TEST_F(EvalCommandTest, Refusals) {
   expect_error(n({"eval", "runs/checkpoints/tiny", "--tasks", "cor"}), 2, "there are no tasks \"cor\"", "core");
   expect_error(n({"eval", "runs/checkpoints/tiny", "--tasks", "core"}), 2, "there is no 'core/hellaswag.jsonl'",
                "scripts/eval_data.sh");
-  expect_error(n({"eval", "nowhere", "--tasks", "core"}), 1, "nowhere", "");
   write_tasks(3);
+  expect_error(n({"eval", "nowhere", "--tasks", "written.toml", "--data", "tasks"}), 1, "nowhere", "");
   expect_error(n(train({"run.name=new", "eval.every=2", "eval.tasks=written.toml", "eval.data_dir=tasks"})), 2,
                "answers to written/written are written", "n eval");
   expect_error(n({"eval", "compare", "a", "b"}), 2, "'a' is no finished evaluation", "n eval --out");

@@ -68,7 +68,7 @@ TEST_F(ServedChatTest, Logprobs) {
     EXPECT_EQ(token["top_logprobs"][0]["token"], token["token"]);
     EXPECT_GE(token["top_logprobs"][0]["logprob"], token["top_logprobs"][1]["logprob"]);
   }
-  EXPECT_EQ(text, choice["message"]["content"]);
+  EXPECT_EQ(text, choice["message"]["content"].get<std::string>());
 }
 
 TEST_F(ServedChatTest, WhatTheTemplateSees) {
