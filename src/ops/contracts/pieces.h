@@ -10,7 +10,13 @@ namespace nmoe {
 // work for many. Others are one piece each, since the longest sums are begun first and the short ones fill up the time.
 // What an expert's pieces are depends on its own rows alone, and so is the same on any number of ranks and
 // multiprocessors. Both numbers are part of a run's bits. Other CUDA kernels (plain tiles, Blackwell) do not cut.
-constexpr int64_t kPieceRows = 8192;
+//
+// NMOE_PIECE_ROWS lowers the first, for tests, so that experts of small models are cut, never for a run. A build with
+// -DNMOE_PIECE_ROWS=256 among its C++ and CUDA flags does so in every test that a GPU runs.
+#ifndef NMOE_PIECE_ROWS
+#define NMOE_PIECE_ROWS 8192
+#endif
+constexpr int64_t kPieceRows = NMOE_PIECE_ROWS;
 constexpr int64_t kUncutRows = 8 * kPieceRows;
 static_assert(kPieceRows <= kUncutRows, "a piece is not cut again");
 
