@@ -11,20 +11,26 @@ namespace nmoe::cli {
 namespace {
 
 // `choice` as ChatTemplate takes it; "": the checkpoint's own template, where it has one. Of a model that was not
-// trained here, the files it came with say all.
+// trained here, or whose template is none that nmoe reads, the files it came with say all.
 ConversationForm form_of(const fs::path& checkpoint, const std::string& choice) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
+  if (choice.empty() && (reader.tokenizer_json().empty() || reader.info().step == 0)) return {};
   if (reader.tokenizer_json().empty()) {
-    if (choice.empty()) return {};
     throw usage_error("the checkpoint has no tokenizer, and so no conversations", "leave --chat-template out");
   }
   const std::shared_ptr<const Tokenizer> tokenizer = reader.tokenizer();
   const CheckpointSettings settings = read_checkpoint_settings(reader.path(), *tokenizer);
-  if (choice.empty() && (settings.chat_template.empty() || reader.info().step == 0)) return {};
-  const ChatTemplate chat(settings, choice, *tokenizer);
-  ConversationForm form{.chat_template = chat.source(), .stop_ids = settings.stop_ids};
-  if (const auto end = chat.end_of_turn(*tokenizer)) form.stop_ids.push_back(*end);
-  return form;
+  if (choice.empty() && settings.chat_template.empty()) return {};
+  try {
+    const ChatTemplate chat(settings, choice, *tokenizer);
+    ConversationForm form{.chat_template = chat.source(), .stop_ids = settings.stop_ids};
+    if (const auto end = chat.end_of_turn(*tokenizer)) form.stop_ids.push_back(*end);
+    return form;
+  } catch (const Error& error) {
+    if (!choice.empty()) throw;
+    print("the chat template is left as it is: {}\n", error.what());
+    return {};
+  }
 }
 
 }  // namespace

@@ -63,21 +63,21 @@ void print_split(const char* name, const SplitReport& split) {
 void print_beginning(const PrepOptions& options) {
   if (!options.records.messages_field.empty()) return;  // the template writes all
   const fs::path source = options.tokenizer.substr(0, options.tokenizer.find('@'));
-  fs::path folder = fs::is_directory(source) ? source : source.parent_path();
+  fs::path folder = source.filename() == "tokenizer.json" ? fs::absolute(source).parent_path() : source;
   if (fs::exists(folder / "huggingface")) folder /= "huggingface";  // of a checkpoint
-  if (folder.empty() || !fs::exists(folder / "tokenizer.json")) return;
+  if (!fs::exists(folder / "tokenizer.json")) return;
   const std::vector<std::string> tokens = read_begin_tokens(folder);
   if (tokens.empty()) return;
-  fmt::print(
+  print(
       "documents begin without {}: the tokenizer has it put in front of a text, as n generate, n serve and n eval do "
       "with a model that came with it\n",
-      fmt::join(tokens, ""));
+      fmt::format("{}", fmt::join(tokens, "")));
 }
 
 void print_conversations(const PrepReport& report) {
-  if (!report.conversation_note.empty()) fmt::print("{}\n", report.conversation_note);
+  if (!report.conversation_note.empty()) print("{}\n", report.conversation_note);
   if (report.by_reply.records == 0) return;
-  fmt::print(
+  print(
       "conversations with one document for each reply: {} (documents: {}), since the template writes earlier turns "
       "differently once more follow\n",
       report.by_reply.records, report.by_reply.documents);
