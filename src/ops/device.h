@@ -99,7 +99,12 @@ class Device {
 
   // --- memory. Sources live as long as the device.
   virtual MemorySource& memory() = 0;
-  virtual MemorySource& host_memory() = 0;                        // pinned: the device copies to and from it directly
+  // Host memory for transfers, from and to which the device copies directly. Where so much cannot be pinned, it is
+  // pageable: copies take longer.
+  virtual MemorySource& host_memory() = 0;
+  // Host memory that operations of all devices read and write themselves, such as flags between ranks. Where it cannot
+  // be pinned there is none: Error (runtime).
+  virtual MemorySource& mapped_memory() = 0;
   virtual std::optional<DeviceMemoryUse> memory_use() const = 0;  // nothing if memory() is the host's
   // Allows operations of this device to read and write the memory of the device of the same kind at `index`. Error
   // (usage) if the machine has no direct connection between the two.

@@ -26,6 +26,7 @@ constexpr ArenaDescription kTable[] = {
     {ArenaKind::kCache, "cache", "keys and values of earlier tokens, for generation", Placement::kDevice},
     {ArenaKind::kPeerWindow, "peer window", "where other ranks put tokens for this one's experts, and what comes back",
      Placement::kDevice},
+    {ArenaKind::kPeerFlags, "peer flags", "what ranks tell each other while devices wait", Placement::kMapped},
     {ArenaKind::kExchange, "exchange", "batches and results of steps on their way", Placement::kHost},
     {ArenaKind::kCheckpointStaging, "checkpoint staging", "the copy a checkpoint is written from", Placement::kHost,
      /*at_first_use=*/true},
@@ -53,7 +54,15 @@ std::optional<Lane> lane_of_scratch(ArenaKind kind) {
 }
 
 MemorySource& source_of(Device& device, Placement placement) {
-  return placement == Placement::kDevice ? device.memory() : device.host_memory();
+  switch (placement) {
+    case Placement::kDevice:
+      return device.memory();
+    case Placement::kHost:
+      return device.host_memory();
+    case Placement::kMapped:
+      return device.mapped_memory();
+  }
+  NMOE_CHECK(false, "an arena in no memory");
 }
 
 }  // namespace

@@ -32,12 +32,14 @@ enum class ArenaKind {
   kStepState,
   kCache,
   kPeerWindow,
+  kPeerFlags,
   kExchange,
   kCheckpointStaging,
 };
-inline constexpr size_t kNumArenas = 13;
+inline constexpr size_t kNumArenas = 14;
 
-enum class Placement { kDevice, kHost };  // kHost: host memory that the device copies to and from
+// Where an arena's memory is: the device's own; the host's, for transfers; the host's, for operations of all devices.
+enum class Placement { kDevice, kHost, kMapped };
 
 struct ArenaDescription {
   ArenaKind kind;

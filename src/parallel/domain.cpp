@@ -13,7 +13,7 @@ namespace nmoe {
 namespace {
 
 constexpr ArenaKind kShared[] = {ArenaKind::kParameters, ArenaKind::kGradients, ArenaKind::kStepState,
-                                 ArenaKind::kPeerWindow, ArenaKind::kExchange};
+                                 ArenaKind::kPeerWindow, ArenaKind::kPeerFlags};
 
 }  // namespace
 
@@ -52,12 +52,12 @@ Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds pat
 
 void Domain::connect(const Rank& rank, Storage& storage) {
   Arena& window = storage[ArenaKind::kPeerWindow];
-  Arena& host = storage[ArenaKind::kExchange];
+  Arena& flags = storage[ArenaKind::kPeerFlags];
   peers_.set_barrier({.arrivals = window.allocate(DType::kI64, {count()}),
                       .count = storage[ArenaKind::kStepState].allocate(DType::kI64, {1}),
-                      .aborted = host.allocate(DType::kI32, {1}),
-                      .patience = host.allocate(DType::kI64, {1}),
-                      .report = host.allocate(DType::kI64, {6})});
+                      .aborted = flags.allocate(DType::kI32, {1}),
+                      .patience = flags.allocate(DType::kI64, {1}),
+                      .report = flags.allocate(DType::kI64, {6})});
   if (window.counting()) return;
   peers_.set_patience_ns(std::chrono::nanoseconds(kDefaultRankTimeout).count());
 

@@ -5,6 +5,9 @@
 
 #include <set>
 
+#include "ops/checked/wrapped_device.h"
+#include "support/errors.h"
+
 namespace nmoe::test {
 namespace {
 
@@ -73,6 +76,48 @@ TEST(Storage, CheckpointsAreStagedInMemoryTakenAtFirstUse) {
   EXPECT_NE(storage[ArenaKind::kCheckpointStaging].allocate(DType::kF32, {64}).raw(), nullptr);
   storage.reserve(ArenaKind::kCheckpointStaging);  // nothing a second time
   EXPECT_THROW(storage.reserve(ArenaKind::kParameters), CheckFailure);
+}
+
+// A device whose host has no memory left to pin: transfers do without, flags that kernels read do not.
+class UnpinnableDevice final : public checked::WrappedDevice {
+ public:
+  using WrappedDevice::WrappedDevice;
+  MemorySource& mapped_memory() override { return nothing_; }
+
+ private:
+  class Nothing final : public MemorySource {
+   public:
+    void* allocate(int64_t bytes) override {
+      if (bytes == 0) return nullptr;
+      throw runtime_error("cannot pin host memory", "free some");
+    }
+    void release(void*, int64_t) noexcept override {}
+  };
+  Ops& lane_ops(Lane lane) override { return wrapped().ops(lane); }
+
+  Nothing nothing_;
+};
+
+TEST(Storage, FlagsBetweenRanksAreInMemoryThatKernelsReach) {
+  StoragePlan alone, with_flags;
+  for (StoragePlan* plan : {&alone, &with_flags}) {
+    for (const ArenaDescription& arena : arena_table()) plan->set(arena.kind, 0);
+    plan->set(ArenaKind::kExchange, 1 << 10);
+    plan->set(ArenaKind::kCheckpointStaging, 1 << 10);
+  }
+  with_flags.set(ArenaKind::kPeerFlags, 1 << 10);
+  const auto reserve = [](const StoragePlan& plan) {
+    const auto device = make_device({.num_threads = 1});
+    UnpinnableDevice unpinnable(*device);
+    Storage storage(unpinnable, plan);
+    storage.reserve(ArenaKind::kCheckpointStaging);
+    EXPECT_NE(storage[ArenaKind::kExchange].block(), nullptr);
+    EXPECT_NE(storage[ArenaKind::kCheckpointStaging].block(), nullptr);
+  };
+  reserve(alone);
+  const Error error = error_of([&] { reserve(with_flags); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_EQ(std::string(error.what()), "cannot pin host memory");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ bool on_cpu() { return std::string_view(NMOE_TEST_DEVICE) == "cpu"; }
 StoragePlan some_memory() {
   StoragePlan plan;
   for (const ArenaKind kind :
-       {ArenaKind::kScratch, ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+       {ArenaKind::kScratch, ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kPeerFlags}) {
     plan.set(kind, 16 << 20);
   }
   return plan;

@@ -105,7 +105,7 @@ struct RankTest {
   static StoragePlan plan_for(int64_t) {
     StoragePlan plan;
     for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
-                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kExchange}) {
+                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kPeerFlags}) {
       plan.set(kind, 1 << 20);
     }
     return plan;

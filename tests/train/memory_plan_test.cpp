@@ -132,6 +132,15 @@ TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
   EXPECT_TRUE(contains(print_plan(worst, with("4")), "room for 512 rows a layer, as many as the worst routing has"));
 }
 
+TEST(MemoryPlanTest, FlagsAreForRanksThatWaitForOthers) {
+  const auto flags = [](const std::string& ranks) {
+    return plan_engine_storage(
+        planned_config({"model.moe.num_experts=8", "parallel.ranks=" + ranks}))[ArenaKind::kPeerFlags];
+  };
+  EXPECT_EQ(flags("1"), 0);
+  EXPECT_EQ(flags("2"), 3 * Arena::kAlignment);
+}
+
 // What a rank receives has room as codes, and plans say what is sent.
 TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
   const auto with = [](const std::string& wire) {

@@ -18,6 +18,7 @@ class WrappedDevice : public Device {
   std::string peak_source() const override { return device_.peak_source(); }
   MemorySource& memory() override { return device_.memory(); }
   MemorySource& host_memory() override { return device_.host_memory(); }
+  MemorySource& mapped_memory() override { return device_.mapped_memory(); }
   std::optional<DeviceMemoryUse> memory_use() const override { return device_.memory_use(); }
   void enable_peer_access(int index) override { device_.enable_peer_access(index); }
   std::unique_ptr<AcrossLink> link_across(int64_t index, int64_t count, const GatherAcross& gather) override {

@@ -41,6 +41,7 @@ class CpuDevice final : public Device {
   std::string peak_source() const override { return "measured: fused multiply-adds on all threads"; }
   MemorySource& memory() override { return memory_; }
   MemorySource& host_memory() override { return memory_; }
+  MemorySource& mapped_memory() override { return memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override { return std::nullopt; }
   void enable_peer_access(int) override {}  // all of the process shares the host's memory
   std::unique_ptr<AcrossLink> link_across(int64_t, int64_t, const GatherAcross&) override { return nullptr; }

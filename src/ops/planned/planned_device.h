@@ -42,6 +42,7 @@ class PlannedDevice final : public Device {
 
   MemorySource& memory() override { return memory_; }
   MemorySource& host_memory() override { return host_memory_; }
+  MemorySource& mapped_memory() override { return host_memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override;
   void enable_peer_access(int) override {}
   std::unique_ptr<AcrossLink> link_across(int64_t, int64_t, const GatherAcross&) override { return nullptr; }

@@ -48,6 +48,29 @@ TEST_F(CudaDeviceTest, MemoryStartsAtZeroAndSaysWhatIsFree) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+// What kernels read is never pageable: where it cannot be pinned it is refused.
+TEST_F(CudaDeviceTest, MappedMemoryIsPinnedOrRefused) {
+  MemorySource& mapped = device_->mapped_memory();
+  constexpr int64_t kBytes = 1 << 12;
+  void* const block = mapped.allocate(kBytes);
+  cudaPointerAttributes attributes{};
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, block), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  gpu().fill({Tensor(block, DType::kF32, {kBytes / 4}), 3.0});  // by a kernel, where it lies
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(static_cast<const float*>(block)[kBytes / 4 - 1], 3.0F);
+  mapped.release(block, kBytes);
+  EXPECT_EQ(mapped.allocate(0), nullptr);
+  try {
+    mapped.allocate(int64_t{1} << 50);
+    FAIL() << "a pebibyte was pinned";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_NE(std::string(error.what()).find("cannot pin"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
 TEST_F(CudaDeviceTest, AHostBufferMayBeReusedAfterAnUpload) {
   constexpr int64_t kSize = 4 << 20;
   std::vector<float> host(kSize);

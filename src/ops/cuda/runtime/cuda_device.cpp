@@ -93,6 +93,7 @@ CudaDevice::CudaDevice(int index, DType compute_dtype, bool batch_invariant, int
       libraries_(device_libraries(index)),
       memory_(index),
       host_memory_(index),
+      mapped_memory_(index),
       lanes_{LaneState(*this, Lane::kCompute, "scratch"), LaneState(*this, Lane::kCopy, "copy scratch"),
              LaneState(*this, Lane::kCommunication, "communication scratch")} {
   NMOE_CHECK(compute_dtype == DType::kBF16 || compute_dtype == DType::kF32, "CUDA computes in BF16 or F32, not {}",

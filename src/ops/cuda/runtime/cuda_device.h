@@ -36,6 +36,7 @@ class CudaDevice final : public Device {
 
   MemorySource& memory() override { return memory_; }
   MemorySource& host_memory() override { return host_memory_; }
+  MemorySource& mapped_memory() override { return mapped_memory_; }
   std::optional<DeviceMemoryUse> memory_use() const override;
   void enable_peer_access(int index) override;
   std::unique_ptr<AcrossLink> link_across(int64_t index, int64_t count, const GatherAcross& gather) override;
@@ -96,7 +97,8 @@ class CudaDevice final : public Device {
   int num_sms_;       // that persistent kernels take
   DeviceLibraries& libraries_;
   DeviceMemory memory_;
-  PinnedMemory host_memory_;
+  TransferMemory host_memory_;
+  MappedMemory mapped_memory_;
   CudaEvent order_;                         // what order() records and waits for
   std::array<LaneState, kNumLanes> lanes_;  // in the order of kLanes; their scratch is of memory_
   Sampler token_sampler_{*this};

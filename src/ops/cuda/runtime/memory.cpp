@@ -11,6 +11,23 @@
 #include "ops/cuda/runtime/current_device.h"
 
 namespace nmoe::cuda {
+namespace {
+
+// Zeroed; null where the host has no more memory to lock.
+void* try_to_pin(int device_index, int64_t bytes) {
+  make_current(device_index);
+  void* block = nullptr;
+  const cudaError_t status = cudaHostAlloc(&block, static_cast<size_t>(bytes), cudaHostAllocDefault);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // or the next check would report it again
+    return nullptr;
+  }
+  NMOE_CUDA_CHECK(status);
+  std::memset(block, 0, static_cast<size_t>(bytes));
+  return block;
+}
+
+}  // namespace
 
 void* DeviceMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
@@ -41,28 +58,36 @@ void DeviceMemory::release(void* block, int64_t) noexcept {
 
 int64_t DeviceMemory::allocation_bytes(int64_t bytes) const { return device_allocation_bytes(bytes); }
 
-void* PinnedMemory::allocate(int64_t bytes) {
+void* MappedMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
-  make_current(device_index_);
-  const auto size = static_cast<size_t>(bytes);
-  void* block = nullptr;
-  const cudaError_t status = cudaHostAlloc(&block, size, cudaHostAllocDefault);
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // or the next check would report it again
-    block = std::malloc(size);
-    if (block == nullptr) {
-      throw runtime_error(fmt::format("cannot allocate {} of host memory", human_bytes(bytes)),
-                          "lower train.microbatch_seqs or the model's size, free memory, or raise the memory limit of "
-                          "this process");
-    }
-  } else {
-    NMOE_CUDA_CHECK(status);
+  void* const block = try_to_pin(device_index_, bytes);
+  if (block == nullptr) {
+    throw runtime_error(
+        fmt::format("cannot pin {} of host memory, through which GPUs tell each other of failures", human_bytes(bytes)),
+        "free memory of the host, or raise the memory limit of this process or container");
   }
-  std::memset(block, 0, size);
   return block;
 }
 
-void PinnedMemory::release(void* block, int64_t) noexcept {
+void MappedMemory::release(void* block, int64_t) noexcept {
+  if (block == nullptr) return;
+  try_make_current(device_index_);
+  cudaFreeHost(block);
+}
+
+void* TransferMemory::allocate(int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (void* const pinned = try_to_pin(device_index_, bytes)) return pinned;
+  void* const block = std::calloc(static_cast<size_t>(bytes), 1);
+  if (block == nullptr) {
+    throw runtime_error(fmt::format("cannot allocate {} of host memory", human_bytes(bytes)),
+                        "lower train.microbatch_seqs or the model's size, free memory, or raise the memory limit of "
+                        "this process");
+  }
+  return block;
+}
+
+void TransferMemory::release(void* block, int64_t) noexcept {
   if (block == nullptr) return;
   try_make_current(device_index_);
   cudaPointerAttributes attributes{};
