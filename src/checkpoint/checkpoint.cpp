@@ -11,6 +11,7 @@
 #include <set>
 #include <system_error>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/sha256.h"
 
@@ -279,7 +280,7 @@ namespace {
 
 int64_t drop_optimizer_state(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
-  CheckpointManifest manifest = parse_manifest(read_file(path), path);
+  CheckpointManifest manifest = parse_manifest(read_file_up_to(path, kMaxListFile), path);
   std::set<std::string> dropped;
   for (const ManifestTensor& tensor : manifest.optimizer) {
     for (const TensorSlice& slice : tensor.slices) dropped.insert(slice.file);

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/sha256.h"
 #include "base/thread_pool.h"
@@ -33,7 +34,7 @@ uint64_t size_of(const fs::path& path) {
 CheckpointManifest read_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
   size_of(path);  // a missing file is a fault of the checkpoint, not a mistyped path
-  return parse_manifest(read_file(path), path);
+  return parse_manifest(read_file_up_to(path, kMaxListFile), path);
 }
 
 constexpr int64_t kBlockElements = 1 << 18;  // widened while they are still in the cache

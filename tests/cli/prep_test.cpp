@@ -193,7 +193,10 @@ TEST_F(PrepCommandTest, FilesThatAreNoTextAreRefused) {
     expect_error(n({"prep", name, "--out", "data"}), 2, fmt::format("'{}' is compressed or packed", name), ".zst");
   }
   EXPECT_FALSE(fs::exists(dir_ / "data"));
-  output({"prep", "latin.txt", "program", "train.txt", "--skip-bad", "2", "--out", "data"});
+  // What is no text is no bad record, however many are allowed.
+  expect_error(n({"prep", "latin.txt", "program", "train.txt", "--skip-bad", "2", "--out", "data"}), 1,
+               "'program': it is a program, not text", "leave the file out");
+  output({"prep", "latin.txt", "train.txt", "--skip-bad", "1", "--out", "other"});
 }
 
 TEST_F(PrepCommandTest, OneTextIsSplitAtBlankLinesOrByPosition) {

@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "base/bounded_file.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "data/shards/shard.h"
@@ -99,7 +100,7 @@ DatasetManifest read_manifest(const fs::path& split_dir) {
     throw runtime_error(fmt::format("no dataset in '{}': it has no manifest.json", split_dir.string()),
                         "check the path, or make the dataset with `n prep`");
   }
-  return parse_dataset_manifest(read_file(path), path);
+  return parse_dataset_manifest(read_file_up_to(path, kMaxListFile), path);
 }
 
 DatasetManifest parse_dataset_manifest(const std::string& text, const fs::path& path) {

@@ -52,8 +52,9 @@ std::pair<std::string, std::string> split_eos(const std::string& source) {
 // The first end of sequence that a model's files name.
 NamedEnd end_of_model(const fs::path& folder) {
   const auto value_in = [&](const char* file, const char* key) {
-    const auto object = fs::is_regular_file(folder / file) ? try_parse_json<nlohmann::json>(read_file(folder / file))
-                                                           : nlohmann::json();
+    const bool is_there = fs::is_regular_file(folder / file);
+    const auto object =
+        is_there ? try_parse_json<nlohmann::json>(read_file_up_to(folder / file, kMaxSettingsFile)) : nlohmann::json();
     nlohmann::json value = object.is_object() ? object.value(key, nlohmann::json()) : nlohmann::json();
     if (value.is_array()) value = value.empty() ? nlohmann::json() : nlohmann::json(value.front());
     if (value.is_object()) value = value.value("content", nlohmann::json());

@@ -16,7 +16,7 @@
 namespace nmoe {
 namespace {
 
-constexpr char32_t kNone = kNumCodePoints;
+constexpr char32_t kNoCharacter = kNumCodePoints;
 constexpr int kMaxDepth = 100;
 constexpr int64_t kMaxCount = 1000;
 
@@ -100,12 +100,12 @@ class Translator {
   void body(Options options, int depth) {
     if (depth > kMaxDepth) throw unsupported(fmt::format("groups are nested more than {} deep", kMaxDepth));
     last_ = Last::kNothing;
-    previous_ = kNone;
+    previous_ = kNoCharacter;
     while (!at_end() && peek() != ')') {
       if (take("|")) {
         out_ += '|';
         last_ = Last::kNothing;
-        previous_ = kNone;
+        previous_ = kNoCharacter;
       } else if (peek() == '(') {
         if (!group(options, depth)) return;
       } else if (!quantifier()) {
@@ -114,7 +114,7 @@ class Translator {
     }
   }
 
-  void end_item(Last last, char32_t literal = kNone) {
+  void end_item(Last last, char32_t literal = kNoCharacter) {
     last_ = last;
     previous_ = literal;
   }
@@ -491,7 +491,7 @@ class Translator {
   std::string_view pattern_;
   size_t place_ = 0;
   Last last_ = Last::kNothing;
-  char32_t previous_ = kNone;  // the literal before this place, if one is
+  char32_t previous_ = kNoCharacter;  // the literal before this place, if one is
   std::string out_;
 };
 

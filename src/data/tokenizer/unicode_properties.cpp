@@ -14,15 +14,15 @@
 namespace nmoe {
 namespace {
 
-using Range = CodePointSet::Range;
+using CodePointRange = CodePointSet::Range;
 
-constexpr Range kOtherAlphabetic[] = {
+constexpr CodePointRange kOtherAlphabetic[] = {
 #include "data/tokenizer/unicode_other_alphabetic.inc"
 };
-constexpr Range kOtherLowercase[] = {
+constexpr CodePointRange kOtherLowercase[] = {
 #include "data/tokenizer/unicode_other_lowercase.inc"
 };
-constexpr Range kOtherUppercase[] = {
+constexpr CodePointRange kOtherUppercase[] = {
 #include "data/tokenizer/unicode_other_uppercase.inc"
 };
 
@@ -63,7 +63,7 @@ std::string normalised(std::string_view name) {
   return text;
 }
 
-CodePointSet set_of(std::span<const Range> ranges) { return CodePointSet({ranges.begin(), ranges.end()}); }
+CodePointSet set_of(std::span<const CodePointRange> ranges) { return CodePointSet({ranges.begin(), ranges.end()}); }
 
 // The key of a POSIX bracket.
 std::string bracket(std::string_view name) { return fmt::format("[:{}:]", name); }
@@ -94,7 +94,7 @@ class Properties {
   const CodePointSet& at(std::string_view name) const { return sets_.at(normalised(name)); }
 
   void add_categories() {
-    std::vector<Range> ranges[std::size(kCategories)];
+    std::vector<CodePointRange> ranges[std::size(kCategories)];
     const auto runs = category_runs();
     for (size_t i = 0; i < runs.size(); ++i) {
       const char32_t end = i + 1 < runs.size() ? runs[i + 1].first : kNumCodePoints;
@@ -116,7 +116,7 @@ class Properties {
   }
 
   void add_scripts() {
-    std::map<std::string_view, std::vector<Range>> ranges;
+    std::map<std::string_view, std::vector<CodePointRange>> ranges;
     for (size_t i = 0; i < std::size(kScripts); ++i) {
       const char32_t end = i + 1 < std::size(kScripts) ? kScripts[i + 1].first : kNumCodePoints;
       ranges[kScripts[i].script].push_back({kScripts[i].first, end - 1});
