@@ -52,8 +52,7 @@ void print_report(const EvalReport& report) {
     }
   }
   if (std::ranges::any_of(report.tasks, [](const TaskReport& task) { return task.cropped > 0; })) {
-    fmt::print(
-        "cropped: texts that lost their beginning, being longer than the context; --context allows longer ones\n");
+    print("cropped: texts that lost their beginning, being longer than the context; --context allows longer ones\n");
   }
   for (const SuiteMean& mean : report.means) {
     print("{} {:.4f} +- {:.4f}; with the baselines of 2025 (v2) {:.4f} +- {:.4f}\n", mean.name, mean.value,
