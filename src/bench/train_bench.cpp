@@ -106,12 +106,12 @@ class Steps {
   Steps(const Config& config, Engine& engine, Batches& batches)
       : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
 
-  void enqueue(bool with_routers = false) {
+  void enqueue(bool in_detail = false) {
     rebalance();
     if (engine_.num_pending() == Engine::kMaxPending) take_result();
     const StepWork work = batches_.load(engine_);
     flops_ += work.flops;
-    engine_.step(next(), work.num_targets, with_routers);
+    engine_.step(next(), work.num_targets, in_detail);
   }
   // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
   void rebalance() {
@@ -139,7 +139,7 @@ class Steps {
   std::vector<PhaseTime> run_in_phases() {
     wait();
     const StepWork work = batches_.load(engine_);
-    engine_.step(next(), work.num_targets, /*with_routers=*/false, /*with_phases=*/true);
+    engine_.step(next(), work.num_targets, /*in_detail=*/false, /*with_phases=*/true);
     return engine_.take_result().phases;
   }
   // Of the last step with routers.
@@ -263,7 +263,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   const double flops_before = steps.flops();
   communicator.barrier();
   const auto begin = BenchClock::now();
-  for (int64_t i = 0; i < task.num_steps; ++i) steps.enqueue(/*with_routers=*/true);
+  for (int64_t i = 0; i < task.num_steps; ++i) steps.enqueue(/*in_detail=*/true);
   steps.wait();
   communicator.barrier();
   bench.ms_per_step = ms_since(begin) / static_cast<double>(task.num_steps);

@@ -107,6 +107,7 @@ std::optional<LeaderboardEntry> train_to_target(const Config& config) {
                           .steps = info.step,
                           .tokens = info.tokens,
                           .train_seconds = summary.seconds,
+                          .loss_of = std::string(kAllTargets),
                           .valid_loss = summary.valid->loss(),
                           .bits_per_byte = summary.valid->bits_per_byte(),
                           .scores = {}};

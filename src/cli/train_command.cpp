@@ -41,10 +41,16 @@ void train_command(const TrainArguments& arguments) {
     print("nothing to do: {} steps are done\n", summary.steps);
   }
   if (summary.valid) {
-    print("validation loss {:.4f} nats per token, {:.4f} bits per byte ({} tokens, {} bytes)\n", summary.valid->loss(),
-          summary.valid->bits_per_byte(), summary.valid->tokens, summary.valid->bytes);
-    if (summary.valid->answers > 0) {
-      print("answers right {:.1f} % (of {})\n", 100.0 * summary.valid->answers_correct_share(), summary.valid->answers);
+    const ValidationResult& valid = *summary.valid;
+    const std::string bits = valid.bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", valid.bits_per_byte());
+    print("validation loss {:.4f} nats per token{} ({} tokens, {} bytes)\n", valid.loss(), bits, valid.tokens,
+          valid.bytes);
+    if (valid.special > 0) {
+      print("special targets {:.2f} % of these tokens, {:.4f} nats each\n", 100.0 * valid.special_share(),
+            valid.special_loss());
+    }
+    if (valid.answers > 0) {
+      print("answers right {:.1f} % (of {})\n", 100.0 * valid.answers_correct_share(), valid.answers);
     }
   }
   if (summary.target_reached) print("the target, {}, is reached at step {}\n", config.train.target_loss, summary.steps);

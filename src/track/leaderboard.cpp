@@ -35,6 +35,7 @@ Json to_json(const LeaderboardEntry& entry) {
           {"steps", entry.steps},
           {"tokens", entry.tokens},
           {"train_seconds", entry.train_seconds},
+          {"loss_of", entry.loss_of},
           {"valid_loss", entry.valid_loss},
           {"bits_per_byte", entry.bits_per_byte},
           {"scores", std::move(scores)}};
@@ -56,6 +57,7 @@ LeaderboardEntry from_json(const Json& json) {
                          .steps = integer_of<int64_t>(json.at("steps")),
                          .tokens = integer_of<int64_t>(json.at("tokens")),
                          .train_seconds = json.at("train_seconds").get<double>(),
+                         .loss_of = json.value("loss_of", std::string(kTextTargets)),
                          .valid_loss = json.at("valid_loss").get<double>(),
                          .bits_per_byte = json.at("bits_per_byte").get<double>(),
                          .scores = {}};
@@ -112,15 +114,16 @@ void add_to_leaderboard(const fs::path& file, const LeaderboardEntry& entry) {
 
 std::string leaderboard_table(std::vector<LeaderboardEntry> entries) {
   std::ranges::sort(entries, [](const LeaderboardEntry& a, const LeaderboardEntry& b) {
-    return std::tie(a.data, a.target_loss, a.train_seconds, a.steps) <
-           std::tie(b.data, b.target_loss, b.train_seconds, b.steps);
+    return std::tie(a.data, a.loss_of, a.target_loss, a.train_seconds, a.steps) <
+           std::tie(b.data, b.loss_of, b.target_loss, b.train_seconds, b.steps);
   });
   std::string text;
   const LeaderboardEntry* before = nullptr;
   for (const LeaderboardEntry& entry : entries) {
-    if (before == nullptr || before->data != entry.data || before->target_loss != entry.target_loss) {
-      text += fmt::format("{}to {} nats per token of the corpus {:.12}\n", before == nullptr ? "" : "\n",
-                          entry.target_loss, entry.data);
+    if (before == nullptr || std::tie(before->data, before->loss_of, before->target_loss) !=
+                                 std::tie(entry.data, entry.loss_of, entry.target_loss)) {
+      text += fmt::format("{}to {} nats per token ({}) of the corpus {:.12}\n", before == nullptr ? "" : "\n",
+                          entry.target_loss, entry.loss_of, entry.data);
       text += fmt::format("  {:<20}{:>10}{:>9}{:>10}{:>8}{:>8}  {:<30}{:<10}{:<14}{:<14}{:<22}{}\n", "run", "training",
                           "steps", "tokens", "loss", "bits/B", "hardware", "precision", "commit", "config", "date",
                           "scores");

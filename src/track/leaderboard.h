@@ -16,6 +16,9 @@ struct LeaderboardScore {
   double standard_error = 0.0;
 };
 
+// Losses are means over all learned targets. In entries that do not say so, they are over those that stand for text.
+inline constexpr std::string_view kAllTargets = "all learned targets", kTextTargets = "targets that stand for text";
+
 struct LeaderboardEntry {
   std::string run;     // its name
   std::string run_id;  // one entry each
@@ -31,8 +34,9 @@ struct LeaderboardEntry {
   int64_t steps = 0;
   int64_t tokens = 0;
   double train_seconds = 0.0;  // of steps alone: no validation, checkpoint or evaluation
+  std::string loss_of;         // which targets target_loss and valid_loss are means of: kAllTargets, or what it was
   double valid_loss = 0.0;     // nats per token
-  double bits_per_byte = 0.0;
+  double bits_per_byte = 0.0;  // of the targets that stand for text
   std::vector<LeaderboardScore> scores;
 };
 
@@ -45,7 +49,8 @@ std::vector<LeaderboardEntry> read_leaderboard(const std::filesystem::path& file
 // Adds an entry, or takes the place of the one of the same run; the file is whole at any time. Error (runtime) where it
 // cannot be written, or another process does.
 void add_to_leaderboard(const std::filesystem::path& file, const LeaderboardEntry& entry);
-// A table for each corpus and target, by training time, then steps: only what is in one table can be compared.
+// A table for each corpus, kind of loss and target, by training time, then steps: only what is in one table can be
+// compared.
 std::string leaderboard_table(std::vector<LeaderboardEntry> entries);
 
 }  // namespace nmoe

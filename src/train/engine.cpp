@@ -68,7 +68,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   forget_recordings();
 
   const int64_t tokens = exchange_limits(config_, shapes_).max_tokens;
-  losses_ = step_state.allocate(ops_.stat_dtype(), {tokens});
+  losses_ = step_state.allocate(ops_.stat_dtype(), {step_tokens(config_) / config_.parallel.ranks});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
   allocate_sums(step_state);
   grad_scale_ = step_state.allocate(DType::kF64, {1});
@@ -329,8 +329,10 @@ void Engine::enqueue_gradients(const Marker& mark) {
     first_summed = first_weight;
   };
   const std::vector<Batch>& batches = inputs_.batches[inputs_shape_];
+  int64_t first = 0;  // of the rank's tokens
   for (const Batch& batch : batches) {
-    const Tensor losses = losses_.rows(0, batch.num_tokens());
+    const Tensor losses = losses_.rows(first, first + batch.num_tokens());
+    first += batch.num_tokens();
     const bool is_last = &batch == &batches.back();
     const bool sums_at_once = is_last && !in_order() && !domain_.alone();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
@@ -381,9 +383,12 @@ void Engine::enqueue_update() {
   gather_values();
 }
 
-void Engine::enqueue_results(bool with_routers) {
+void Engine::enqueue_results(bool in_detail) {
   StepSlot& current = slot(num_enqueued_);
-  if (with_routers) current.fetch_routers(model_);
+  if (in_detail) {
+    current.fetch_routers(model_);
+    current.fetch_losses(losses_);
+  }
   if (checks_) {
     current.fetch_rounding_counts();
     last_check_ = num_enqueued_;
@@ -392,7 +397,7 @@ void Engine::enqueue_results(bool with_routers) {
   ++num_enqueued_;
 }
 
-void Engine::step(const Progress& progress, int64_t num_targets, bool with_routers, bool with_phases) {
+void Engine::step(const Progress& progress, int64_t num_targets, bool in_detail, bool with_phases) {
   enqueue_inputs(progress, num_targets);
   checks_ = precision_ && precision_->is_due(progress.steps);
   const auto work = [this] {
@@ -418,7 +423,7 @@ void Engine::step(const Progress& progress, int64_t num_targets, bool with_route
       if (!alike.recording) alike.recording = device_.record(work);
       alike.recording->run();
     }
-    enqueue_results(with_routers);
+    enqueue_results(in_detail);
   });
 }
 

@@ -91,13 +91,13 @@ class Engine {
   // Enqueues a step on what was loaded since the last one: forward, backward, clipping, the update of weights and
   // router biases. `progress`: the state after the step. `num_targets`: targets with a loss in the whole step, on all
   // ranks, of which the loss is the mean. Does not wait: from the second step of each sequence length on, it runs a
-  // recording. `with_routers`: the result includes the routers' health. `with_phases`: it also includes the times of
-  // phases, except in the first step of a length and while the result of another timed step has not been taken. Timed
-  // steps have their own recordings, so that other steps take no longer; the bits are the same.
+  // recording. `in_detail`: the result includes the routers' health and the token losses. `with_phases`: it also
+  // includes the times of phases, except in the first step of a length and while the result of another timed step has
+  // not been taken. Timed steps have their own recordings, so that other steps take no longer; the bits are the same.
   //
   // A step that is not finite changes no weight, bias or moment, nor does any later step until initialise() or
   // restore(), even one that was already enqueued.
-  void step(const Progress& progress, int64_t num_targets, bool with_routers = false, bool with_phases = false);
+  void step(const Progress& progress, int64_t num_targets, bool in_detail = false, bool with_phases = false);
   void wait();  // for everything that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
@@ -178,7 +178,7 @@ class Engine {
   void enqueue_gradients(const Marker& mark = {});
   void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
-  void enqueue_results(bool with_routers);
+  void enqueue_results(bool in_detail);
   Batch place(const MicrobatchArrays& arrays);
   void forget_recordings();
   void or_failure(const std::function<void()>& work) const;
@@ -212,7 +212,7 @@ class Engine {
   int64_t timed_step_ = -1;             // number of the last timed step
   StateTensors staging_;                // empty before its first use
   ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
-  Tensor losses_;                       // [T] stat
+  Tensor losses_;                       // [tokens of the rank's part of a step] stat
   Tensor predictions_;                  // [T] i32
   Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
   Tensor partial_losses_;               // its parts: one, or one a logical shard

@@ -129,10 +129,11 @@ void Recorder::show(const StepReport& report, bool milestone) {
   last_ = {
       .step = step, .tokens = report.progress.tokens, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
   const std::string detail =
-      fmt::format("loss {:.4f}  {:.3f} bits/byte  lr {:.2e}  norm {:.3g}  {}  {}tokens/s  MFU {:.1f} %",
-                  report.result.loss, report.bits_per_byte, rate(report.progress, WeightGroup::kMatrices),
-                  report.result.grad_norm, human_seconds(report.seconds / static_cast<double>(report.steps)),
-                  human_count(last_->tokens_per_s), 100.0 * report.flops / report.seconds / peak_flops_);
+      fmt::format("loss {:.4f}{}  lr {:.2e}  norm {:.3g}  {}  {}tokens/s  MFU {:.1f} %", report.result.loss,
+                  report.bits_per_byte ? fmt::format("  {:.3f} bits/byte", *report.bits_per_byte) : "",
+                  rate(report.progress, WeightGroup::kMatrices), report.result.grad_norm,
+                  human_seconds(report.seconds / static_cast<double>(report.steps)), human_count(last_->tokens_per_s),
+                  100.0 * report.flops / report.seconds / peak_flops_);
   line_.update(step, detail, milestone);
   if (milestone) log_->line(line_.text(step, detail));
   if (!report.result.precision.roles.empty()) record_precision(step, report.result.precision);
@@ -152,7 +153,8 @@ void Recorder::record(const StepReport& report) {
   MetricRecord record{.step = report.progress.steps, .ts_ms = now_ms()};
   const auto put = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
   put("train/loss", report.result.loss);
-  put("train/bpb", report.bits_per_byte);
+  if (report.bits_per_byte) put("train/bpb", *report.bits_per_byte);
+  put("train/special_share", report.special_share);
   put("train/grad_norm", report.result.grad_norm);
   put("train/tokens_seen", static_cast<double>(report.progress.tokens));
   put("train/flops", report.total_flops);
@@ -206,25 +208,30 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   if (result.tokens == 0) return message(fmt::format("{}: validation has no token with a loss", place));
   const std::string answers =
       result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
-  message(fmt::format("{}: validation loss {:.4f} nats, {:.4f} bits per byte{}", place, result.loss(),
-                      result.bits_per_byte(), answers));
+  const std::string bits = result.bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", result.bits_per_byte());
+  const std::string special =
+      result.special == 0 ? "" : fmt::format(", {:.4f} nats at special targets", result.special_loss());
+  message(fmt::format("{}: validation loss {:.4f} nats{}{}{}", place, result.loss(), bits, special, answers));
   const std::string prefix = source.empty() ? "valid/" : fmt::format("valid/{}/", source);
   MetricRecord record{.step = step, .ts_ms = now_ms()};
   const auto put = [&](std::string_view name, double value) {
     record.scalars.emplace_back(fmt::format("{}{}", prefix, name), value);
   };
   put("loss", result.loss());
-  put("bpb", result.bits_per_byte());
+  if (result.bytes > 0) put("bpb", result.bits_per_byte());
   put("tokens", static_cast<double>(result.tokens));
   put("bytes", static_cast<double>(result.bytes));
+  put("special_share", result.special_share());
+  if (result.special > 0) put("special_loss", result.special_loss());
   if (result.answers > 0) {
     put("answers", static_cast<double>(result.answers));
     put("answers_correct_share", result.answers_correct_share());
+    if (result.special > 0) put("special_predicted_share", result.special_predicted_share());
   }
   put("seconds", seconds);
   append(record);
   if (!source.empty() || Clock::now() < row_retry_) return;
-  keep_row([&] { runs_->validated(run_id_, result.loss(), result.bits_per_byte()); });
+  keep_row([&] { runs_->validated(run_id_, result.loss(), result.bytes > 0 ? result.bits_per_byte() : 0.0); });
 }
 
 void Recorder::record_checkpoint(int64_t step) {

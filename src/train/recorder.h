@@ -48,7 +48,9 @@ class StepClock {
 struct StepReport {
   Progress progress;
   StepResult result;
-  double bits_per_byte = 0.0;
+  // Of the last logged step, of its targets that stand for text; nothing if there was none.
+  std::optional<double> bits_per_byte;
+  double special_share = 0.0;  // of the targets: those that stand for no text (train/validation.h)
   double seconds = 0.0;        // of the steps since the last report
   int64_t steps = 0;           // number of these steps
   double flops = 0.0;          // of these steps (model/cost.h), on all ranks

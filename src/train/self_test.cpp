@@ -96,7 +96,7 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
       }
       engine.load(i, inputs, targets, documents);
     }
-    engine.step({.steps = step, .tokens = step * tokens}, tokens * engine.num_microbatches(), /*with_routers=*/true);
+    engine.step({.steps = step, .tokens = step * tokens}, tokens * engine.num_microbatches(), /*in_detail=*/true);
     engine.result();
   }
   engine.stage();  // weights as their masters, and back

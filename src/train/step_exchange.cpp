@@ -82,6 +82,7 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
       inputs_(allocate_step_inputs(config, shapes, arena)),
       num_tokens_(static_cast<double>(step_tokens(config))),
       sums_(arena.allocate(DType::kF64, {2})),
+      losses_(arena.allocate(rank.device.ops().stat_dtype(), {step_tokens(config) / config.parallel.ranks})),
       expert_rows_(model.router_counts()),
       rounding_counts_(rounding_counts),
       done_(rank.device.make_event(Lane::kCompute)) {
@@ -123,7 +124,7 @@ void StepSlot::fill_positions() {
 
 void StepSlot::set_num_targets(int64_t num_targets) {
   num_targets_ = static_cast<double>(std::max<int64_t>(1, num_targets));  // a step without any has loss 0
-  has_routers_ = has_counts_ = false;
+  has_routers_ = has_losses_ = has_counts_ = false;
   if (!device_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
 }
 
@@ -147,6 +148,12 @@ void StepSlot::fetch_routers(const Model& model) {
   done_->record();
 }
 
+void StepSlot::fetch_losses(Tensor losses) {
+  device_.begin_download(losses_.raw(), losses);
+  has_losses_ = true;
+  done_->record();
+}
+
 void StepSlot::fetch_rounding_counts() {
   device_.begin_download(fetched_counts_.raw(), rounding_counts_);
   has_counts_ = true;
@@ -163,6 +170,10 @@ StepResult StepSlot::wait() const {
   result.loss = sums_.data<double>()[0] / num_targets_;
   result.grad_norm = std::sqrt(sums_.data<double>()[1]);
   result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (has_losses_) {
+    const auto losses = losses_.span<float>();
+    result.token_losses.assign(losses.begin(), losses.end());
+  }
   if (fetched_expert_rows_.defined()) {
     const auto rows = fetched_expert_rows_.span<int32_t>();
     result.expert_rows.assign(rows.begin(), rows.end());

@@ -81,10 +81,11 @@ struct LayerTraffic {
 
 // The same on every rank, except for the phases.
 struct StepResult {
-  double loss = 0.0;       // mean cross-entropy over the step's target tokens, nats
-  double grad_norm = 0.0;  // of all gradients of the step, before clipping
-  bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
-  // In layer order, if the step was asked for routers; traffic if ranks share the experts.
+  double loss = 0.0;                // mean cross-entropy over the step's target tokens, nats
+  double grad_norm = 0.0;           // of all gradients of the step, before clipping
+  bool finite = true;               // false: loss or gradient is not finite, and no weight was changed
+  std::vector<float> token_losses;  // nats of this rank's targets, microbatch by microbatch, if asked for in detail
+  // In layer order, if the step was asked for in detail; traffic if ranks share the experts.
   std::vector<RouterHealth> routers;
   std::vector<LayerTraffic> traffic;
   std::vector<PhaseTime> phases;     // of this rank, if the step was timed; else empty
@@ -109,6 +110,7 @@ class StepSlot {
   // Enqueues copies of the step's results on the device; sums [2] f64: of token losses, of squares of gradients.
   void fetch_results(Tensor sums);
   void fetch_routers(const Model& model);
+  void fetch_losses(Tensor losses);  // of the rank's tokens, stat
   void fetch_rounding_counts();
   // Of its step, after wait() has returned; empty if it was not checked.
   std::span<const double> rounding_counts() const;
@@ -131,6 +133,8 @@ class StepSlot {
   double num_tokens_;
   double num_targets_ = 1.0;
   Tensor sums_;                  // [2] f64
+  Tensor losses_;                // of the rank's tokens, stat
+  bool has_losses_ = false;      // of this step
   std::vector<Router> routers_;  // in layer order
   ExchangeStats exchanges_;      // undefined where a rank is alone
   bool has_routers_ = false;     // of this step

@@ -79,11 +79,13 @@ class Trainer {
  private:
   // A step that is on its way, and what its report needs.
   struct Enqueued {
-    Progress progress;    // where it ends
-    StreamCursor cursor;  // same
-    int64_t targets = 0;  // with a loss, of all ranks
-    int64_t bytes = 0;    // of text in them
-    double flops = 0.0;   // of the whole run, where it ends
+    Progress progress;             // where it ends
+    StreamCursor cursor;           // same
+    int64_t targets = 0;           // with a loss, of all ranks
+    int64_t special = 0;           // of these, those that stand for no text
+    int64_t bytes = 0;             // of the others' text
+    double flops = 0.0;            // of the whole run, where it ends
+    std::vector<uint8_t> is_text;  // of this rank's targets, if it is logged: 1 for those that stand for text, else 0
     bool log = false;
     bool save = false;  // behind it, since it is time
   };
@@ -101,6 +103,7 @@ class Trainer {
   void finish_step();
   void finish_steps();
   bool must_finish_step() const;
+  std::optional<double> bits_per_byte(const Enqueued& step, std::span<const float> token_losses) const;
   void report(const Enqueued& step, StepResult result);
   void fail_non_finite(const StepResult& result);
   bool phases_due(int64_t step);
@@ -121,11 +124,12 @@ class Trainer {
   std::set<int64_t> seq_lens_;  // that steps have had
   BatchStream batches_;
   std::deque<Enqueued> enqueued_;
-  Progress progress_;            // of steps whose results are known
-  StreamCursor cursor_;          // behind them
-  double flops_ = 0.0;           // same
-  int64_t validated_step_ = -1;  // last
-  int64_t saved_step_ = -1;      // of the last checkpoint that was begun and has not failed
+  Progress progress_;                    // of steps whose results are known
+  StreamCursor cursor_;                  // behind them
+  double flops_ = 0.0;                   // same
+  std::optional<double> bits_per_byte_;  // of the last logged step
+  int64_t validated_step_ = -1;          // last
+  int64_t saved_step_ = -1;              // of the last checkpoint that was begun and has not failed
   std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
   // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.
   bool handing_over_ = false;
@@ -245,6 +249,7 @@ bool Trainer::enqueue_step() {
   loader_wait_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   struct Share {
     int64_t targets = 0;
+    int64_t special = 0;
     int64_t bytes = 0;
     double flops = 0.0;
     int64_t stops = 0;
@@ -257,11 +262,15 @@ bool Trainer::enqueue_step() {
              .written = saver_.has_written() ? 1 : 0,
              .saves = save_is_due() ? 1 : 0};
   for (const int32_t target : batches_.targets()) {
-    if (target != kNoTarget) mine.bytes += run_.token_bytes[static_cast<size_t>(target)];
+    if (target == kNoTarget) continue;
+    const int32_t bytes = run_.token_bytes[static_cast<size_t>(target)];
+    mine.bytes += bytes;
+    mine.special += bytes == 0 ? 1 : 0;
   }
   Share all;
   for (const Share& share : rank_.communicator.all_gather_values(mine)) {
     all.targets += share.targets;
+    all.special += share.special;
     all.bytes += share.bytes;
     all.flops += share.flops;
     all.stops += share.stops;
@@ -278,11 +287,17 @@ bool Trainer::enqueue_step() {
   step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + step_tokens(config_)};
   step.cursor = batches_.cursor();
   step.targets = all.targets;
+  step.special = all.special;
   step.bytes = all.bytes;
   step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
   step.save = all.saves > 0;
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
+  if (step.log) {
+    for (const int32_t target : batches_.targets()) {
+      step.is_text.push_back(target != kNoTarget && run_.token_bytes[static_cast<size_t>(target)] > 0 ? 1 : 0);
+    }
+  }
   if (seq_lens_.insert(batches_.shape().seq_len).second) {
     finish_steps();
     settle(Pace::kFirstSteps);
@@ -295,9 +310,9 @@ bool Trainer::enqueue_step() {
     const Microbatch part = batches_.microbatch(i);
     engine_.load(i, part.inputs, part.targets, part.documents);
   }
-  engine_.step(step.progress, step.targets, /*with_routers=*/step.log, step.log && phases_due(number));
+  engine_.step(step.progress, step.targets, /*in_detail=*/step.log, step.log && phases_due(number));
   handing_over_ = false;
-  enqueued_.push_back(step);
+  enqueued_.push_back(std::move(step));
   return true;
 }
 
@@ -313,7 +328,7 @@ void Trainer::finish_step() {
   StepResult result = engine_.take_result();
   pace_.step_ended();
   if (!result.finite) fail_non_finite(result);
-  const Enqueued step = enqueued_.front();
+  const Enqueued step = std::move(enqueued_.front());
   enqueued_.pop_front();
   advance_to(step);
   ++summary_.steps_now;
@@ -350,19 +365,33 @@ void Trainer::fail_non_finite(const StepResult& result) {
                   progress_.steps));
 }
 
+// Of the targets that stand for text, on all ranks: nothing if there are none. As validation has it (ValidationResult).
+std::optional<double> Trainer::bits_per_byte(const Enqueued& step, std::span<const float> token_losses) const {
+  NMOE_CHECK(token_losses.size() == step.is_text.size(), "{} losses of {} targets", token_losses.size(),
+             step.is_text.size());
+  double mine = 0.0, nats = 0.0;
+  for (size_t i = 0; i < token_losses.size(); ++i) {
+    if (step.is_text[i] != 0) mine += static_cast<double>(token_losses[i]);
+  }
+  for (const double of_rank : rank_.communicator.all_gather_values(mine)) nats += of_rank;
+  if (step.bytes == 0) return std::nullopt;
+  return nats / (std::numbers::ln2 * static_cast<double>(step.bytes));
+}
+
 void Trainer::report(const Enqueued& step, StepResult result) {
-  const double nats = result.loss * static_cast<double>(step.targets);
+  std::optional<Pace::Pause> pause;
+  if (recorder_ || step.log) pause.emplace(pace_);
+  if (step.log) bits_per_byte_ = bits_per_byte(step, result.token_losses);
   const StepReport report{
       .progress = step.progress,
       .result = std::move(result),
-      .bits_per_byte = nats / (std::numbers::ln2 * static_cast<double>(std::max<int64_t>(step.bytes, 1))),
+      .bits_per_byte = bits_per_byte_,
+      .special_share = static_cast<double>(step.special) / static_cast<double>(std::max<int64_t>(step.targets, 1)),
       .seconds = clock_.seconds() - reported_seconds_,
       .steps = step.progress.steps - reported_steps_,
       .flops = step.flops - reported_flops_,
       .total_flops = step.flops,
       .loader_wait_s = loader_wait_s_};
-  std::optional<Pace::Pause> pause;
-  if (recorder_ || step.log) pause.emplace(pace_);
   if (recorder_) recorder_->show(report, step.log);
   if (!step.log) return;
   if (recorder_) {

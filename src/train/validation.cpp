@@ -17,7 +17,15 @@ std::vector<int32_t> token_byte_counts(const Tokenizer& tokenizer) {
 
 double ValidationResult::loss() const { return nats / static_cast<double>(tokens); }
 
-double ValidationResult::bits_per_byte() const { return nats / (std::numbers::ln2 * static_cast<double>(bytes)); }
+double ValidationResult::bits_per_byte() const { return text_nats / (std::numbers::ln2 * static_cast<double>(bytes)); }
+
+double ValidationResult::special_share() const { return static_cast<double>(special) / static_cast<double>(tokens); }
+
+double ValidationResult::special_loss() const { return (nats - text_nats) / static_cast<double>(special); }
+
+double ValidationResult::special_predicted_share() const {
+  return static_cast<double>(special_predicted) / static_cast<double>(special);
+}
 
 double ValidationResult::answers_correct_share() const {
   return static_cast<double>(answers_correct) / static_cast<double>(answers);
@@ -26,7 +34,10 @@ double ValidationResult::answers_correct_share() const {
 ValidationResult& ValidationResult::operator+=(const ValidationResult& other) {
   nats += other.nats;
   tokens += other.tokens;
+  text_nats += other.text_nats;
   bytes += other.bytes;
+  special += other.special;
+  special_predicted += other.special_predicted;
   answers += other.answers;
   answers_correct += other.answers_correct;
   return *this;
@@ -84,10 +95,15 @@ ValidationResult validate_range(Engine& engine, const SequenceReader& split, con
     for (size_t i = 0; i < size; ++i) {
       if (batch_targets[i] == kNoTarget) continue;
       const int32_t bytes = token_bytes[static_cast<size_t>(batch_targets[i])];
-      if (bytes == 0) continue;
       result.nats += static_cast<double>(losses[i]);
-      result.bytes += bytes;
       ++result.tokens;
+      if (bytes > 0) {
+        result.text_nats += static_cast<double>(losses[i]);
+        result.bytes += bytes;
+      } else {
+        ++result.special;
+        if (has_mask && predictions[i] == batch_targets[i]) ++result.special_predicted;
+      }
     }
   }
   if (has_mask && range.begin < range.end && range.end < num_seqs) {

@@ -15,15 +15,23 @@ namespace nmoe {
 // [V]: the bytes of text that each token id stands for; 0 for special tokens.
 std::vector<int32_t> token_byte_counts(const Tokenizer& tokenizer);
 
+// Loss is over all targets that are learned. Some stand for no text: special tokens, such as those that end a turn or a
+// document. Bits per byte are of the others, whose bytes are counted.
 struct ValidationResult {
-  double nats = 0.0;   // of all targets counted
-  int64_t tokens = 0;  // number of targets counted; those that stand for no text (end of document) are not
-  int64_t bytes = 0;
-  int64_t answers = 0;  // counted (train/answers.h): 0 without a mask
+  double nats = 0.0;   // of all targets
+  int64_t tokens = 0;  // number of targets
+  double text_nats = 0.0;
+  int64_t bytes = 0;  // of the text that targets stand for
+  int64_t special = 0;
+  int64_t special_predicted = 0;  // with a mask: the special targets that were the likeliest
+  int64_t answers = 0;            // counted (train/answers.h): 0 without a mask
   int64_t answers_correct = 0;
 
-  double loss() const;                   // nats per token
-  double bits_per_byte() const;          // nats / (ln 2 * bytes)
+  double loss() const;           // nats per token
+  double bits_per_byte() const;  // text_nats / (ln 2 * bytes), of which there must be some
+  double special_share() const;  // of the targets
+  double special_loss() const;   // nats per special target, of which there must be some
+  double special_predicted_share() const;
   double answers_correct_share() const;  // of those counted, of which there must be some
   ValidationResult& operator+=(const ValidationResult& other);
 };

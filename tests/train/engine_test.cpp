@@ -261,7 +261,7 @@ TEST(EngineTest, PhasesMakeTheSameStep) {
   for (int64_t step = 2; step <= 3; ++step) {
     for (Engine* engine : {&whole.engine, &parts.engine}) {
       const Progress progress = load_random(*engine, config, step);
-      engine->step(progress, progress.tokens / step, /*with_routers=*/false, engine == &parts.engine);
+      engine->step(progress, progress.tokens / step, /*in_detail=*/false, engine == &parts.engine);
     }
   }
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();

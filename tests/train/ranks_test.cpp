@@ -110,7 +110,7 @@ TEST(RankEngines, TellWhatTheyExchanged) {
     std::vector<int32_t> counts;
     run_engines(config, [&](ReadyEngine& ready) {
       test::enqueue_random(ready.engine, config, 1);
-      test::enqueue_random(ready.engine, config, 2, /*with_routers=*/true);  // of this step alone
+      test::enqueue_random(ready.engine, config, 2, /*in_detail=*/true);  // of this step alone
       const StepResult result = ready.engine.result();
       const auto rank = static_cast<size_t>(ready.engine.rank().index());
       told[rank] = result.traffic;

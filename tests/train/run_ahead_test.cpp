@@ -45,7 +45,7 @@ TEST(RunAhead, StepsAreThoseOfALoopThatWaits) {
       expected.back().routers = waiting.engine.router_health();
     }
     for (int64_t step = 1; step <= kSteps; ++step) {
-      enqueue_random(ahead.engine, config, step, /*with_routers=*/step % 2 == 0);
+      enqueue_random(ahead.engine, config, step, /*in_detail=*/step % 2 == 0);
       if (ahead.engine.num_pending() == Engine::kMaxPending) results.push_back(ahead.engine.take_result());
     }
     while (ahead.engine.num_pending() > 0) results.push_back(ahead.engine.take_result());

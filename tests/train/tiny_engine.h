@@ -77,9 +77,9 @@ inline Progress load_random(Engine& engine, const Config& config, int64_t step) 
 }
 
 // Enqueues a step on random ids.
-inline void enqueue_random(Engine& engine, const Config& config, int64_t step, bool with_routers = false) {
+inline void enqueue_random(Engine& engine, const Config& config, int64_t step, bool in_detail = false) {
   const Progress progress = load_random(engine, config, step);
-  engine.step(progress, progress.tokens / step, with_routers);
+  engine.step(progress, progress.tokens / step, in_detail);
 }
 
 inline StepResult random_step(Engine& engine, const Config& config, int64_t step) {

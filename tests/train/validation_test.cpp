@@ -89,17 +89,21 @@ TEST_F(ValidationTest, BitsPerByteByHand) {
   ASSERT_EQ(split_->num_windows(0), 6);
   for (const int64_t microbatch : {1, 2, 4}) {  // six windows: with and without a rest
     const ValidationResult all = run(token_bytes, 0, microbatch);
-    // The end of the document is no text: 23 of 24 targets count.
-    EXPECT_EQ(all.tokens, 23);
+    // The end of the document is a target like the others, but no text: bits per byte are of 23 targets of 24.
+    const double end = -std::log(probability(256));
+    EXPECT_EQ(all.tokens, 24);
     EXPECT_EQ(all.bytes, 23);
-    EXPECT_LE(std::abs(all.loss() - nats(23) / 23), 1e-5);
+    EXPECT_LE(std::abs(all.loss() - (nats(23) + end) / 24), 1e-5);
     EXPECT_LE(std::abs(all.bits_per_byte() - nats(23) / 23 / std::log(2.0)), 1e-5);
+    EXPECT_EQ(all.special, 1);
+    EXPECT_EQ(all.special_share(), 1.0 / 24.0);
+    EXPECT_LE(std::abs(all.special_loss() - end), 1e-5);
 
     const ValidationResult five = run(token_bytes, 5, microbatch);
     EXPECT_EQ(five.tokens, 20);
     EXPECT_LE(std::abs(five.loss() - nats(20) / 20), 1e-5);
   }
-  EXPECT_EQ(run(token_bytes, 100, 4).tokens, 23);
+  EXPECT_EQ(run(token_bytes, 100, 4).tokens, 24);
 }
 
 // Were a "b" three bytes of text, the same nats would be spread over more of them.
@@ -108,9 +112,8 @@ TEST_F(ValidationTest, BytesAreThoseThatTokensStandFor) {
   token_bytes['b'] = 3;
   const auto num_b = std::count(kText.begin() + 1, kText.end(), 'b');
   const ValidationResult result = run(token_bytes, 0, 4);
-  EXPECT_EQ(result.tokens, 23);
+  EXPECT_EQ(result.tokens, 24);
   EXPECT_EQ(result.bytes, 23 + 2 * num_b);
-  EXPECT_LE(std::abs(result.loss() - nats(23) / 23), 1e-5);
   EXPECT_LE(std::abs(result.bits_per_byte() - nats(23) / std::log(2.0) / static_cast<double>(23 + 2 * num_b)), 1e-5);
 }
 
@@ -130,7 +133,9 @@ TEST_F(ValidationTest, AnswersByHand) {
   for (const int64_t microbatch : {1, 3, 4}) {
     // Inputs "x?a." "y?aa" ".z?a" "b.w?": nothing is cut but the last answer, whose end is not read.
     const ValidationResult result = validate(engine_->engine, split_reader(pairs, 4), token_bytes, 0, microbatch);
-    EXPECT_EQ(result.tokens, 6);
+    EXPECT_EQ(result.tokens, 6 + 3);
+    EXPECT_EQ(result.special, 3);
+    EXPECT_EQ(result.special_predicted, 0);  // the model never stops
     EXPECT_EQ(result.answers, 3);
     EXPECT_EQ(result.answers_correct, 2);
     EXPECT_EQ(result.answers_correct_share(), 2.0 / 3.0);
@@ -163,6 +168,8 @@ TEST_F(ValidationTest, RanksDivideTheWindows) {
         const ValidationResult divided = validate(ready.engine, *split_, token_bytes, 0, microbatch);
         EXPECT_EQ(divided.tokens, text.tokens);
         EXPECT_EQ(divided.bytes, text.bytes);
+        EXPECT_EQ(divided.special, text.special);
+        EXPECT_NEAR(divided.text_nats, text.text_nats, 1e-6 * text.text_nats);
         EXPECT_NEAR(divided.nats, text.nats, 1e-6 * text.nats);  // fp32 rounds another batch otherwise
         const ValidationResult asked = validate(ready.engine, pairs_split, token_bytes, 0, microbatch);
         EXPECT_EQ(asked.tokens, answers.tokens);

@@ -30,9 +30,9 @@ class StepCalls : public ::testing::Test {
   }
 
   // The calls of one step, which does not wait for those before it.
-  CallCounts step(bool with_routers = false) {
+  CallCounts step(bool in_detail = false) {
     calls_.take();
-    enqueue_random(ready_.engine, config_, step_++, with_routers);
+    enqueue_random(ready_.engine, config_, step_++, in_detail);
     return calls_.take();
   }
 
@@ -80,9 +80,9 @@ TEST_F(StepCalls, OneLaunchWhateverTheRouting) {
 }
 
 TEST_F(StepCalls, ALoggedStepCopiesMore) {
-  const CallCounts plain = step(), logged = step(/*with_routers=*/true);
+  const CallCounts plain = step(), logged = step(/*in_detail=*/true);
   const int64_t layers = static_cast<int64_t>(ready_.engine.model().moe_layers().size());
-  EXPECT_EQ(count_of(logged, "cuMemcpy"), count_of(plain, "cuMemcpy") + 4 * layers);
+  EXPECT_EQ(count_of(logged, "cuMemcpy"), count_of(plain, "cuMemcpy") + 4 * layers + 1);  // and the token losses
   EXPECT_EQ(count_of(logged, "cuGraphLaunch"), 1);
   for (const auto& [name, count] : logged) {
     EXPECT_FALSE(is_allocation(name) || is_wait(name)) << count << " x " << name;
