@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "bench/tokenizer_bench.h"
 #include "cli/commands.h"
+#include "cli/named_checkpoint.h"
 #include "cli/standard_input.h"
 #include "cli/standard_output.h"
 
@@ -13,7 +14,8 @@ namespace nmoe::cli {
 void bench_tokenizer_command(const BenchTokenizerArguments& arguments) {
   const std::string text = arguments.file.empty() ? read_standard_input() : read_file(arguments.file);
   if (text.empty()) throw usage_error("there is no text to encode", "name a file that is not empty");
-  const TokenizerBench bench = bench_tokenizer(*load_tokenizer(arguments.tokenizer), text, arguments.threads);
+  const TokenizerBench bench =
+      bench_tokenizer(*load_tokenizer(tokenizer_source(arguments.tokenizer)), text, arguments.threads);
   if (arguments.json) {
     std::string list;
     for (const TokenizerBench::Result& result : bench.results) {

@@ -17,6 +17,7 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/help.h"
+#include "cli/named_checkpoint.h"
 #include "cli/run_options.h"
 #include "config/templates.h"
 #include "ops/factory.h"
@@ -253,6 +254,7 @@ class CommandLine::Commands {
       }
       if (!prep_.records.messages_field.empty()) {
         prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
+          conversations_.chat_template = template_source(conversations_.chat_template);
           return make_conversation_encoder(conversations_, std::move(tokenizer));
         };
       }

@@ -12,7 +12,7 @@ namespace nmoe::cli {
 
 // What an option or argument that names a tokenizer takes.
 inline constexpr const char* kTokenizerSource =
-    "\"bytes\", a tokenizer.json (or its folder), or ranks: [NAME:]FILE.tiktoken";
+    "\"bytes\", a tokenizer.json (or its folder, or a checkpoint), or ranks: [NAME:]FILE.tiktoken";
 
 // The file is returned, which some command may do without.
 CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments);

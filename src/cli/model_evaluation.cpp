@@ -12,6 +12,7 @@
 #include "base/version.h"
 #include "chat/checkpoint_settings.h"
 #include "checkpoint/reader.h"
+#include "cli/named_checkpoint.h"
 #include "config/load.h"
 #include "data/prep/inputs.h"
 #include "eval/cached_scorer.h"
@@ -62,7 +63,8 @@ struct Subject {
 bool is_configuration(const std::string& model) { return model.ends_with(".toml") && !fs::is_directory(model); }
 
 Subject random_subject(const EvalArguments& arguments) {
-  Subject subject{.config = load_run_config(arguments.model), .tokenizer = load_tokenizer(arguments.tokenizer)};
+  Subject subject{.config = load_run_config(arguments.model),
+                  .tokenizer = load_tokenizer(tokenizer_source(arguments.tokenizer))};
   subject.config = resolve_vocab_size(subject.config, *subject.tokenizer);
   return subject;
 }

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "chat/checkpoint_settings.h"
 #include "cli/commands.h"
+#include "cli/named_checkpoint.h"
 #include "cli/standard_output.h"
 #include "data/prep/inputs.h"
 
@@ -96,6 +97,7 @@ void print_dropped(const PrepReport& report, const fs::path& out) {
 
 void prep_command(PrepOptions options) {
   ignore_broken_pipes();
+  options.tokenizer = tokenizer_source(options.tokenizer);
   auto display = std::make_unique<Display>();
   options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);

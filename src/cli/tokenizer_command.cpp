@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "chat/chat_template.h"
 #include "cli/commands.h"
+#include "cli/named_checkpoint.h"
 #include "cli/standard_input.h"
 #include "cli/standard_output.h"
 #include "data/prep/inputs.h"
@@ -64,7 +65,7 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
 }
 
 void tokenizer_encode_command(const std::string& tokenizer, const std::vector<std::string>& allowed) {
-  const auto loaded = load_tokenizer(tokenizer);
+  const auto loaded = load_tokenizer(tokenizer_source(tokenizer));
   std::vector<int32_t> ids;
   loaded->encode(read_standard_input(), allowed_specials(*loaded, allowed), ids);
   for (size_t i = 0; i < ids.size(); ++i) fmt::print("{}{}", i == 0 ? "" : " ", ids[i]);
@@ -72,7 +73,7 @@ void tokenizer_encode_command(const std::string& tokenizer, const std::vector<st
 }
 
 void tokenizer_decode_command(const std::string& tokenizer) {
-  const auto loaded = load_tokenizer(tokenizer);
+  const auto loaded = load_tokenizer(tokenizer_source(tokenizer));
   std::vector<int32_t> ids;
   for (std::string word; std::cin >> word;) {
     int64_t id = -1;
@@ -87,7 +88,7 @@ void tokenizer_decode_command(const std::string& tokenizer) {
 }
 
 void tokenizer_info_command(const std::string& tokenizer) {
-  const auto loaded = load_tokenizer(tokenizer);
+  const auto loaded = load_tokenizer(tokenizer_source(tokenizer));
   print("kind        {}\n", loaded->name());
   for (const std::string& pattern : loaded->patterns()) print("pattern     {}\n", pattern);
   print("vocabulary  {} ids\nend of doc  {}\nhash        {}\n", loaded->vocab_size(), loaded->eos_id(), loaded->hash());

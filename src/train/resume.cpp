@@ -50,8 +50,7 @@ void check_start(const CheckpointReader& reader, const Config& config, const Tok
   if (tokenizer != nullptr && !reader.tokenizer_json().empty() && reader.tokenizer()->hash() != tokenizer->hash()) {
     throw usage_error(
         fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
-        fmt::format("prepare it with that one: n prep ... --tokenizer {}",
-                    (reader.path() / "tokenizer.json").string()));
+        fmt::format("prepare it with that one: n prep ... --tokenizer {}", reader.path().string()));
   }
   if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
     throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",

@@ -176,8 +176,8 @@ Config resolve_vocab_size(Config config, const Tokenizer& tokenizer) {
     throw usage_error(fmt::format("the corpus's tokenizer has {} ids, but model.vocab_size = {}, as in the checkpoint "
                                   "that training starts from (model.init.from = \"{}\")",
                                   needed, config.model.vocab_size, config.model.init.from),
-                      fmt::format("prepare the corpus with the checkpoint's tokenizer (n prep ... --tokenizer "
-                                  "CHECKPOINT/tokenizer.json), or start from a checkpoint with this corpus's"));
+                      "prepare the corpus with the checkpoint's tokenizer (n prep ... --tokenizer CHECKPOINT), or "
+                      "start from a checkpoint with this corpus's");
   }
   throw usage_error(
       fmt::format("model.vocab_size = {}, but the corpus's tokenizer has {} ids", config.model.vocab_size, needed),

@@ -1,5 +1,6 @@
 // Tokenizers of other programs as a user meets them.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/cli_test.h"
@@ -95,6 +96,64 @@ TEST_F(TokenizerCommandTest, RankFilesNeedAnEncoding) {
   write("mine.tiktoken", "YQ== 0\n");
   expect_error(n({"tokenizer", "info", "mine.tiktoken"}), 2, "known by its SHA-256", "NAME:mine.tiktoken");
   expect_error(n({"tokenizer", "info", "gpt2:mine.tiktoken"}), 1, "byte 0 has no token", "complete");
+}
+
+// What data for a model is prepared with, whatever is to end its documents.
+TEST_F(CliTest, ACheckpointNamesItsTokenizer) {
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "300", "-o", "tokenizer.json"});
+  output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "data"});
+  output(train({"train.steps=1"}));
+  const std::string folder = "runs/checkpoints/tiny", checkpoint = folder + "/step_00000001";
+  for (const std::string end : {"", "@<|im_end|>"}) {
+    const std::string expected = output({"tokenizer", "info", "tokenizer.json" + end});
+    EXPECT_EQ(output({"tokenizer", "info", folder + end}), expected);
+    EXPECT_EQ(output({"tokenizer", "info", checkpoint + end}), expected);
+  }
+  EXPECT_NE(output({"tokenizer", "info", folder}), output({"tokenizer", "info", folder + "@<|im_end|>"}));
+  output({"prep", "train.txt", "--tokenizer", folder + "@<|im_end|>", "--out", "chats"});
+  output(train({"run.name=next", "train.steps=1", "data.path=chats", "model.init.from=" + folder}));
+}
+
+// A chat model's config.json names the end of a turn before the end of a text, as Qwen3's does.
+TEST_F(CliTest, AnImportEndsDocumentsAsAPreparationDoes) {
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "300", "-o", "tokenizer.json"});
+  output({"prep", "train.txt", "--tokenizer", "tokenizer.json", "--out", "data"});
+  output(train({"train.steps=1"}));
+  output({"export", "runs/checkpoints/tiny", "hf"});
+  const auto told = [&](const std::string& source) { return output({"tokenizer", "info", source}); };
+  const auto id_of = [&](const std::string& token) {
+    const std::string text = told("hf");
+    const size_t end = text.find(" " + token + "\n"), begin = text.rfind(' ', end - 1);
+    return text.substr(begin + 1, end - begin - 1);
+  };
+  const std::string text_end = id_of("<|endoftext|>"), turn_end = id_of("<|im_end|>");
+  nlohmann::json config = nlohmann::json::parse(read_file(dir_ / "hf/config.json"));
+  config["eos_token_id"] = {std::stoi(turn_end), std::stoi(text_end)};
+  write("hf/config.json", config.dump());
+
+  output({"import", "hf", "imported"});
+  EXPECT_EQ(told("imported"), told("hf"));
+  EXPECT_TRUE(contains(told("imported"), "end of doc  " + text_end));
+  output({"import", "hf", "turns", "--end-of-document", "<|im_end|>"});
+  EXPECT_TRUE(contains(told("turns"), "end of doc  " + turn_end));
+  expect_error(n({"import", "hf", "none", "--end-of-document", "<|no|>"}), 2, "no special token '<|no|>'", "name one");
+
+  // What is prepared with the folder trains the import, and the other import too: the end is the data's.
+  std::string lines;
+  for (int i = 0; i < 40; ++i) {
+    lines += R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "the cat"}]})"
+             "\n";
+  }
+  write("chats.jsonl", lines);
+  output({"prep", "chats.jsonl", "--messages-field", "messages", "--tokenizer", "hf", "--out", "chats"});
+  for (const char* start : {"imported", "turns"}) {
+    write("next.toml", fmt::format("[run]\nname = \"next_{0}\"\nthreads = 1\n[model.init]\nfrom = \"{0}\"\n"
+                                   "[data]\npath = \"chats\"\nseq_len = 16\nmask_documents = true\n"
+                                   "[train]\nsteps = 1\nbatch_seqs = 4\nmicrobatch_seqs = 4\n",
+                                   start));
+    output({"train", "next.toml"});
+    EXPECT_TRUE(contains(told(fmt::format("runs/checkpoints/next_{}", start)), "end of doc  " + text_end));
+  }
 }
 
 }  // namespace
