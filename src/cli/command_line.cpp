@@ -292,8 +292,12 @@ class CommandLine::Commands {
     verify->callback([this] { run_ = [this] { data_verify_command(data_dir_); }; });
 
     CLI::App* info = data->add_subcommand("info", "print tokenizer, counts and lengths of documents");
-    info->add_option("dir", data_dir_, "a folder written by n prep, or one of its splits")->required();
-    info->callback([this] { run_ = [this] { data_info_command(data_dir_); }; });
+    info->add_option("dir", data_info_.dir, "a folder written by n prep, or one of its splits")->required();
+    info->add_option("--seq-len", data_info_.seq_len,
+                     "with a loss mask, count windows of so many tokens (data.seq_len) that have a token to learn")
+        ->check(number(1, 1 << 30))
+        ->capture_default_str();
+    info->callback([this] { run_ = [this] { data_info_command(data_info_); }; });
 
     CLI::App* sample = data->add_subcommand("sample", "print documents as text");
     sample->add_option("dir", data_sample_.dir, "a folder written by n prep")->required();
@@ -575,6 +579,7 @@ class CommandLine::Commands {
   bool near_dedup_ = false;
   double near_dedup_threshold_ = 0.82;
   std::string data_dir_;
+  DataInfoArguments data_info_;
   DataSampleArguments data_sample_;
   TokenizerTrainArguments tokenizer_train_;
   std::string tokenizer_;

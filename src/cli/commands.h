@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chat/checkpoint_settings.h"
+#include "config/config.h"
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
 #include "data/tokenizer/bpe_train.h"
@@ -84,7 +85,11 @@ void data_plan_command(const ConfigArguments& arguments);
 
 // `dir` holds the splits of a dataset, or is one.
 void data_verify_command(const std::string& dir);
-void data_info_command(const std::string& dir);
+struct DataInfoArguments {
+  std::string dir;
+  int64_t seq_len = DataConfig{}.seq_len;  // of the windows that are counted
+};
+void data_info_command(const DataInfoArguments& arguments);
 
 struct DataSampleArguments {
   std::string dir;

@@ -72,7 +72,18 @@ uint64_t quantile(const std::map<uint64_t, int64_t>& lengths, int64_t num_docume
   return 0;
 }
 
-void print_info(const fs::path& dir) {
+// How many windows of seq_len tokens, in file order, have a target that is learned.
+int64_t windows_with_loss(const TokenDataset& dataset, int64_t seq_len, int64_t num_windows) {
+  std::vector<uint8_t> mask(static_cast<size_t>(seq_len));
+  int64_t count = 0;
+  for (int64_t window = 0; window < num_windows; ++window) {
+    dataset.read_mask(window * seq_len + 1, mask);  // targets are one token further
+    count += std::ranges::any_of(mask, [](uint8_t learned) { return learned != 0; }) ? 1 : 0;
+  }
+  return count;
+}
+
+void print_info(const fs::path& dir, int64_t seq_len) {
   const TokenDataset dataset(dir);
   const DatasetManifest& manifest = dataset.manifest();
   const double bytes = static_cast<double>(manifest.total_bytes);
@@ -87,6 +98,11 @@ void print_info(const fs::path& dir) {
   print("  text         {} bytes, {:.3f} per token\n", manifest.total_bytes,
         bytes / static_cast<double>(std::max<int64_t>(manifest.total_tokens, 1)));
   print("  shards       {}\n", manifest.num_shards);
+  if (dataset.has_mask()) {
+    const int64_t num_windows = std::max<int64_t>(0, dataset.num_tokens() - 1) / seq_len;
+    print("  loss         {} of {} windows of {} tokens have a token to learn\n",
+          windows_with_loss(dataset, seq_len, num_windows), num_windows, seq_len);
+  }
   const auto lengths = lengths_of(dataset);
   if (lengths.empty()) return;
   print("  lengths      least {}", lengths.begin()->first);
@@ -184,8 +200,8 @@ void data_verify_command(const std::string& dir) {
   }
 }
 
-void data_info_command(const std::string& dir) {
-  for (const fs::path& split : splits_of(split_path(dir))) print_info(split);
+void data_info_command(const DataInfoArguments& arguments) {
+  for (const fs::path& split : splits_of(split_path(arguments.dir))) print_info(split, arguments.seq_len);
 }
 
 void data_sample_command(const DataSampleArguments& arguments) {

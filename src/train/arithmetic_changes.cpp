@@ -12,6 +12,7 @@ namespace nmoe {
 namespace {
 
 bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
+bool any_run(const Config& /*config*/) { return true; }
 bool masks_documents(const Config& config) { return config.data.mask_documents; }
 
 bool muon_trains_gate_and_up(const Config& config) {
@@ -29,6 +30,7 @@ std::span<const ArithmeticChange> arithmetic_changes() {
       {"Muon orthogonalises gate and up projections apart, and scales each by its own shape", muon_trains_gate_and_up},
       {"with data.mask_documents, documents end where the corpus's index says, not behind each end-of-document id",
        masks_documents},
+      {"steps without a token to learn, if the run has any, move no weight", any_run},
   };
   return changes;
 }

@@ -100,6 +100,7 @@ class Trainer {
   void rebalance();
   bool enqueue_step();
   void advance_to(const Enqueued& step);
+  void pass_over(const Enqueued& step);
   void finish_step();
   void finish_steps();
   bool must_finish_step() const;
@@ -128,6 +129,7 @@ class Trainer {
   StreamCursor cursor_;                  // behind them
   double flops_ = 0.0;                   // same
   std::optional<double> bits_per_byte_;  // of the last logged step
+  int64_t passed_over_ = 0;              // steps without a token to learn, by this call
   int64_t validated_step_ = -1;          // last
   int64_t saved_step_ = -1;              // of the last checkpoint that was begun and has not failed
   std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
@@ -237,6 +239,19 @@ bool Trainer::save_is_due() const {
          std::chrono::steady_clock::now() - save_time_ >= std::chrono::duration<double, std::ratio<60>>(minutes);
 }
 
+// A step without a target has no loss and no gradient; what else moves weights and moments (decay, momentum, the losses
+// of routers) is not let do so either.
+void Trainer::pass_over(const Enqueued& step) {
+  finish_steps();
+  advance_to(step);
+  ++summary_.steps_now;
+  if (passed_over_++ > 0 || !recorder_) return;
+  recorder_->message(fmt::format(
+      "warning: step {}: none of its {} sequences has a token to learn: no loss, and no weight changes. Raise "
+      "data.seq_len if prompts are longer; `n data info` counts windows that carry loss",
+      progress_.steps, batches_.shape().batch_seqs));
+}
+
 // False, and nothing enqueued, when a rank was asked to stop or cannot read its data.
 bool Trainer::enqueue_step() {
   const auto begin = std::chrono::steady_clock::now();
@@ -289,8 +304,12 @@ bool Trainer::enqueue_step() {
   step.targets = all.targets;
   step.special = all.special;
   step.bytes = all.bytes;
-  step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + all.flops;
+  step.flops = (enqueued_.empty() ? flops_ : enqueued_.back().flops) + (all.targets > 0 ? all.flops : 0.0);
   step.save = all.saves > 0;
+  if (step.targets == 0) {
+    pass_over(step);
+    return true;
+  }
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   if (step.log) {
@@ -525,7 +544,7 @@ void Trainer::loop() {
     rebalance();
     if (!collapse_.empty() || !enqueue_step()) break;
     const bool valid_due = due(config_.train.valid_every);
-    const bool save_due = due(config_.checkpoint.every) || enqueued_.back().save;
+    const bool save_due = due(config_.checkpoint.every) || (!enqueued_.empty() && enqueued_.back().save);
     const bool eval_due = due(config_.eval.every);
     if (!valid_due && !eval_due && !save_due) {
       while (must_finish_step()) finish_step();
@@ -544,6 +563,9 @@ void Trainer::loop() {
   finish_steps();
   clock_.stop();
   settle();
+  if (passed_over_ > 0 && recorder_) {
+    recorder_->message(fmt::format("warning: {} of {} steps had no token to learn", passed_over_, summary_.steps_now));
+  }
   if (collapse_.empty()) return;
   throw RunFailure(RunStatus::kFailedCollapse, collapse_,
                    "raise model.moe.bias_rate or model.moe.balance_loss, or lower optim.router.lr; "

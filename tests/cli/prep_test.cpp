@@ -351,5 +351,17 @@ TEST_F(PrepCommandTest, ProgressOfALittleText) {
   EXPECT_TRUE(contains(n({"prep", "a.txt", "--out", "data"}).err, "prep kB 5/5 "));
 }
 
+// Ten bytes of prompt, two of text and the end, of which a target of windows is the next token.
+TEST_F(PrepCommandTest, InfoCountsWindowsWithATokenToLearn) {
+  write("pairs.jsonl", R"({"prompt": "0123456789", "text": "ab"})");
+  output({"prep", "pairs.jsonl", "--prompt-field", "prompt", "--out", "pairs"});
+  const auto told = [&](const char* seq_len) { return output({"data", "info", "pairs", "--seq-len", seq_len}); };
+  EXPECT_TRUE(contains(told("4"), "1 of 3 windows of 4 tokens have a token to learn"));
+  EXPECT_TRUE(contains(told("2"), "2 of 6 windows of 2 tokens"));
+  EXPECT_TRUE(contains(told("13"), "0 of 0 windows of 13 tokens"));
+  output({"prep", "train.txt", "--out", "data"});
+  EXPECT_FALSE(contains(output({"data", "info", "data"}), "windows of"));  // all is learned
+}
+
 }  // namespace
 }  // namespace nmoe
