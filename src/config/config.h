@@ -152,6 +152,9 @@ struct ModelConfig {
 // The order in which a source is read: data/stream/order.h.
 enum class Shuffle { kNone, kWindows, kDocuments };
 
+// When every byte of a run's data is read and compared with what its manifests say.
+enum class VerifyData { kNever, kOnResume };
+
 // What to train on: one corpus, or a mixture of several.
 struct DataConfig {
   std::string path;                     // folder written by `n prep`, with train/ and valid/
@@ -160,6 +163,7 @@ struct DataConfig {
   Shuffle shuffle = Shuffle::kWindows;  // new in every epoch
   int64_t seq_len = 256;                // S
   bool mask_documents = false;          // attention and positions restart with every document
+  VerifyData verify = VerifyData::kNever;
 };
 
 // Peak rate and optimizer of one parameter group.

@@ -128,6 +128,7 @@ constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "s
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
+constexpr Named<VerifyData> kVerifications[] = {{VerifyData::kNever, "never"}, {VerifyData::kOnResume, "on resume"}};
 constexpr Named<Shuffle> kShuffles[] = {
     {Shuffle::kNone, "none"}, {Shuffle::kWindows, "windows"}, {Shuffle::kDocuments, "documents"}};
 constexpr Named<DecayShape> kDecayShapes[] = {
@@ -558,6 +559,8 @@ std::vector<Field> describe(Config& config) {
   f.key("shuffle", config.data.shuffle, kShuffles, "what is reordered in each epoch");
   f.key("seq_len", config.data.seq_len, kSize, "tokens per sequence");
   f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions restart with each document");
+  f.key("verify", config.data.verify, kVerifications, "when all shards are hashed again, besides sizes and manifests")
+      .not_in_fingerprint();
 
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);

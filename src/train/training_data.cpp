@@ -123,6 +123,13 @@ TrainingData open_training_data(const Config& config) {
   return data;
 }
 
+void verify_training_data(const TrainingData& data) {
+  for (const DataSource& source : data.sources) {
+    source.train.verify();
+    if (source.valid) source.valid->verify();
+  }
+}
+
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters) {
   if (!data.mixture) return single_source_plan(data.sources[0].facts(), config.data.seq_len);
   std::vector<SourceFacts> facts;

@@ -42,6 +42,10 @@ bool has_training_data(const Config& config);
 // missing, or if tokenizers and shards, or the sources, disagree.
 TrainingData open_training_data(const Config& config);
 
+// Reads every byte of all splits and compares it with the manifests (TokenDataset::verify), whose checksums are what
+// data_fingerprint() is made of. Error (runtime) naming the first file that has changed.
+void verify_training_data(const TrainingData& data);
+
 // How much a run reads of each source. `active_parameters` scales profiles that set tokens_per_active_parameter.
 // Errors: sequence_lengths, make_stream_plan; and (usage) if train.steps needs more than the plan has.
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);

@@ -23,6 +23,16 @@ std::unique_ptr<CheckpointFolder> own_folder(const Config& config) {
   }
 }
 
+// Of a run that goes on. That the data's manifests and the sizes of its files are what they were is known by then.
+void check_data(const Config& config, const TrainingData& data, bool tells) {
+  if (config.data.verify == VerifyData::kOnResume) {
+    verify_training_data(data);
+    if (tells) say("data: every shard is what its manifest says\n");
+  } else if (tells) {
+    say("data: manifests and sizes of shards are what they were; data.verify = \"on resume\" hashes shards, too\n");
+  }
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch)
@@ -55,6 +65,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   }
   if (launch.process == 0) folder = own_folder(config);
   start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
+  if (start->resumes()) check_data(config, data, launch.process == 0);
   check_schedule(config, start->progress(), start->resumes());
   require_proof(device_options(config.run), fmt::format("{} {}", options.version, options.commit));
 }

@@ -95,6 +95,35 @@ TEST_F(ResumeTest, RefusesPlacesOfOtherExperts) {
   }
 }
 
+// The manifest's checksums are known by the fingerprint; that a shard has them still is checked on request.
+TEST_F(ResumeTest, AChangedTokenIsFoundOnRequest) {
+  const auto run = [&](std::vector<std::string> overrides, bool resume) {
+    overrides.insert(overrides.begin(), {"run.name=run"});
+    testing::internal::CaptureStderr();
+    try {
+      train(test::tiny_config(dir_, overrides), {.resume = resume});
+    } catch (...) {
+      testing::internal::GetCapturedStderr();
+      throw;
+    }
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_FALSE(contains(run({"train.steps=1", "data.verify=on resume"}, false), "data: "));
+  const std::string checked = run({"train.steps=2", "data.verify=on resume"}, true);
+  EXPECT_TRUE(contains(checked, "data: every shard is what its manifest says")) << checked;
+
+  const fs::path train_dir = dir_ / "data/train";
+  const fs::path shard = train_dir / read_manifest(train_dir).shards[0].path;
+  std::string bytes = read_file(shard);
+  bytes[bytes.size() - 20] ^= 1;
+  write_file_atomically(shard, bytes);
+  const Error error = error_of([&] { run({"train.steps=3", "data.verify=on resume"}, true); });
+  EXPECT_EQ(error.exit_code(), 1);
+  EXPECT_TRUE(contains(error.what(), shard.string())) << error.what();
+  const std::string unchecked = run({"train.steps=3"}, true);
+  EXPECT_TRUE(contains(unchecked, "manifests and sizes of shards are what they were")) << unchecked;
+}
+
 // The CPU has no choice of products: its runs go on anywhere without a word, and so do GPU's on it.
 TEST_F(ResumeTest, TellsOfOtherProducts) {
   train(test::tiny_config(dir_, {"run.name=run", "train.steps=2"}), {});
