@@ -90,10 +90,11 @@ TEST(SplitVectors, WhatHasNoSureMeaningIsRefusedByName) {
 
 // A second for 100 kB at most, whatever pattern and text: these would take minutes.
 TEST(SplitVectors, NoPatternGoesThroughATextForever) {
-  const std::string as(100'000, 'a');
-  for (const char* pattern : {"a+b", "(a|aa)+b", "(?:a+)+b", "a*a*b", "(?=a*b)", "a(?!.*b)", "[^x]*x"}) {
+  // With a "b", without which PCRE2 sees at once that some of them match nowhere.
+  const std::string as = std::string(100'000, 'a') + "cb";
+  for (const char* pattern : {"a+b", "(a|aa)+b", "(?:a+)+b", "a*a*b", "(?=a*b)", "[^x]*xb"}) {
     const Split split(pattern);
-    expect_error(ErrorKind::kRuntime, "steps", [&] { pieces_of(split, as); });
+    expect_error(ErrorKind::kRuntime, "gives up at byte 0", [&] { pieces_of(split, as); });
   }
   // Work that grows with the text is no reason.
   EXPECT_EQ(pieces_of(Split(R"(\s+$)"), std::string(4000, ' ') + "x").size(), 1U);

@@ -321,7 +321,7 @@ TEST_F(TokenizerFileTest, ManyAddedTokens) {
   const auto tokenizer = load_tokenizer(path);
   EXPECT_EQ(encode(*tokenizer, "<|199997|><|3|>"), (std::vector<int32_t>{200'297, 303}));
   EXPECT_FALSE(tokenizer->json().empty());
-  EXPECT_LT(cpu_seconds() - start, 8.0);  // a second, but for sanitizers
+  EXPECT_LT(cpu_seconds() - start, 20.0);  // some seconds, but for builds that are not optimised
 }
 
 TEST_F(TokenizerFileTest, AFolderOfATokenizer) {
