@@ -115,21 +115,32 @@ std::string terminal_safe(std::string_view text) {
 }
 
 std::string human_bytes(int64_t bytes) {
-  static constexpr std::array<std::string_view, 4> kUnits = {"KiB", "MiB", "GiB", "TiB"};
+  static constexpr std::array<std::string_view, 6> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   if (bytes > -1024 && bytes < 1024) return fmt::format("{} B", bytes);
   return with_unit(static_cast<double>(bytes) / 1024.0, 1024.0, kUnits);
 }
 
 std::string human_count(double count) {
-  static constexpr std::array<std::string_view, 6> kUnits = {"k", "M", "G", "T", "P", "E"};
+  static constexpr std::array<std::string_view, 10> kUnits = {"k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q"};
+  if (std::abs(count) >= 999.995e30) return fmt::format("{:.2e}", count);
   if (std::abs(count) >= 999.995) return with_unit(count / 1000.0, 1000.0, kUnits);
   if (count == std::trunc(count)) return fmt::format("{:.0f}", count);
+  if (std::abs(count) < 0.095) return fmt::format("{:.2g}", count);
   return fmt::format("{:.2f}", count);
+}
+
+std::string human_quantity(double count, std::string_view unit) {
+  const std::string number = human_count(count);
+  const bool has_prefix = number.size() > 1 && number[number.size() - 2] == ' ';
+  return fmt::format("{}{}{}", number, has_prefix ? "" : " ", unit);
 }
 
 std::string human_seconds(double s) {
   if (!std::isfinite(s)) return "-";
   if (s < 0.0) return "-" + human_seconds(-s);
+  if (s == 0.0) return "0s";
+  if (s < 0.99995e-6) return fmt::format("{:.1f}ns", s * 1e9);
+  if (s < 0.99995e-3) return fmt::format("{:.1f}us", s * 1e6);
   if (s < 0.99995) return fmt::format("{:.1f}ms", s * 1e3);
   if (s < 59.95) return fmt::format("{:.1f}s", s);
   const double seconds = std::round(s);
@@ -141,6 +152,7 @@ std::string human_seconds(double s) {
     return fmt::format("{:.0f}h{:02.0f}m", std::floor(minutes / 60.0), std::fmod(minutes, 60.0));
   }
   const double hours = std::round(s / 3600.0);
+  if (hours >= 24.0 * 1000.0) return human_quantity(s / (365.25 * 86400.0), "years");
   return fmt::format("{:.0f}d{:02.0f}h", std::floor(hours / 24.0), std::fmod(hours, 24.0));
 }
 

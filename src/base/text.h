@@ -21,9 +21,12 @@ std::string join_or(std::span<const std::string> words);
 // writing as \u202e: what would steer a terminal is shown. Other bytes that are not UTF-8 stay as they are.
 std::string terminal_safe(std::string_view text);
 
-std::string human_bytes(int64_t bytes);  // 512 -> "512 B", 1536 -> "1.50 KiB", up to TiB
-std::string human_count(double count);   // 999 -> "999", 1234567 -> "1.23 M"; k, M, G, T, P, E
-// "12.3ms", "3.2s", "1m15s", "2h03m", "1d04h"; "-" for what is not finite.
+std::string human_bytes(int64_t bytes);  // 512 -> "512 B", 1536 -> "1.50 KiB", up to EiB
+// 999 -> "999", 1234567 -> "1.23 M"; k, M, G, T, P, E, Z, Y, R, Q; beyond, and of small fractions, an exponent.
+std::string human_count(double count);
+// The same with the unit behind the prefix: 1234567 FLOP -> "1.23 MFLOP", 7 FLOP -> "7 FLOP".
+std::string human_quantity(double count, std::string_view unit);
+// "9.5us", "12.3ms", "3.2s", "1m15s", "2h03m", "1d04h", "12.50 years"; "-" for what is not finite.
 std::string human_seconds(double s);
 
 // "1.5 GiB", "512MiB", "2GB", "1073741824" -> bytes; the unit's case does not matter.

@@ -40,8 +40,8 @@ void bench_ops_command(const BenchOpsArguments& arguments) {
     return;
   }
   print_bench_origin(bench.device, bench.software, /*width=*/9);
-  print("bounds   {}B/s copied, read and written; {}FLOP/s in a large GEMM: both measured here\n\n",
-        human_count(bench.copy_bytes_per_s), human_count(bench.gemm_flops));
+  print("bounds   {} copied, read and written; {} in a large GEMM: both measured here\n\n",
+        human_quantity(bench.copy_bytes_per_s, "B/s"), human_quantity(bench.gemm_flops, "FLOP/s"));
   print("{:<42}{:<46}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");
   for (const OpTiming& op : bench.ops) {
     const std::string rate = op.flops > 0 ? fmt::format("{:.2f}", op.flops / op.ms / 1e9) : "";

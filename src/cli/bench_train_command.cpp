@@ -147,9 +147,9 @@ void bench_train_command(const BenchTrainArguments& arguments) {
   line("tokens",
        fmt::format("{}, {} a step, {} microbatches", bench.tokens, bench.tokens_per_step, bench.num_microbatches));
   line("model", fmt::format("{} parameters, {} active", count(cost.parameters), count(cost.active_parameters)));
-  line("work",
-       fmt::format("{}FLOP per token: 6 x {} active matrix parameters + {} for causal attention",
-                   count(bench.flops_per_token), count(cost.active_matrix_parameters), count(attention_flops(bench))));
+  line("work", fmt::format("{} per token: 6 x {} active matrix parameters + {} for causal attention",
+                           human_quantity(bench.flops_per_token, "FLOP"), count(cost.active_matrix_parameters),
+                           count(attention_flops(bench))));
   line("first step", fmt::format("ended {:.2f} s after the process began", bench.first_step_s));
   if (!bench.product_identity.empty()) {
     line("products", fmt::format("{} of {} by the table; {}", num_from_table(bench), bench.products.size(),
@@ -169,9 +169,9 @@ void bench_train_command(const BenchTrainArguments& arguments) {
     print("  {:<24}{:>10.2f} ms{}\n", phase.name, phase.ms,
           &phase == bench.phases.data() ? "   (phases: of steps with marks in between)" : "");
   }
-  line("throughput", fmt::format("{:.0f} tokens/s, {}FLOP/s", bench.tokens_per_s, count(bench.flops)));
-  line("MFU", fmt::format("{:.1f} % of {}FLOP/s ({})", 100.0 * bench.flops / bench.peak_flops, count(bench.peak_flops),
-                          bench.peak_source));
+  line("throughput", fmt::format("{:.0f} tokens/s, {}", bench.tokens_per_s, human_quantity(bench.flops, "FLOP/s")));
+  line("MFU", fmt::format("{:.1f} % of {} ({})", 100.0 * bench.flops / bench.peak_flops,
+                          human_quantity(bench.peak_flops, "FLOP/s"), bench.peak_source));
 }
 
 }  // namespace nmoe::cli

@@ -111,9 +111,9 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
-  text += fmt::format("  {} parameters, {} active for a token; {}FLOP per token (training, {} positions{})\n",
+  text += fmt::format("  {} parameters, {} active for a token; {} per token (training, {} positions{})\n",
                       human_count(parameters), human_count(static_cast<double>(plan.cost.active_parameters)),
-                      human_count(plan.cost.flops_per_token(config.data.seq_len)), config.data.seq_len,
+                      human_quantity(plan.cost.flops_per_token(config.data.seq_len), "FLOP"), config.data.seq_len,
                       config.data.mask_documents ? "; fewer in shorter documents" : "");
   return text;
 }

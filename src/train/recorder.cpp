@@ -129,11 +129,11 @@ void Recorder::show(const StepReport& report, bool milestone) {
   last_ = {
       .step = step, .tokens = report.progress.tokens, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
   const std::string detail =
-      fmt::format("loss {:.4f}{}  lr {:.2e}  norm {:.3g}  {}  {}tokens/s  MFU {:.1f} %", report.result.loss,
+      fmt::format("loss {:.4f}{}  lr {:.2e}  norm {:.3g}  {}  {}  MFU {:.1f} %", report.result.loss,
                   report.bits_per_byte ? fmt::format("  {:.3f} bits/byte", *report.bits_per_byte) : "",
                   rate(report.progress, WeightGroup::kMatrices), report.result.grad_norm,
-                  human_seconds(report.seconds / static_cast<double>(report.steps)), human_count(last_->tokens_per_s),
-                  100.0 * report.flops / report.seconds / peak_flops_);
+                  human_seconds(report.seconds / static_cast<double>(report.steps)),
+                  human_quantity(last_->tokens_per_s, "tokens/s"), 100.0 * report.flops / report.seconds / peak_flops_);
   line_.update(step, detail, milestone);
   if (milestone) log_->line(line_.text(step, detail));
   if (!report.result.precision.roles.empty()) record_precision(step, report.result.precision);

@@ -93,12 +93,12 @@ std::string print_run_plan(const Config& config, double flops, double peak_flops
   if (config.train.steps > 0) {
     const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
     const char* most = config.data.mask_documents ? "at most " : "";  // as if every sequence were one document
-    text += fmt::format("  {} steps of {} tokens: {} tokens, {}{}FLOP\n", config.train.steps, step_tokens(config),
-                        human_count(tokens), most, human_count(flops));
+    text += fmt::format("  {} steps of {} tokens: {} tokens, {}{}\n", config.train.steps, step_tokens(config),
+                        human_count(tokens), most, human_quantity(flops, "FLOP"));
     if (peak_flops > 0.0) {
       const double peak = peak_flops * static_cast<double>(config.parallel.ranks);
-      text += fmt::format("  {}{:.3g} hours at {:.0f} % of {}FLOP/s\n", most, flops / (kShare * peak) / 3600.0,
-                          100.0 * kShare, human_count(peak));
+      text += fmt::format("  {}{} at {:.0f} % of {}\n", most, human_seconds(flops / (kShare * peak)), 100.0 * kShare,
+                          human_quantity(peak, "FLOP/s"));
     }
   }
   if (config.train.target_loss > 0.0) {

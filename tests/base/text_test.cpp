@@ -76,7 +76,8 @@ TEST(Human, Bytes) {
   EXPECT_EQ(human_bytes(-1536), "-1.50 KiB");
   EXPECT_EQ(human_bytes((1 << 20) - 1), "1.00 MiB");  // never "1024.00 KiB"
   EXPECT_EQ(human_bytes(int64_t{3} << 30), "3.00 GiB");
-  EXPECT_EQ(human_bytes(int64_t{5000} << 40), "5000.00 TiB");
+  EXPECT_EQ(human_bytes(int64_t{5000} << 40), "4.88 PiB");
+  EXPECT_EQ(human_bytes(std::numeric_limits<int64_t>::max()), "8.00 EiB");
 }
 
 TEST(Human, Count) {
@@ -89,10 +90,26 @@ TEST(Human, Count) {
   EXPECT_EQ(human_count(6.71e11), "671.00 G");
   EXPECT_EQ(human_count(2.25e15), "2.25 P");
   EXPECT_EQ(human_count(4.9e20), "490.00 E");
+  EXPECT_EQ(human_count(1.5429773e23), "154.30 Z");
+  EXPECT_EQ(human_count(9.99999e26), "1.00 R");  // never "1000.00 Y"
+  EXPECT_EQ(human_count(1e34), "1.00e+34");
+  EXPECT_EQ(human_count(9.49e-6), "9.5e-06");
+  EXPECT_EQ(human_count(-0.5), "-0.50");
+  EXPECT_EQ(human_quantity(6.23e4, "FLOP"), "62.30 kFLOP");
+  EXPECT_EQ(human_quantity(999, "FLOP"), "999 FLOP");
+  EXPECT_EQ(human_quantity(346.21, "tokens/s"), "346.21 tokens/s");
+  EXPECT_EQ(human_quantity(1e34, "FLOP"), "1.00e+34 FLOP");
 }
 
 TEST(Human, Seconds) {
   EXPECT_EQ(human_seconds(0.01234), "12.3ms");
+  EXPECT_EQ(human_seconds(0), "0s");
+  EXPECT_EQ(human_seconds(9.49e-6), "9.5us");
+  EXPECT_EQ(human_seconds(3e-9), "3.0ns");
+  EXPECT_EQ(human_seconds(0.9999996e-3), "1.0ms");
+  EXPECT_EQ(human_seconds(999.0 * 86400), "999d00h");
+  EXPECT_EQ(human_seconds(12.5 * 365.25 * 86400), "12.50 years");
+  EXPECT_EQ(human_seconds(1e15), "31.69 Myears");
   EXPECT_EQ(human_seconds(3.21), "3.2s");
   EXPECT_EQ(human_seconds(59.97), "1m00s");  // never "60.0s"
   EXPECT_EQ(human_seconds(75), "1m15s");

@@ -139,10 +139,10 @@ TEST_F(ConfigCommandTest, PlanForAGpuThatIsNotHere) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   for (const char* part : {"  activations ", "  scratch ", "  context ", "  total on the device ",
                            "  total in the host ", "  planned for h200-141g with ",
-                           "  4875 steps of 524288 tokens: 2.56 G tokens, ", " hours at 40 % of 989.40 TFLOP/s\n"}) {
+                           "  4875 steps of 524288 tokens: 2.56 G tokens, ", "m at 40 % of 989.40 TFLOP/s\n"}) {
     EXPECT_TRUE(contains(outcome.out, part));
   }
-  EXPECT_TRUE(contains(plan("b200-192g").out, " hours at 40 % of 2.25 PFLOP/s\n"));
+  EXPECT_TRUE(contains(plan("b200-192g").out, "m at 40 % of 2.25 PFLOP/s\n"));
   expect_error(plan("60GiB", "128"), 2, "the memory of 60GiB is 60.00 GiB", "lower train.microbatch_seqs (now 128)");
   EXPECT_EQ(plan("100 GiB", "1").exit_code, 0);
   expect_error(plan("gtx"), 2, "--device-memory gtx: that is neither a size nor a part that is known", "h100-80g");

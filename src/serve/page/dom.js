@@ -21,16 +21,23 @@ export function swatch(color) {
   return box;
 }
 
+// The number in the first unit that leaves fewer than `step` of it, as printed, or in the last.
+function withUnit(value, step, digits, units) {
+  let power = 0;
+  while (power + 1 < units.length && Number(Math.abs(value).toPrecision(digits)) >= step) {
+    value /= step;
+    ++power;
+  }
+  return [Number(value.toPrecision(digits)), units[power]];
+}
+
 // 1234567 -> "1.235M", 0.00031 -> "3.1e-4".
 export function short(value) {
   if (value === null || value === undefined) return '';
   if (!Number.isFinite(value)) return Number.isNaN(value) ? 'NaN' : value > 0 ? 'inf' : '-inf';
   const size = Math.abs(value);
-  if (size >= 1e4) {
-    const power = Math.min(6, Math.floor(Math.log10(size) / 3));
-    return `${Number((value / 10 ** (3 * power)).toPrecision(4))}${['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}`;
-  }
-  if (size !== 0 && size < 1e-3) return value.toExponential(2).replace('.00e', 'e');
+  if (size >= 1e4 && size < 1e33) return withUnit(value, 1000, 4, ['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z', 'Y', 'R', 'Q']).join('');
+  if (size !== 0 && (size < 1e-3 || size >= 1e4)) return value.toExponential(2).replace('.00e', 'e');
   return String(Number(value.toPrecision(5)));
 }
 
@@ -45,8 +52,7 @@ export function duration(seconds) {
 
 // Of bytes.
 export function size(bytes) {
-  const power = bytes < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(bytes) / 10));
-  return `${Number((bytes / 1024 ** power).toPrecision(3))} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}`;
+  return withUnit(bytes, 1024, 4, ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB']).join(' ');
 }
 
 // Has the browser save it under this name.
