@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -16,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/runs_store.h"
 #include "cli/standard_output.h"
+#include "cli/text_table.h"
 #include "track/alerts.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
@@ -32,18 +32,24 @@ using Json = nlohmann::ordered_json;
 std::string decimal(const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; }
 
 void print_table(std::span<const RunRow> runs) {
-  std::string text = fmt::format("{:<26}{:<20}{:<17}{:>9}{:>10}{:>10}{:>9}{:>12}  {:<21}{}\n", "run", "name", "status",
-                                 "step", "loss", "valid", "saved", "tokens/s", "started", "reason");
+  TextTable table({{"run"},
+                   {"name"},
+                   {"status"},
+                   {"step", TextTable::kRight},
+                   {"loss", TextTable::kRight},
+                   {"valid", TextTable::kRight},
+                   {"saved", TextTable::kRight},
+                   {"tokens/s", TextTable::kRight},
+                   {"started"},
+                   {"reason"}});
   for (const RunRow& run : runs) {
-    const std::string rate = run.tokens_per_s ? human_count(*run.tokens_per_s) : "-";
-    const std::string saved = run.checkpoint ? std::to_string(*run.checkpoint) : "-";
-    const std::string remark =
-        run.reason.empty() || run.note.empty() ? run.reason + run.note : fmt::format("{}; {}", run.reason, run.note);
-    fmt::format_to(std::back_inserter(text), "{:<26}{:<20}{:<17}{:>9}{:>10}{:>10}{:>9}{:>12}  {:<21}{}\n", run.id,
-                   run.name, run_status_name(run.status), run.step, decimal(run.last_loss), decimal(run.valid_loss),
-                   saved, rate, run.started_at, remark);
+    table.add(
+        {run.id, run.name, std::string(run_status_name(run.status)), std::to_string(run.step), decimal(run.last_loss),
+         decimal(run.valid_loss), run.checkpoint ? std::to_string(*run.checkpoint) : "-",
+         run.tokens_per_s ? human_count(*run.tokens_per_s) : "-", run.started_at,
+         run.reason.empty() || run.note.empty() ? run.reason + run.note : fmt::format("{}; {}", run.reason, run.note)});
   }
-  print("{}", text);
+  print("{}", table.text());
 }
 
 }  // namespace
@@ -145,6 +151,7 @@ void runs_compare_command(const RunsArguments& arguments) {
       };
       json["runs"].push_back({{"id", runs[i].id},
                               {"name", runs[i].name},
+                              {"status", run_status_name(runs[i].status)},
                               {"reached", losses.reached},
                               {"at_step", losses.at_step},
                               {"train", loss(losses.train)},
@@ -165,15 +172,23 @@ void runs_compare_command(const RunsArguments& arguments) {
     print("{}\n", printed_json(json, 2));
     return;
   }
-  std::string text = fmt::format("at {} {}\n{:<26}{:<20}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}\n", arguments.by,
-                                 human_count(comparison.at), "run", "name", "reached", "loss", "last", "best", "valid",
-                                 "last", "best");
+  TextTable table({{"run"},
+                   {"name"},
+                   {"status"},
+                   {"reached", TextTable::kRight},
+                   {"loss", TextTable::kRight},
+                   {"last", TextTable::kRight},
+                   {"best", TextTable::kRight},
+                   {"valid", TextTable::kRight},
+                   {"last", TextTable::kRight},
+                   {"best", TextTable::kRight}});
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto& [train, valid, at_step, reached] = comparison.losses[i];
-    text += fmt::format("{:<26}{:<20}{:>11}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}\n", runs[i].id, runs[i].name,
-                        human_count(reached), decimal(train.at), decimal(train.last), decimal(train.best),
-                        decimal(valid.at), decimal(valid.last), decimal(valid.best));
+    table.add({runs[i].id, runs[i].name, std::string(run_status_name(runs[i].status)), human_count(reached),
+               decimal(train.at), decimal(train.last), decimal(train.best), decimal(valid.at), decimal(valid.last),
+               decimal(valid.best)});
   }
+  std::string text = fmt::format("at {} {}\n{}", arguments.by, human_count(comparison.at), table.text());
   for (const RunComparison::Seeds& seeds : comparison.seeds) {
     text += fmt::format("\n{} seeds of {}: loss {:.4f} +- {:.4f}", seeds.runs.size(), runs[seeds.runs.front()].name,
                         seeds.train_mean, seeds.train_deviation);

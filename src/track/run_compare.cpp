@@ -23,6 +23,7 @@ namespace {
 // Where a run is and what it is called, not what it is.
 constexpr std::array<std::string_view, 3> kPlaces = {"run.name", "run.dir", "run.experiment"};
 constexpr const char* kSeed = "run.seed";
+constexpr double kUnknown = std::numeric_limits<double>::infinity(), kNothing = -kUnknown;  // amounts of training
 
 void flatten(const nlohmann::json& value, const std::string& key, std::map<std::string, std::string>& flat) {
   if (!value.is_object()) {
@@ -88,14 +89,14 @@ std::vector<RunComparison::Seeds> seeds_of(std::span<const std::string> configs,
   }
   std::vector<RunComparison::Seeds> all;
   for (auto& [text, runs] : alike) {
+    std::erase_if(runs, [&](size_t run) { return !losses[run].train.at; });  // those that came to nothing
     if (runs.size() < 2) continue;
     std::vector<double> train, valid;
     for (const size_t run : runs) {
-      if (losses[run].train.at) train.push_back(*losses[run].train.at);
+      train.push_back(*losses[run].train.at);
       if (losses[run].valid.at) valid.push_back(*losses[run].valid.at);
     }
     RunComparison::Seeds seeds;
-    if (train.size() < runs.size()) continue;
     std::tie(seeds.train_mean, seeds.train_deviation) = mean_and_deviation(train);
     if (valid.size() == runs.size()) std::tie(seeds.valid_mean, seeds.valid_deviation) = mean_and_deviation(valid);
     seeds.runs = std::move(runs);
@@ -129,6 +130,23 @@ std::vector<ConfigDifference> config_differences(std::span<const std::string> co
   return differences;
 }
 
+bool has_failed(RunStore& store, const std::string& id) {
+  const std::optional<RunRow> run = store.find(id);
+  if (!run) return false;
+  switch (run->status) {
+    case RunStatus::kFailed:
+    case RunStatus::kFailedNan:
+    case RunStatus::kFailedCollapse:
+    case RunStatus::kDead:
+      return true;
+    case RunStatus::kRunning:
+    case RunStatus::kCompleted:
+    case RunStatus::kInterrupted:
+      return false;
+  }
+  NMOE_CHECK(false, "status {}", static_cast<int>(run->status));
+}
+
 RunComparison compare_runs(RunStore& store, const fs::path& run_dir, std::span<const std::string> ids,
                            Progression progression) {
   const std::vector<std::string> tags = {"train/loss", "valid/loss", "train/tokens_seen", "train/flops"};
@@ -138,25 +156,35 @@ RunComparison compare_runs(RunStore& store, const fs::path& run_dir, std::span<c
     std::vector<double> train, valid;
   };
   std::vector<Amounts> amounts;
-  RunComparison comparison{.at = std::numeric_limits<double>::infinity()};
-  for (const std::string& id : ids) {
-    configs.push_back(store.config(id));
-    MetricsReader& reader = readers.emplace_back(metrics_path(run_dir, id));
+  double least = kUnknown, least_of_failed = kUnknown;  // that a run reached
+  std::vector<Series> train(ids.size()), valid(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    configs.push_back(store.config(ids[i]));
+    amounts.emplace_back();
+    const fs::path metrics = metrics_path(run_dir, ids[i]);
+    if (!has_metrics(metrics)) continue;  // it failed before its first step
+    MetricsReader& reader = readers.emplace_back(metrics);
     reader.load(tags);
+    train[i] = reader.series(tags[0]);
+    valid[i] = reader.series(tags[1]);
     const Series& trained = reader.series(progression == Progression::kFlops ? tags[3] : tags[2]);
-    amounts.push_back({amounts_at(reader.series(tags[0]), trained, progression),
-                       amounts_at(reader.series(tags[1]), trained, progression)});
-    if (amounts.back().train.empty()) {
-      throw usage_error(fmt::format("run '{}' has recorded no loss", id), "leave it out");
-    }
-    comparison.at = std::min(comparison.at, amounts.back().train.back());
+    amounts[i] = {amounts_at(train[i], trained, progression), amounts_at(valid[i], trained, progression)};
+    if (amounts[i].train.empty()) continue;
+    double& of_its_kind = has_failed(store, ids[i]) ? least_of_failed : least;
+    of_its_kind = std::min(of_its_kind, amounts[i].train.back());
+  }
+  RunComparison comparison{.at = least < kUnknown ? least : least_of_failed};
+  if (comparison.at == kUnknown) {
+    throw usage_error("none of these runs has recorded a loss", "n runs says why they ended; compare others");
   }
   for (size_t i = 0; i < ids.size(); ++i) {
-    const Series& train = readers[i].series(tags[0]);
-    RunLosses losses{.train = loss_of(train, amounts[i].train, comparison.at),
-                     .valid = loss_of(readers[i].series(tags[1]), amounts[i].valid, comparison.at),
-                     .reached = amounts[i].train.back()};
-    if (const auto index = last_within(amounts[i].train, comparison.at)) losses.at_step = train.steps()[*index];
+    const bool has_losses = !amounts[i].train.empty();
+    // At less than the others there is nothing to compare.
+    const double limit = has_losses && amounts[i].train.back() >= comparison.at ? comparison.at : kNothing;
+    RunLosses losses{.train = loss_of(train[i], amounts[i].train, limit),
+                     .valid = loss_of(valid[i], amounts[i].valid, limit),
+                     .reached = has_losses ? amounts[i].train.back() : 0.0};
+    if (const auto index = last_within(amounts[i].train, limit)) losses.at_step = train[i].steps()[*index];
     comparison.losses.push_back(losses);
   }
   comparison.differences = config_differences(configs);

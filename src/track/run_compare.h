@@ -26,8 +26,8 @@ std::vector<ConfigDifference> config_differences(std::span<const std::string> co
 enum class Progression { kSteps, kTokens, kFlops };
 
 struct RunLosses {
-  // Of train/loss and valid/loss: at the last logged step that is not beyond the amount compared at; of all steps the
-  // last, and the least that is finite. Nothing where there is none.
+  // Of train/loss and valid/loss: at the last logged step that is not beyond the amount compared at, of a run that
+  // reached it; of all steps the last, and the least that is finite. Nothing where there is none.
   struct Loss {
     std::optional<double> at, last, best;
   };
@@ -38,10 +38,10 @@ struct RunLosses {
 
 struct RunComparison {
   std::vector<ConfigDifference> differences;
-  double at = 0;  // the least that a run reached
+  double at = 0;  // the least that a run with losses reached; of runs that failed only if all did
   std::vector<RunLosses> losses;
-  // Runs whose configurations differ in run.seed alone, at least two: mean over them and standard deviation (with n -
-  // 1) of train.at and valid.at.
+  // Runs with a train.at whose configurations differ in run.seed alone, at least two: mean over them and standard
+  // deviation (with n - 1) of train.at and valid.at.
   struct Seeds {
     std::vector<size_t> runs;  // by their place in what was compared
     double train_mean = 0, train_deviation = 0;
@@ -50,7 +50,7 @@ struct RunComparison {
   std::vector<Seeds> seeds;
 };
 
-// `ids` in `run_dir`, whose database `store` is. Error (usage) where one has recorded no loss.
+// `ids` in `run_dir`, whose database `store` is. Error (usage) where none has recorded a loss.
 RunComparison compare_runs(RunStore& store, const fs::path& run_dir, std::span<const std::string> ids,
                            Progression progression);
 

@@ -85,10 +85,35 @@ TEST_F(RunCompareTest, ConfigurationsAndSeeds) {
   EXPECT_EQ(differences[1].values, (std::vector<std::string>{"", "\"x\""}));
 }
 
-TEST_F(RunCompareTest, ARunWithoutALoss) {
-  const std::vector<std::string> ids = {run("{}", {}, 1, 1, 1)};
-  EXPECT_TRUE(test::contains(test::error_of([&] { compare_runs(store_, dir_, ids, Progression::kSteps); }).what(),
-                             "has recorded no loss"));
+// Which is why one looks: the others are compared at what they reached, and it stands beside them.
+TEST_F(RunCompareTest, ARunThatFailedHidesNothing) {
+  const std::string none = run("{}", {}, 1, 1, 1), early = run("{}", {9}, 1, 1, 8);
+  store_.finish(none, RunStatus::kFailed, "no memory");
+  store_.finish(early, RunStatus::kFailedNan, "a NaN");
+  const std::string never = store_.start({.name = "r", .experiment = "e", .config_json = "{}"});  // no metrics at all
+  store_.finish(never, RunStatus::kFailed, "no corpus");
+  const std::vector<std::string> ids = {none, run("{}", {5, 4, 3}, 10, 1, 2), early, run("{}", {6, 2}, 10, 1, 7),
+                                        never};
+  const RunComparison comparison = compare_runs(store_, dir_, ids, Progression::kSteps);
+  EXPECT_EQ(comparison.at, 20);
+  EXPECT_EQ(comparison.losses[1].train.at, 4);
+  EXPECT_EQ(comparison.losses[3].train.at, 2);
+  for (const size_t failed : {0u, 2u, 4u}) EXPECT_EQ(comparison.losses[failed].train.at, std::nullopt);
+  EXPECT_EQ(comparison.losses[0].reached, 0);
+  EXPECT_EQ(comparison.losses[2].reached, 1);
+  EXPECT_EQ(comparison.losses[2].train.last, 9);
+  ASSERT_EQ(comparison.seeds.size(), 1u);
+  EXPECT_EQ(comparison.seeds[0].runs, (std::vector<size_t>{1, 3}));
+  EXPECT_DOUBLE_EQ(comparison.seeds[0].train_mean, 3);
+
+  // Among themselves failed runs are compared as others are.
+  const RunComparison failed = compare_runs(store_, dir_, std::vector{early, none}, Progression::kSteps);
+  EXPECT_EQ(failed.at, 1);
+  EXPECT_EQ(failed.losses[0].train.at, 9);
+  EXPECT_TRUE(test::contains(test::error_of([&] {
+                               compare_runs(store_, dir_, std::vector{none, never}, Progression::kSteps);
+                             }).what(),
+                             "none of these runs has recorded a loss"));
 }
 
 TEST(BraillePlotTest, ASpikeAndANan) {
