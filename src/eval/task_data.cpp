@@ -214,6 +214,9 @@ TaskData::TaskData(Task task, const fs::path& dir, int64_t limit) : task_(std::m
   }
   const fs::path path = find_data_file(dir, task_.file);
   rows_ = read_rows(task_, path, hash);
+  if (rows_.empty()) {
+    throw runtime_error(fmt::format("task {}: '{}' has no rows", task_.name, path.string()), "bring the whole file");
+  }
   order_.resize(rows_.size());
   std::iota(order_.begin(), order_.end(), 0);
   PythonRandom(kOrderSeed).shuffle(order_);

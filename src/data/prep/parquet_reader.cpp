@@ -111,13 +111,7 @@ class ParquetReader final : public RecordReader {
   bool next(Record& record) override {
     const CrashNote::Scope scope(crash_note_);
     while (row_ == chunk_rows_) {
-      if (number_ >= num_rows_) {
-        if (num_rows_ == 0 && !std::exchange(told_, true)) {
-          record = {.number = 1, .fault = "the file has no records"};
-          return true;
-        }
-        return false;
-      }
+      if (number_ >= num_rows_) return false;
       const std::string failure = fetch();
       if (!failure.empty() && narrow_down(failure, record)) return true;
     }
@@ -315,7 +309,6 @@ class ParquetReader final : public RecordReader {
   int64_t number_;          // rows that are done
   int64_t limit_ = 0;       // where the query being read ends
   int64_t bad_before_ = 0;  // beyond number_: one of the rows up to here cannot be read
-  bool told_ = false;       // that there are no rows
   bool numbers_rows_ = true;
   CrashNote crash_note_;
   std::string select_;

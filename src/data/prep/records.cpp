@@ -179,7 +179,6 @@ class JsonLinesReader final : public RecordReader {
       : lines_(path, options.max_bytes), parser_(options) {
     std::string_view line;
     while (number_ < skip && lines_.next(line)) ++number_;
-    any_ = number_ > 0;
   }
 
   bool next(Record& record) override {
@@ -187,17 +186,13 @@ class JsonLinesReader final : public RecordReader {
     while (!ended_ && lines_.next(line)) {
       record = {.number = ++number_};
       if (is_blank(line)) continue;
-      any_ = true;
       parser_.parse(line, record);
       return true;
     }
     if (std::exchange(ended_, true)) return false;
-    if (lines_.window().damaged()) {
-      record = lines_.window().damaged_record(number_ + 1);
-    } else {
-      record = {.number = number_ + 1, .fault = any_ ? "" : "the file has no records"};
-    }
-    return !record.fault.empty();
+    if (!lines_.window().damaged()) return false;
+    record = lines_.window().damaged_record(number_ + 1);
+    return true;
   }
   int64_t file_bytes_read() const override { return lines_.window().file_bytes_read(); }
 
@@ -205,7 +200,6 @@ class JsonLinesReader final : public RecordReader {
   LineReader lines_;
   JsonParser parser_;
   int64_t number_ = 0;
-  bool any_ = false;
   bool ended_ = false;
 };
 
@@ -270,8 +264,6 @@ class JsonReader final : public RecordReader {
       record.fault = "the file ends inside a value";
       record.remedy = "download or write the file again";
       record.ends_file = true;
-    } else if (number_ == 0) {
-      record.fault = "the file has no records";
     }
     return !record.fault.empty();
   }
