@@ -1,7 +1,13 @@
 #include "serve/page.h"
 
+#include <zlib.h>
+
 #include <algorithm>
+#include <charconv>
+#include <cstring>
 #include <iterator>
+
+#include "base/error.h"
 
 // Symbols are made of the files' names by the linker (CMakeLists.txt).
 #define NMOE_PAGE_FILES(X)                         \
@@ -49,16 +55,68 @@ struct File {
 constexpr File kFiles[] = {NMOE_PAGE_FILES(NMOE_ROW)};
 #undef NMOE_ROW
 
+std::string decompressed(const File& file) {
+  uint32_t size = 0;  // the last four bytes of a gzip member, little-endian (RFC 1952)
+  std::memcpy(&size, file.end - sizeof(size), sizeof(size));
+  std::string text(size, '\0');
+  z_stream stream{};
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(file.begin));
+  stream.avail_in = static_cast<uInt>(file.end - file.begin);
+  stream.next_out = reinterpret_cast<Bytef*>(text.data());
+  stream.avail_out = size;
+  constexpr int kGzipOnly = 16;  // see inflateInit2
+  NMOE_CHECK(inflateInit2(&stream, MAX_WBITS + kGzipOnly) == Z_OK, "inflateInit2");
+  const int result = inflate(&stream, Z_FINISH);
+  inflateEnd(&stream);
+  NMOE_CHECK(result == Z_STREAM_END && stream.avail_out == 0, "{}: {}", file.name, result);
+  return text;
+}
+
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+}
+
+// How much a client wants a coding, from Accept-Encoding (RFC 9110, 12.5.3): 0 to 1; below 0 where it does not say.
+double weight_of(std::string_view coding, std::string_view accept_encoding) {
+  double weight = -1.0;
+  while (!accept_encoding.empty()) {
+    const size_t comma = std::min(accept_encoding.find(','), accept_encoding.size());
+    const std::string_view entry = accept_encoding.substr(0, comma);
+    accept_encoding.remove_prefix(std::min(comma + 1, accept_encoding.size()));
+    const size_t semicolon = std::min(entry.find(';'), entry.size());
+    std::string name(trimmed(entry.substr(0, semicolon)));
+    std::ranges::transform(name, name.begin(),
+                           [](char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    if (name.starts_with("x-")) name.erase(0, 2);  // x-gzip is gzip's older name
+    if (name != coding && (name != "*" || weight >= 0.0)) continue;
+    double given = 1.0;
+    const std::string_view parameter = trimmed(entry.substr(std::min(semicolon + 1, entry.size())));
+    if (parameter.starts_with("q=") || parameter.starts_with("Q=")) {
+      std::from_chars(parameter.data() + 2, parameter.data() + parameter.size(), given);
+    }
+    weight = given;
+    if (name == coding) break;
+  }
+  return weight;
+}
+
 }  // namespace
 
-std::optional<HttpReply> page_file(std::string_view name) {
+bool accepts_gzip(std::string_view accept_encoding) {
+  const double gzip = weight_of("gzip", accept_encoding);
+  return gzip > 0.0 && gzip >= weight_of("identity", accept_encoding);
+}
+
+std::optional<HttpReply> page_file(std::string_view name, const HttpRequest& request) {
   const File* const file = std::ranges::find(kFiles, name, &File::name);
   if (file == std::end(kFiles)) return std::nullopt;
-  return HttpReply{
+  const bool compressed = accepts_gzip(request.header("Accept-Encoding"));
+  HttpReply reply{
       .status = 200,
       .type = std::string(file->type),
-      .body = std::string(file->begin, file->end),
-      .headers = {{"Content-Encoding", "gzip"},
+      .body = compressed ? std::string(file->begin, file->end) : decompressed(*file),
+      .headers = {{"Vary", "Accept-Encoding"},
                   {"Content-Security-Policy",
                    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
                    "worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
@@ -69,6 +127,8 @@ std::optional<HttpReply> page_file(std::string_view name) {
                   {"Cross-Origin-Resource-Policy", "same-origin"},
                   {"Cache-Control", "no-cache"}},
       .note = {}};
+  if (compressed) reply.headers.emplace_back("Content-Encoding", "gzip");
+  return reply;
 }
 
 }  // namespace nmoe

@@ -138,7 +138,7 @@ std::optional<HttpReply> ApiServer::on_head(const HttpRequest& request) {
     if (request.method != method) {
       throw ApiError(405, fmt::format("this path takes {}", method), "", "method_not_allowed");
     }
-    if (route == "/") return page_file(page_file_of(request.path));  // it asks for the key itself
+    if (route == "/") return page_file(page_file_of(request.path), request);  // it asks for the key itself
     if (route != "/health") check_key(request);
     if (method == "GET") return get(request);
     // A page in a browser can send other types to this machine without asking.

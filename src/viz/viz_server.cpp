@@ -172,7 +172,7 @@ std::optional<HttpReply> VizServer::on_head(const HttpRequest& request) {
   if (!request.path.starts_with("/api/")) {
     std::string_view name = request.path;  // which is of a client, and may begin with anything
     if (name.starts_with("/")) name.remove_prefix(1);
-    std::optional<HttpReply> file = page_file(name.empty() ? "viz.html" : name);
+    std::optional<HttpReply> file = page_file(name.empty() ? "viz.html" : name, request);
     return file ? std::move(file) : error_reply(404, "there is no such page");
   }
   if (!same_bytes(request.header("Authorization"), "Bearer " + options_.token)) {
