@@ -1,14 +1,4 @@
-// The layers of a model, one by one, and the pattern that describes them compactly.
-//
-//   pattern      = item {"," item}
-//   item         = [count "x"] (layer | "(" pattern ")")
-//   layer        = mixer [":" window] "/" feed-forward [":" hidden]
-//   mixer        = "mla" | "gqa"
-//   feed-forward = "dense" | "moe"
-//
-// "mla/dense, 26 x mla/moe" is one dense layer and 26 with experts; "4 x (3 x gqa:512/moe, gqa/moe)" is sixteen layers,
-// of which every fourth sees all positions and the others the last 512. Without `window` a layer sees all; without
-// `hidden` its hidden size is model.dense_dim or model.moe.expert_dim. Spaces between the parts are ignored.
+// The layers of a model, one by one, and the pattern that describes them compactly (kLayerPatternGrammar).
 #pragma once
 
 #include <cstdint>
@@ -20,6 +10,22 @@
 #include "config/config.h"
 
 namespace nmoe {
+
+// What a pattern is, in Markdown, as the reference of all keys has it.
+inline constexpr std::string_view kLayerPatternGrammar = R"md(A pattern has the layers from first to last:
+
+```
+pattern      = item {"," item}
+item         = [count "x"] (layer | "(" pattern ")")
+layer        = mixer [":" window] "/" feed-forward [":" hidden]
+mixer        = "mla" | "gqa"
+feed-forward = "dense" | "moe"
+```
+
+`"mla/dense, 26 x mla/moe"` is one dense layer and 26 with experts; `"4 x (3 x gqa:512/moe, gqa/moe)"` is sixteen
+layers, of which every fourth sees all positions and the others the last 512, their own included. Without `window` a
+layer sees all; without `hidden` its hidden size is `model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16
+deep; spaces between the parts are ignored.)md";
 
 // Stands for the layer number of what belongs to no layer.
 inline constexpr int64_t kNoLayer = -1;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "config/schema.h"
@@ -13,8 +14,8 @@ namespace {
 constexpr std::string_view kHead = R"(# Configuration keys
 
 The output of `n config --all`: every configuration key with its default, its meaning and the values it takes. A
-configuration file needs only the keys that differ from their defaults. `n config --template dense` (or `moe`,
-`mla-moe`) prints one to start from, `n config FILE` prints the file with every value resolved, and
+configuration file needs only the keys that differ from their defaults. `n config --template tiny` (or `dense`,
+`moe`, `mla-moe`) prints one to start from, `n config FILE` prints the file with every value resolved, and
 `--set section.key=value` changes a key on the command line.
 
 *Needs* names the settings without which a key has no effect; setting it without them is an error. (A need for a kind
@@ -36,6 +37,16 @@ std::string describe_key(const Field& field) {
   text += fmt::format(" {}. {}.", field.meaning, capitalised(field.allowed));
   if (!field.conditions.empty()) text += fmt::format(" Needs `{}`.", fmt::join(field.conditions, "` and `"));
   if (!field.defines_run && !field.is_shorthand()) text += " May change at a resume.";
+  text += '\n';
+  if (field.details.empty()) return text;
+  // Indented, it is part of the list's item.
+  text += '\n';
+  for (size_t begin = 0; begin < field.details.size();) {
+    const size_t end = std::min(field.details.find('\n', begin), field.details.size());
+    const std::string_view line = field.details.substr(begin, end - begin);
+    text += line.empty() ? "\n" : fmt::format("  {}\n", line);
+    begin = end + 1;
+  }
   return text + '\n';
 }
 

@@ -80,6 +80,9 @@ struct Texts {
   std::string describe() const { return allowed; }
 };
 constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }};
+// Whether it is one, config/validate.h says, with the place of what is wrong.
+constexpr Texts kLayerPattern = {"a pattern of layers, or empty: then the keys below describe them",
+                                 [](const std::string&) { return true; }};
 constexpr Texts kSomeText = {"a string that is not empty", [](const std::string& text) { return !text.empty(); }};
 // Lists of strings.
 struct TextLists {
@@ -394,7 +397,8 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.section("model");
   f.key("vocab_size", model.vocab_size, kSizeOrNone, "vocabulary size; 0: as many ids as the tokenizer has");
   f.key("dim", model.dim, kSize, "width of the residual stream");
-  f.key("layers", model.layers, kAnyText, "mixer/feed-forward of every layer").leave_out_if(layers.by_keys());
+  Field& pattern = f.key("layers", model.layers, kLayerPattern, "mixer/feed-forward of every layer");
+  pattern.leave_out_if(layers.by_keys()).details = kLayerPatternGrammar;
   f.key("num_layers", model.num_layers, kSize, "number of layers, each an attention and an MLP block")
       .needs(layers.by_keys(), kNoPattern);
   f.key("num_heads", model.num_heads, kSize, "number of query heads");

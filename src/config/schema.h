@@ -30,6 +30,7 @@ struct Field {
   // `model.attention = "gqa"`. Empty: it has an effect.
   std::string lacks;
   std::vector<std::string> conditions;  // all that it needs, met or not
+  std::string_view details;             // Markdown behind its entry in the reference; "": none
   // The keys that it stands for and sets, unless they are set themselves. It has no value of its own: get() gives that
   // of the first one. Empty for all keys that are no shorthand.
   std::vector<std::string> stands_for;

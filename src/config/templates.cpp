@@ -15,6 +15,59 @@ struct Template {
 
 // NOTE: each stands for itself, so that a user reads one file from top to bottom.
 constexpr Template kTemplates[] = {
+    {"tiny",
+     R"(# DeepSeek-V3's shape as small as makes sense, to try everything: 2 M parameters beside embedding and head, 150 steps, a
+# minute on two idle cores (docs/first-hour.md). For a model worth using, begin with mla-moe. docs/config.md explains every
+# key. n export writes it in Hugging Face's format, as deepseek_v3.
+
+[run]
+name = "tiny"               # runs/checkpoints/tiny
+# device = "cuda"           # one GPU
+
+[model]
+dim = 128
+num_layers = 4
+num_heads = 4
+num_dense_layers = 1
+dense_dim = 384             # of the dense layer: some (top_k + 1) * expert_dim
+attention = "mla"
+
+[model.mla]
+q_lora_rank = 0             # above 0: queries are compressed too, as in larger models
+kv_lora_rank = 64           # all that is cached of a position, with the rotated key
+qk_nope_head_dim = 32
+qk_rope_head_dim = 16
+v_head_dim = 32
+
+[model.moe]
+num_experts = 16
+top_k = 4
+expert_dim = 64             # fine-grained: many narrow experts
+num_shared_experts = 1
+bias_rate = 0.005           # how fast the selection's bias evens out the experts' loads
+
+[data]
+path = "data/mine"          # what `n prep ... -o data/mine` wrote
+seq_len = 256
+
+[optim]
+lr = 2e-3                   # of all groups that have none of their own
+matrices = { optimizer = "muon", lr = 4e-3 }
+experts = { optimizer = "muon", lr = 4e-3 }
+
+[optim.schedule]            # in steps; warmup + hold + decay = train.steps
+warmup = 20
+hold = 60
+decay = 70
+
+[train]
+steps = 150
+batch_seqs = 8              # sequences of a step
+valid_every = 50
+
+[checkpoint]
+every = 50
+)"},
     {"dense",
      R"(# A dense model of 6 M parameters beside embedding and head: grouped-query attention, AdamW for all weights.
 # docs/config.md explains every key. It stays in nmoe: for n export, begin with mla-moe.

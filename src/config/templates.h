@@ -7,7 +7,7 @@
 
 namespace nmoe {
 
-// "dense", "moe", "mla-moe".
+// "tiny", "dense", "moe", "mla-moe".
 std::vector<std::string> config_template_names();
 
 // TOML with comments, for a small model that trains on a CPU and says what to raise on a GPU. `name` is one of those.

@@ -38,7 +38,7 @@ TEST(Reference, HasEveryKeyWithDefaultLimitsAndNeeds) {
 }
 
 TEST(Templates, AreConfigurationsWithoutFaults) {
-  ASSERT_EQ(config_template_names(), (std::vector<std::string>{"dense", "moe", "mla-moe"}));
+  ASSERT_EQ(config_template_names(), (std::vector<std::string>{"tiny", "dense", "moe", "mla-moe"}));
   for (const std::string& name : config_template_names()) {
     const Config config = parse_config(config_template(name), name);
     EXPECT_EQ(config.run.name, name);
