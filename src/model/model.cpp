@@ -88,14 +88,18 @@ void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, con
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
   exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, peers.count()}),
                      .waited = state.allocate(DType::kF64, by_transfer),
-                     .lasted = state.allocate(DType::kI32, by_transfer),
-                     .exposed = state.allocate(DType::kI32, by_transfer)};
+                     .lasted = state.allocate(DType::kF64, by_transfer),
+                     .exposed = state.allocate(DType::kF64, by_transfer),
+                     .lasts_since = state.allocate(DType::kI64, {1}),
+                     .exposed_since = state.allocate(DType::kI64, {1})};
   for (int64_t i = 0; i < num_layers; ++i) {
     moe_layers_[static_cast<size_t>(i)]->exchange_through(*window_, places_[i],
                                                           {.traffic = exchange_stats_.traffic[rank][i],
                                                            .waited = exchange_stats_.waited[rank][i],
                                                            .lasted = exchange_stats_.lasted[rank][i],
-                                                           .exposed = exchange_stats_.exposed[rank][i]});
+                                                           .exposed = exchange_stats_.exposed[rank][i],
+                                                           .lasts_since = exchange_stats_.lasts_since,
+                                                           .exposed_since = exchange_stats_.exposed_since});
   }
   place_experts(ExpertPlacement(moe_layers_.size(), places_in_order(config_.moe.num_experts)));
 }

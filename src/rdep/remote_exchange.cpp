@@ -198,14 +198,21 @@ class RemoteExchange final : public TokenExchange {
 
   // Adds to those sums that are kept how long `work` takes on the lane of `ops`.
   template <class Work>
-  static void timed(Ops& ops, std::initializer_list<Tensor> sums, const Work& work) {
-    for (const Tensor& sum : sums) {
-      if (sum.defined()) ops.add_time({.sum = sum, .begin = true});
+  static void timed(Ops& ops, std::initializer_list<AddTime> sums, const Work& work) {
+    for (AddTime time : sums) {
+      time.begin = true;
+      if (time.sum.defined()) ops.add_time(time);
     }
     work();
-    for (const Tensor& sum : sums) {
-      if (sum.defined()) ops.add_time({.sum = sum});
+    for (const AddTime& time : sums) {
+      if (time.sum.defined()) ops.add_time(time);
     }
+  }
+  AddTime lasted(const ExchangePass& pass, Transfer transfer) const {
+    return {.sum = kept(pass, stats_.lasted, transfer), .begun = stats_.lasts_since};
+  }
+  AddTime exposed(const ExchangePass& pass, Transfer transfer) const {
+    return {.sum = kept(pass, stats_.exposed, transfer), .begun = stats_.exposed_since};
   }
   // All that goes to other ranks does so on the communication lane. What comes before on the compute lane is done by
   // then, also what others are told by its barrier that they may write over.
@@ -214,11 +221,10 @@ class RemoteExchange final : public TokenExchange {
     Device& device = pass.ops.device();
     device.order(Lane::kCompute, Lane::kCommunication);
     Ops& ops = device.ops(Lane::kCommunication);
-    timed(ops, {kept(pass, stats_.lasted, transfer)}, [&] { move(ops); });
+    timed(ops, {lasted(pass, transfer)}, [&] { move(ops); });
   }
   void end_moving(const ExchangePass& pass, Transfer transfer) const {
-    timed(pass.ops, {kept(pass, stats_.exposed, transfer)},
-          [&] { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); });
+    timed(pass.ops, {exposed(pass, transfer)}, [&] { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); });
   }
   void meet(const ExchangePass& pass, Ops& ops, Transfer transfer) const {
     ops.peer_barrier(
@@ -291,8 +297,7 @@ class RemoteExchange final : public TokenExchange {
     end_moving(pass, transfer);
     for (const Part& chunk : chunks_) work_off(chunk);
     if (!chunks_.empty()) {
-      timed(pass.ops, {kept(pass, stats_.lasted, transfer), kept(pass, stats_.exposed, transfer)},
-            [&] { meet(pass, pass.ops, transfer); });
+      timed(pass.ops, {lasted(pass, transfer), exposed(pass, transfer)}, [&] { meet(pass, pass.ops, transfer); });
     }
     if (apart_) return sum_copies(pass.ops, y, weights, accumulate);
     pass.ops.exchange_collect({.plan = sent_,

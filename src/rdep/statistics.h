@@ -26,11 +26,14 @@ struct ExchangeStats {
   // [N, L, 4] f64: nanoseconds that a rank waited for the others of its domain at the end of each transfer. Of a rank
   // and layer: [4].
   Tensor waited;
-  // [N, L, 4] i32: nanoseconds that each transfer took on the communication lane, that wait included; and the part of
-  // them during which the compute lane was idle, waiting for it. Wrong if a step's sum is more than 2 s.
+  // [N, L, 4] f64: nanoseconds that each transfer took on the communication lane, that wait included; and the part of
+  // them during which the compute lane was idle, waiting for it.
   Tensor lasted, exposed;
+  // [1] i64 each: when that which adds to `lasted`, or to `exposed`, next began. This rank's own, of all layers: on a
+  // lane one comes after the other. Not summed.
+  Tensor lasts_since = {}, exposed_since = {};
 
-  // All of them; none if there are no statistics.
+  // All that are summed; none if there are no statistics.
   std::vector<Tensor> tensors() const {
     return traffic.defined() ? std::vector{traffic, waited, lasted, exposed} : std::vector<Tensor>{};
   }

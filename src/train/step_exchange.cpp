@@ -202,8 +202,8 @@ LayerTraffic StepSlot::traffic_of(int64_t i) const {
     RankTraffic& sender = layer.ranks[static_cast<size_t>(from)];
     const std::span<const int32_t> sent = exchanges_.traffic[from][i].span<int32_t>();
     const std::span<const double> waited = exchanges_.waited[from][i].span<double>();
-    const std::span<const int32_t> lasted = exchanges_.lasted[from][i].span<int32_t>(),
-                                   exposed = exchanges_.exposed[from][i].span<int32_t>();
+    const std::span<const double> lasted = exchanges_.lasted[from][i].span<double>(),
+                                  exposed = exchanges_.exposed[from][i].span<double>();
     for (size_t transfer = 0; transfer < kTransfers.size(); ++transfer) {
       sender.waited_ms[transfer] = 1e-6 * waited[transfer];
       sender.lasted_ms[transfer] = 1e-6 * lasted[transfer];

@@ -1,4 +1,5 @@
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -144,6 +145,24 @@ TEST(SumInOrder, GoesByTheOrder) {
     for (size_t i = 0; i < first.size(); ++i) set(order, static_cast<int64_t>(i), first[i]);
     ops->sum_in_order({x, out, order});
     EXPECT_EQ(get(out, 0), expected);
+  }
+}
+
+// Nanoseconds beyond 32 bits: 3 s, and a second time of 3 s.
+TEST(AddTime, AddsWhatHasPassedHoweverLong) {
+  const auto ops = cpu_device();
+  TensorPool pool;
+  const Tensor sum = pool.zeros(DType::kF64, {1}), begun = pool.zeros(DType::kI64, {1});
+  const auto clock = [] {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
+  for (const double expected : {3e9, 6e9}) {
+    ops->add_time({.sum = sum, .begun = begun, .begin = true});
+    EXPECT_NEAR(static_cast<double>(*begun.data<int64_t>()), static_cast<double>(clock()), 1e9);
+    *begun.data<int64_t>() -= 3'000'000'000;
+    ops->add_time({.sum = sum, .begun = begun});
+    EXPECT_GE(get(sum, 0), expected);
+    EXPECT_LT(get(sum, 0), expected + 1e9);
   }
 }
 

@@ -415,8 +415,10 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const ArenaScope scope(test.arena());
     const ExchangeStats stats{.traffic = test.pass.push_i32({2, W}),
                               .waited = test.arena().allocate(DType::kF64, {kTransfers.size()}),
-                              .lasted = test.pass.push_i32({kTransfers.size()}),
-                              .exposed = test.pass.push_i32({kTransfers.size()})};
+                              .lasted = test.arena().allocate(DType::kF64, {kTransfers.size()}),
+                              .exposed = test.arena().allocate(DType::kF64, {kTransfers.size()}),
+                              .lasts_since = test.arena().allocate(DType::kI64, {1}),
+                              .exposed_since = test.arena().allocate(DType::kI64, {1})};
     for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
     test.pass.timed = true;
     const auto exchange = make_remote_exchange(test.window, 0, test.places, stats);
@@ -517,7 +519,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     EXPECT_EQ(sent, rows_there);
     EXPECT_EQ(sent_copies, copies_there);
     const auto waited = test.download<double>(stats.waited);
-    const auto lasted = test.download<int32_t>(stats.lasted), exposed = test.download<int32_t>(stats.exposed);
+    const auto lasted = test.download<double>(stats.lasted), exposed = test.download<double>(stats.exposed);
     for (size_t i = 0; i < kTransfers.size(); ++i) {
       EXPECT_GT(waited[i], 0.0);
       EXPECT_LT(waited[i], 20e9);

@@ -43,10 +43,11 @@ struct JoinWeight {
   Tensor master;  // =
 };
 
-// For measuring time on a lane, by the device's clock in nanoseconds, in integers that wrap: the time between a call
-// with `begin` and one without is added to `sum`, which must stay below 2 s.
+// For measuring time on a lane, by the device's clock in nanoseconds: what passes between a call with `begin` and the
+// next one without is added to `sum`.
 struct AddTime {
-  Tensor sum;  // [1] i32 +=, or -= with begin
+  Tensor sum;    // [1] f64 +=; not touched with begin
+  Tensor begun;  // [1] i64: the clock; = with begin
   bool begin = false;
 };
 

@@ -161,10 +161,13 @@ template <class Real>
 void add_time(Context& ctx, const AddTime& args) {
   if (ctx.counting()) return;
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  const auto ns = static_cast<uint32_t>(std::chrono::nanoseconds(now).count());
-  int32_t& sum = *args.sum.data<int32_t>();
-  const auto bits = static_cast<uint32_t>(sum);
-  sum = static_cast<int32_t>(args.begin ? bits - ns : bits + ns);
+  const auto ns = static_cast<int64_t>(std::chrono::nanoseconds(now).count());
+  int64_t& begun = *args.begun.data<int64_t>();
+  if (args.begin) {
+    begun = ns;
+  } else {
+    *args.sum.data<double>() += static_cast<double>(ns - begun);
+  }
 }
 
 template <class Real>

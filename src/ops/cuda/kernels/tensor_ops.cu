@@ -242,9 +242,13 @@ __global__ void sum_in_order_kernel(const double* x, const int32_t* order, int64
   *out = sum;
 }
 
-__global__ void add_time_kernel(uint32_t* sum, bool begin) {
-  const auto now = static_cast<uint32_t>(global_time_ns());
-  *sum += begin ? 0U - now : now;
+__global__ void add_time_kernel(double* sum, int64_t* begun, bool begin) {
+  const auto now = static_cast<int64_t>(global_time_ns());
+  if (begin) {
+    *begun = now;
+  } else {
+    *sum += static_cast<double>(now - *begun);
+  }
 }
 
 __global__ void clip_scale_kernel(const double* sum_squares, const double* loss_sum, double max_norm, double* scale,
@@ -376,7 +380,7 @@ void sum_in_order(Context& ctx, const SumInOrder& args) {
 }
 
 void add_time(Context& ctx, const AddTime& args) {
-  add_time_kernel<<<1, 1, 0, ctx.stream>>>(static_cast<uint32_t*>(args.sum.raw()), args.begin);
+  add_time_kernel<<<1, 1, 0, ctx.stream>>>(args.sum.data<double>(), args.begun.data<int64_t>(), args.begin);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
