@@ -15,17 +15,18 @@ HttpReply page(const std::string& name, const std::string& accept_encoding) {
 }
 
 std::string header_of(const HttpReply& reply, std::string_view name) {
-  const auto found = std::ranges::find(reply.headers, name, [](const auto& header) -> const std::string& { return header.first; });
+  const auto found =
+      std::ranges::find(reply.headers, name, [](const auto& header) -> const std::string& { return header.first; });
   return found == reply.headers.end() ? "" : found->second;
 }
 
 TEST(PageFile, IsCompressedForThoseWhoSayThatTheyReadThat) {
-  for (const char* takes : {"gzip", "gzip, deflate, br, zstd", "br;q=1.0, GZIP;q=0.8", "x-gzip", "*", "identity;q=0.5, gzip",
-                            "deflate , gzip ; q=0.001"}) {
+  for (const char* takes : {"gzip", "gzip, deflate, br, zstd", "br;q=1.0, GZIP;q=0.8", "x-gzip", "*",
+                            "identity;q=0.5, gzip", "deflate , gzip ; q=0.001"}) {
     EXPECT_TRUE(accepts_gzip(takes)) << takes;
   }
-  for (const char* does_not : {"", "identity", "br", "gzip;q=0", "gzip;q=0.0, *", "*;q=0", "identity, gzip;q=0.5", "gzipped",
-                               "deflate, *;q=0"}) {
+  for (const char* does_not : {"", "identity", "br", "gzip;q=0", "gzip;q=0.0, *", "*;q=0", "identity, gzip;q=0.5",
+                               "gzipped", "deflate, *;q=0"}) {
     EXPECT_FALSE(accepts_gzip(does_not)) << does_not;
   }
 }
