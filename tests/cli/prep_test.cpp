@@ -180,7 +180,7 @@ TEST_F(PrepCommandTest, AParquetPageThatCrashesDuckDbIsToldAsAnError) {
 
 TEST_F(PrepCommandTest, FilesThatAreNoTextAreRefused) {
   write("latin.txt", "caf\xE9\n");
-  expect_error(n({"prep", "latin.txt", "--out", "data"}), 1, "'latin.txt': the text is no valid UTF-8: byte 4 (0xE9)",
+  expect_error(n({"prep", "latin.txt", "--out", "data"}), 1, "'latin.txt': the text is not valid UTF-8: byte 4 (0xE9)",
                "convert the file to UTF-8");
   write("program", std::string("\x7F"
                                "ELF\2\1\1\0\0",

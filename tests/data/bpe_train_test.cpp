@@ -142,7 +142,7 @@ TEST_F(BpeTrainFilesTest, BadRecordsAreErrorsUnlessAllowed) {
   expect_error(ErrorKind::kRuntime, "a.jsonl', line 2: no field \"text\"", [&] { train_bpe(options); });
   options.skip_bad = 1;
   EXPECT_EQ(train_bpe(options).report.bad_records, 1);
-  expect_error(ErrorKind::kRuntime, "the text is no valid UTF-8",
+  expect_error(ErrorKind::kRuntime, "the text is not valid UTF-8",
                [&] { train_bpe({.inputs = {write("b.txt", "ab\xE9 abab")}, .vocab_size = 258}); });
 }
 

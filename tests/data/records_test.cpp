@@ -313,7 +313,7 @@ TEST_F(RecordsTest, WhatIsNoTextIsNamed) {
       {"PK\x03\x04 docx", "it is a zip archive, not text"},
       {"\xFF\xFEt" + zeros, "it is text in UTF-16, not text"},
       {std::string(257, 'n') + "ustar  ", "it is a tar archive, not text"},
-      {"some bytes" + zeros, "its byte 11 is 0: it is no text in UTF-8"},
+      {"some bytes" + zeros, "its byte 11 is 0: it is not text in UTF-8"},
   };
   for (const auto& [content, fault] : contents) {
     for (const char* name : {"a.txt", "a.jsonl", "a.json"}) {
@@ -327,12 +327,12 @@ TEST_F(RecordsTest, WhatIsNoTextIsNamed) {
 
 TEST_F(RecordsTest, InvalidUtf8IsNamed) {
   const std::vector<Record> all = records(write("a.txt", "one\n\xC3\xA9\xEF\xBF\xBD caf\xE9 au lait"));
-  EXPECT_EQ(told(all), (Lines{"1!the text is no valid UTF-8: byte 14 (0xE9), in its line 2"}));
+  EXPECT_EQ(told(all), (Lines{"1!the text is not valid UTF-8: byte 14 (0xE9), in its line 2"}));
   EXPECT_NE(all[0].remedy.find("iconv -f LATIN1"), std::string::npos);
   EXPECT_EQ(told(records(write("a.txt", "one\n--\nt\xFFwo\n--\nthree"), {.split_on = "--"})),
-            (Lines{"1:one\n", "2!the text is no valid UTF-8: byte 2 (0xFF), in its line 1", "3:three"}));
+            (Lines{"1:one\n", "2!the text is not valid UTF-8: byte 2 (0xFF), in its line 1", "3:three"}));
   const std::string parquet = make_parquet("a.parquet", "SELECT unhex(h) AS text FROM (VALUES ('61'), ('C3')) t(h)");
-  EXPECT_EQ(told(records(parquet)), (Lines{"1:a", "2!the text is no valid UTF-8: byte 1 (0xC3), in its line 1"}));
+  EXPECT_EQ(told(records(parquet)), (Lines{"1:a", "2!the text is not valid UTF-8: byte 1 (0xC3), in its line 1"}));
 }
 
 // Documents and lines longer than any buffer, of every length around its size.

@@ -52,7 +52,7 @@ std::string fault_of(std::string_view text, std::string_view what) {
     place += c.length;
   }
   const auto line = std::ranges::count(text.substr(0, place), '\n') + 1;
-  return fmt::format("{} is no valid UTF-8: byte {} (0x{:02X}), in its line {}", what, place + 1,
+  return fmt::format("{} is not valid UTF-8: byte {} (0x{:02X}), in its line {}", what, place + 1,
                      static_cast<unsigned char>(text[place]), line);
 }
 
@@ -70,7 +70,7 @@ std::optional<ContentFault> binary_content(std::string_view head) {
   }
   const size_t zero = head.find('\0');
   if (zero == std::string_view::npos) return std::nullopt;
-  return ContentFault{fmt::format("its byte {} is 0: it is no text in UTF-8", zero + 1), std::string(kMakeText)};
+  return ContentFault{fmt::format("its byte {} is 0: it is not text in UTF-8", zero + 1), std::string(kMakeText)};
 }
 
 void check_utf8(Record& record) {

@@ -498,7 +498,7 @@ class Translator {
 }  // namespace
 
 std::string oniguruma_to_pcre2(std::string_view pattern) {
-  if (valid_utf8_size(pattern) != pattern.size()) throw unsupported("it is no valid UTF-8");
+  if (valid_utf8_size(pattern) != pattern.size()) throw unsupported("it is not valid UTF-8");
   return Translator(pattern).translate();
 }
 
