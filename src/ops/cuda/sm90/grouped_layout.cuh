@@ -89,7 +89,8 @@ struct Layout {
   static constexpr bool kGathers = kGathered != Gathered::kNone;
   // Backwards through SwiGLU there is most to write. Narrower tiles leave registers for two warpgroups that do.
   static constexpr bool kNarrow = kCols == kNarrowTileCols;
-  // Of weights' gradients, where that loads less (gradient_tile() in plans/grouped_linear.h): two strips of rows, half the columns.
+  // Of weights' gradients, where that loads less (gradient_tile() in plans/grouped_linear.h): two strips of rows, half
+  // the columns.
   static constexpr bool kTall = kCols == kTallTileCols;
   static_assert(kNarrow ? kSwiGluBackward : kTall ? !kRagged : kCols == kWideTileCols);
   static constexpr int kStrips = kTall ? 2 : 1;
