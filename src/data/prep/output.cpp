@@ -191,7 +191,7 @@ void Output::write(const Batch& batch) {
     if (document.signature) {
       signatures_.pending.append(reinterpret_cast<const char*>(document.signature.get()), sizeof(Signature));
     }
-    SplitWriter& writer = document.split == Split::kValid ? *valid_ : *train_;
+    SplitWriter& writer = document.split == DatasetSplit::kValid ? *valid_ : *train_;
     for (const EncodedDocument& encoded : document.encoded) {
       writer.add_document(encoded.ids, encoded.text_bytes, place_of_document(document), encoded.mask);
     }

@@ -22,13 +22,13 @@
 
 namespace nmoe {
 
-enum class Split { kTrain, kValid, kByHash };
+enum class DatasetSplit { kTrain, kValid, kByHash };
 
 // A record on its way to a shard.
 struct Document {
   Record record;
   int64_t file = 0;
-  Split split = Split::kTrain;  // decided by the time it is written
+  DatasetSplit split = DatasetSplit::kTrain;  // decided by the time it is written
   std::optional<Verdict> dropped;
   std::optional<Digest> digest;  // when it is the first with it
   std::unique_ptr<Signature> signature;
@@ -48,7 +48,7 @@ struct Batch {
 
 struct InputFile {
   fs::path path;
-  Split split = Split::kTrain;
+  DatasetSplit split = DatasetSplit::kTrain;
   int64_t bytes = 0;
 };
 

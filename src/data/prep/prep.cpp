@@ -88,7 +88,7 @@ void check_options(const PrepOptions& options) {
 std::vector<InputFile> find_inputs(const PrepOptions& options, std::vector<fs::path>& skipped) {
   std::vector<InputFile> inputs;
   std::set<fs::path> for_validation;
-  const auto add = [&](const fs::path& path, Split split) {
+  const auto add = [&](const fs::path& path, DatasetSplit split) {
     std::error_code ignored;  // opening the file reports it
     const auto bytes = fs::file_size(path, ignored);
     inputs.push_back({path, split, ignored ? 0 : static_cast<int64_t>(bytes)});
@@ -99,9 +99,9 @@ std::vector<InputFile> find_inputs(const PrepOptions& options, std::vector<fs::p
   skipped.insert(skipped.end(), valid.skipped.begin(), valid.skipped.end());
   for (const fs::path& path : valid.files) {
     for_validation.insert(fs::canonical(path));
-    add(path, Split::kValid);
+    add(path, DatasetSplit::kValid);
   }
-  const Split split = options.valid_fraction > 0.0 ? Split::kByHash : Split::kTrain;
+  const DatasetSplit split = options.valid_fraction > 0.0 ? DatasetSplit::kByHash : DatasetSplit::kTrain;
   const auto check_tail = [&](const fs::path& path) {
     if (options.valid_tail == 0.0 || file_kind(path) == FileKind::kText) return;
     throw usage_error(fmt::format("--valid-tail is for plain text, and '{}' is not", path.string()),
@@ -311,7 +311,7 @@ class Preparation {
           batch.end_record = record.number;
           batch.file_bytes = bytes_before + reader->file_bytes_read();
           const bool too_many = !record.fault.empty() && ends_work(record, bad_records, options_.skip_bad);
-          const Split split = record.tail ? Split::kValid : input.split;
+          const DatasetSplit split = record.tail ? DatasetSplit::kValid : input.split;
           batch.documents.push_back({.record = std::move(record), .file = file, .split = split});
           if (too_many) {  // reading on would be in vain, and takes its time where rows are damaged
             read_.push(std::move(batch));
@@ -367,13 +367,13 @@ class Preparation {
     } else {
       document.dropped = check_text(record.text, options_.filters);
     }
-    if (document.dropped || !(options_.dedup || document.split == Split::kByHash)) return;
+    if (document.dropped || !(options_.dedup || document.split == DatasetSplit::kByHash)) return;
     // Who says what is part of a conversation.
     const Digest digest =
         digest_of(record.messages.empty() ? record.prompt : record.messages + record.fields, record.text);
-    if (document.split == Split::kByHash) {
+    if (document.split == DatasetSplit::kByHash) {
       const bool valid = static_cast<double>(digest.high) * 0x1p-64 < options_.valid_fraction;
-      document.split = valid ? Split::kValid : Split::kTrain;
+      document.split = valid ? DatasetSplit::kValid : DatasetSplit::kTrain;
     }
     if (options_.dedup) document.digest = digest;
   }
