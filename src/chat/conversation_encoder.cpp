@@ -86,7 +86,7 @@ class TemplateEncoder final : public ConversationEncoder {
   std::vector<EncodedDocument> encode(const std::string& messages, const std::string& fields) const override {
     const Conversation conversation = parse_conversation(messages, fields);
     check_members(conversation);
-    std::vector<std::pair<size_t, Reply>> replies;  // with their messages' places
+    std::vector<std::pair<size_t, RenderedReply>> replies;  // with their messages' places
     for (size_t i = 0; i < conversation.messages.size(); ++i) {
       if (!conversation.learned[i]) continue;
       replies.emplace_back(i, reply_of(template_, conversation.messages, i, conversation.variables));
@@ -139,7 +139,7 @@ class TemplateEncoder final : public ConversationEncoder {
 
   // The document of the first `count` messages. `pieces` is its text, in which `replies` are learned.
   EncodedDocument encode_document(const Conversation& conversation, size_t count, std::vector<RenderedPiece> pieces,
-                                  std::span<const std::pair<size_t, Reply>> replies) const {
+                                  std::span<const std::pair<size_t, RenderedReply>> replies) const {
     EncodedDocument document{
         .ids = {}, .mask = {}, .text_bytes = std::ssize(conversation_text(conversation.messages, count))};
     size_t done = 0;
@@ -159,7 +159,7 @@ class TemplateEncoder final : public ConversationEncoder {
 
   // Where what is learned of a reply ends in `pieces`, to which the next turn's marker is added where it is learned and
   // no turn follows.
-  size_t end_of_learned(const Conversation& conversation, size_t index, const Reply& reply,
+  size_t end_of_learned(const Conversation& conversation, size_t index, const RenderedReply& reply,
                         std::vector<RenderedPiece>& pieces) const {
     const std::string text = text_of(pieces);
     const size_t reply_end = text_of(reply.pieces).size();

@@ -56,8 +56,8 @@ void append_content(std::string_view content, const ChatTemplate& chat, std::vec
 }
 
 // The content as it is, between the prompt and what the template writes behind any content.
-Reply written_reply(const ChatTemplate& chat, const ordered_json& messages, size_t index, const ordered_json& variables,
-                    const std::vector<RenderedPiece>& prompt) {
+RenderedReply written_reply(const ChatTemplate& chat, const ordered_json& messages, size_t index,
+                            const ordered_json& variables, const std::vector<RenderedPiece>& prompt) {
   constexpr std::string_view kPlain = "answer";
   const ordered_json& message = messages[index];
   const std::string remedy =
@@ -89,7 +89,7 @@ Reply written_reply(const ChatTemplate& chat, const ordered_json& messages, size
     }
     content.remove_prefix(std::min(content.find_first_not_of(kSpace), content.size()));
   }
-  Reply reply{.pieces = prompt, .prompt_bytes = asked.size(), .as_written = true};
+  RenderedReply reply{.pieces = prompt, .prompt_bytes = asked.size(), .as_written = true};
   append_content(content, chat, reply.pieces);
   const std::string behind = text.substr(end);
   if (behind.empty()) return reply;
@@ -107,7 +107,8 @@ ordered_json first_messages(const ordered_json& messages, size_t count) {
   return ordered_json(ordered_json::array_t(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(count)));
 }
 
-Reply reply_of(const ChatTemplate& chat, const ordered_json& messages, size_t index, const ordered_json& variables) {
+RenderedReply reply_of(const ChatTemplate& chat, const ordered_json& messages, size_t index,
+                       const ordered_json& variables) {
   const std::vector<RenderedPiece> prompt =
       chat.render(first_messages(messages, index), /*add_generation_prompt=*/true, variables);
   std::vector<RenderedPiece> pieces =

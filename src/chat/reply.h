@@ -12,7 +12,7 @@ namespace nmoe {
 // The first `count` messages.
 nlohmann::ordered_json first_messages(const nlohmann::ordered_json& messages, size_t count);
 
-struct Reply {
+struct RenderedReply {
   std::vector<RenderedPiece> pieces;  // all up to its end
   size_t prompt_bytes = 0;            // of these, what is given to the model
   bool as_written = false;            // the template itself would print something else
@@ -22,7 +22,7 @@ struct Reply {
 // Where the template takes the message's reasoning ("<think>...</think>" in its content) out, or its prompt already
 // begins with "<think>", the reply is the content as it is, what of it the prompt has left out. Error (runtime), naming
 // the message, where a reply stands in no way behind its prompt.
-Reply reply_of(const ChatTemplate& chat, const nlohmann::ordered_json& messages, size_t index,
-               const nlohmann::ordered_json& variables);
+RenderedReply reply_of(const ChatTemplate& chat, const nlohmann::ordered_json& messages, size_t index,
+                       const nlohmann::ordered_json& variables);
 
 }  // namespace nmoe

@@ -180,7 +180,7 @@ void Output::list_dropped(const Document& document) {
   dropped_.pending += json_line(line);
 }
 
-void Output::write(const Batch& batch) {
+void Output::write(const DocumentBatch& batch) {
   for (const Document& document : batch.documents) {
     state_.records += 1;
     if (document.digest) digests_.pending.append(reinterpret_cast<const char*>(&*document.digest), sizeof(Digest));

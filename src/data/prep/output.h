@@ -39,7 +39,7 @@ struct Document {
 };
 
 // Documents in the order of the input, and where in it the next one begins.
-struct Batch {
+struct DocumentBatch {
   std::vector<Document> documents;
   int64_t end_file = 0;
   int64_t end_record = 0;
@@ -100,7 +100,7 @@ class Output {
   // Whether there is a checkpoint for another process to go on from.
   bool outlives_failure() const { return journaled_; }
 
-  void write(const Batch& batch);
+  void write(const DocumentBatch& batch);
 
   // After the last batch: closes everything, replaces what was in the folder, gives the files their names. Error
   // (usage) when a split is empty.

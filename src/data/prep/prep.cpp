@@ -261,13 +261,13 @@ class Preparation {
     try {
       writer = start_thread("to write", [&] {
         try {
-          while (std::optional<Batch> batch = encoded_.pop()) output_->write(*batch);
+          while (std::optional<DocumentBatch> batch = encoded_.pop()) output_->write(*batch);
         } catch (...) {
           write_failure = std::current_exception();
         }
         encoded_.close();
       });
-      while (std::optional<Batch> batch = read_.pop()) {
+      while (std::optional<DocumentBatch> batch = read_.pop()) {
         process(*batch);
         if (!encoded_.push(std::move(*batch))) break;
       }
@@ -293,7 +293,7 @@ class Preparation {
     constexpr size_t kMaxBatchDocuments = 1 << 14;
     const size_t enough = std::min(kBatchBytesPerThread * static_cast<size_t>(pool_.num_threads()), kMaxBatchBytes);
 
-    Batch batch{.end_file = first_file, .end_record = first_record};
+    DocumentBatch batch{.end_file = first_file, .end_record = first_record};
     size_t batch_bytes = 0;
     int64_t bytes_before = 0;  // of earlier files
     int64_t bad_records = bad_records_;
@@ -328,7 +328,7 @@ class Preparation {
     read_.push(std::move(batch));
   }
 
-  void process(Batch& batch) {
+  void process(DocumentBatch& batch) {
     std::vector<Document>& documents = batch.documents;
     const auto count = std::ssize(documents);
     pool_.parallel_for(count, [&](int64_t task, int) { judge(documents[static_cast<size_t>(task)]); });
@@ -441,8 +441,8 @@ class Preparation {
   PrepProgress progress_;
   Effort encoding_;
   Effort near_dedup_;
-  BoundedQueue<Batch> read_{2};
-  BoundedQueue<Batch> encoded_{2};
+  BoundedQueue<DocumentBatch> read_{2};
+  BoundedQueue<DocumentBatch> encoded_{2};
 };
 
 }  // namespace

@@ -48,10 +48,10 @@ class LineReader {
       return true;
     }
   }
-  const Window& window() const { return window_; }
+  const InputWindow& window() const { return window_; }
 
  private:
-  Window window_;
+  InputWindow window_;
   size_t last_ = 0;  // length of what next() delivered
 };
 
@@ -304,7 +304,7 @@ class JsonReader final : public RecordReader {
     }
   }
 
-  Window window_;
+  InputWindow window_;
   JsonParser parser_;
   int64_t number_ = 0;
   bool in_array_ = false;

@@ -76,7 +76,7 @@ class WholeReader final : public RecordReader {
     window_.cut(bytes);
   }
 
-  Window window_;
+  InputWindow window_;
   size_t part_bytes_;
   size_t max_bytes_;
   std::optional<double> tail_share_;
@@ -146,7 +146,7 @@ class SeparatedReader final : public RecordReader {
     return number_ == 1 || !record.text.empty() || !record.fault.empty() || (separated && !separator_.empty());
   }
 
-  Window window_;
+  InputWindow window_;
   std::string separator_;
   int64_t number_ = 0;
   bool ended_ = false;

@@ -24,7 +24,7 @@ ContentFault too_large_record(size_t max_bytes) {
           "cut it into documents (--split-on, JSON lines), or allow larger ones (--max-record)"};
 }
 
-Window::Window(const std::filesystem::path& path, size_t max_bytes)
+InputWindow::InputWindow(const std::filesystem::path& path, size_t max_bytes)
     : stream_(open_bytes(path)), max_bytes_(max_bytes), buffer_(kInitialBytes) {
   while (view().size() < kContentHeadBytes && extend()) continue;
   if (std::optional<ContentFault> fault = binary_content(view().substr(0, kContentHeadBytes))) {
@@ -35,7 +35,7 @@ Window::Window(const std::filesystem::path& path, size_t max_bytes)
   if (view().starts_with(kByteOrderMark)) cut(kByteOrderMark.size());
 }
 
-bool Window::extend() {
+bool InputWindow::extend() {
   if (ended_) return false;
   if (begin_ > 0) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
@@ -61,7 +61,7 @@ bool Window::extend() {
   return !ended_;
 }
 
-Record Window::damaged_record(int64_t number) const {
+Record InputWindow::damaged_record(int64_t number) const {
   return {.number = number, .fault = damage_.what, .remedy = damage_.remedy, .ends_file = true};
 }
 

@@ -16,11 +16,11 @@ namespace nmoe {
 // The fault of a record larger than RecordOptions::max_bytes.
 ContentFault too_large_record(size_t max_bytes);
 
-class Window {
+class InputWindow {
  public:
   // Begins after a UTF-8 byte order mark, if there is one. Content that cannot be text (content.h) is damage from the
   // first byte on, and so is a view of more than `max_bytes`. Errors: open_bytes.
-  Window(const std::filesystem::path& path, size_t max_bytes);
+  InputWindow(const std::filesystem::path& path, size_t max_bytes);
 
   // SIMDJSON_PADDING bytes beyond it may be read, as simdjson does.
   std::string_view view() const { return {buffer_.data() + begin_, end_ - begin_}; }
