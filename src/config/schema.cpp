@@ -563,8 +563,7 @@ std::vector<Field> describe(Config& config) {
   f.key("shuffle", config.data.shuffle, kShuffles, "what is reordered in each epoch");
   f.key("seq_len", config.data.seq_len, kSize, "tokens per sequence");
   f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions restart with each document");
-  f.key("verify", config.data.verify, kVerifications, "when all shards are hashed again, besides sizes and manifests")
-      .not_in_fingerprint();
+  f.key("verify", config.data.verify, kVerifications, "when shards are hashed again").not_in_fingerprint();
 
   describe_optim(f, config.optim, config.model);
   describe_train(f, config.train, config.model);

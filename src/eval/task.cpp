@@ -263,10 +263,11 @@ std::vector<std::string> task_suite_names() {
 
 namespace {
 
-// Suites and tasks, such as "core/arc_easy", that were probably meant by `what`: of several suites with such a task,
+// A suite, or tasks, such as "core/arc_easy", that were probably meant by `what`: of several suites with such a task,
 // all.
 std::vector<std::string> probable_tasks(const std::string& what) {
   std::vector<std::string> whole = task_suite_names(), last = whole;  // the same names in full, and without the suite
+  const size_t num_suites = whole.size();
   for (const BuiltinTasks& builtin : builtin_tasks()) {
     for (const Task& task : parse_task_suite(builtin.toml, fmt::format("{}.toml", builtin.name)).tasks) {
       last.push_back(task.name);
@@ -280,6 +281,7 @@ std::vector<std::string> probable_tasks(const std::string& what) {
     const std::string near = nearest(plain, *names);
     for (size_t i = 0; i < names->size() && !near.empty(); ++i) {
       if ((*names)[i] == near) probable.push_back(whole[i]);
+      if (i + 1 == num_suites && !probable.empty()) return probable;
     }
     if (!probable.empty()) break;
   }

@@ -180,7 +180,7 @@ TEST_F(EvalCommandTest, NamesThatWereProbablyMeant) {
   for (const auto& [given, meant] :
        std::vector<std::pair<std::string, std::string>>{{"arc_easy", "choices/arc_easy or core/arc_easy"},
                                                         {"arc-easy", "choices/arc_easy or core/arc_easy"},
-                                                        {"HellaSwag", "choices/hellaswag"},
+                                                        {"HellaSwag", "choices/hellaswag or core/hellaswag"},
                                                         {"MMLU", "mmlu"},
                                                         {"human_eval", "humaneval"},
                                                         {"cores/piqa", "core/piqa"}}) {

@@ -240,7 +240,8 @@ TEST_F(LossTest, NobodyNeedReadWhatIsSaid) {
   const Outcome outcome = shell(train_line() + " > /dev/full");
   expect_error(outcome, 1, "standard output cannot be written: No space left on device", "");
   EXPECT_EQ(saved_step(), 3);
-  expect_error(shell(fmt::format("{} plan tiny.toml >&-", NMOE_PROGRAM)), 1, "standard output cannot be written", "");
+  expect_error(shell(fmt::format("{} plan tiny.toml --set run.name=other >&-", NMOE_PROGRAM)), 1,
+               "standard output cannot be written", "");
 }
 
 TEST_F(LossTest, ARunIsOneProcesses) {

@@ -48,7 +48,8 @@ TEST(OneDefinition, TypesOfHeadersHaveNamesOfTheirOwn) {
 
 TEST(OneDefinition, ReadsTypesOfNamespaces) {
   const std::string text =
-      "namespace nmoe::x {\nstruct A {\n  struct In {};\n};\nclass B final : public A {\n};\nnamespace {\nstruct C {\n};\n}  "
+      "namespace nmoe::x {\nstruct A {\n  struct In {};\n};\nclass B final : public A {\n};\nnamespace {\nstruct C "
+      "{\n};\n}  "
       "// namespace\nenum class D { kOne };\nstruct E;\n}  // namespace nmoe::x\n";
   EXPECT_EQ(types_defined(text), (std::set<std::string>{"nmoe::x::A", "nmoe::x::B", "nmoe::x::D"}));
 }
