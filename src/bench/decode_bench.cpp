@@ -8,7 +8,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "infer/cached_model.h"
-#include "model/spec.h"
+#include "model/spec/spec.h"
 #include "ops/storage.h"
 
 namespace nmoe {

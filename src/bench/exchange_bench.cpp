@@ -10,14 +10,14 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench/timing.h"
-#include "model/experts_exchange.h"
+#include "model/spec/experts_exchange.h"
 #include "model/weight.h"
 #include "parallel/domain.h"
 #include "parallel/thread_group.h"
 #include "rdep/placement.h"
 #include "tensor/convert.h"
-#include "train/batch_shape.h"
-#include "train/engine.h"
+#include "train/step/batch_shape.h"
+#include "train/step/engine.h"
 
 namespace nmoe {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "bench/timing.h"
-#include "model/cost.h"
-#include "train/batch_stream.h"
+#include "model/spec/cost.h"
+#include "train/loop/batch_stream.h"
 
 namespace nmoe {
 

@@ -7,7 +7,7 @@
 #include <numbers>
 #include <utility>
 
-#include "model/moe.h"
+#include "model/parts/moe.h"
 
 namespace nmoe {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/workbench.h"
-#include "model/operand_formats.h"
+#include "model/spec/operand_formats.h"
 #include "ops/ops.h"
 
 namespace nmoe {

@@ -8,7 +8,7 @@
 
 #include "bench/op_cases.h"
 #include "bench/timing.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 namespace nmoe {
 namespace {

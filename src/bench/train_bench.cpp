@@ -10,14 +10,14 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "config/load.h"
-#include "model/experts_exchange.h"
+#include "model/spec/experts_exchange.h"
 #include "parallel/thread_group.h"
-#include "train/batch_stream.h"
-#include "train/engine.h"
-#include "train/exchange_report.h"
-#include "train/memory_plan.h"
-#include "train/router_report.h"
-#include "train/training_data.h"
+#include "train/loop/batch_stream.h"
+#include "train/loop/training_data.h"
+#include "train/plan/memory_plan.h"
+#include "train/report/exchange_report.h"
+#include "train/report/router_report.h"
+#include "train/step/engine.h"
 
 namespace nmoe {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "model/cost.h"
+#include "model/spec/cost.h"
 #include "ops/device.h"
 #include "ops/products/products.h"
 #include "rdep/moves.h"

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "bench/train_bench.h"
 #include "ops/factory.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 namespace nmoe {
 

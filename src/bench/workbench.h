@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "model/operand_formats.h"
-#include "train/engine.h"
+#include "model/spec/operand_formats.h"
+#include "train/step/engine.h"
 
 namespace nmoe {
 

@@ -28,7 +28,8 @@
 
 namespace nmoe {
 
-// What a run has seen of the products of one part of a layer, whose format it looks at (train/precision_watch.h).
+// What a run has seen of the products of one part of a layer, whose format it looks at
+// (train/precision/precision_watch.h).
 struct PrecisionRole {
   int64_t layer = 0;
   std::string part;            // "experts"
@@ -41,17 +42,17 @@ struct PrecisionRole {
 // Where a run stood. There is no random state: every random number is a function of the seed and of
 // these counts.
 struct CheckpointInfo {
-  int64_t step = 0;                           // optimizer steps done
-  int64_t tokens = 0;                         // tokens trained on
-  double flops = -1.0;                        // what that took (model/cost.h); below 0: written before it was counted
-  StreamCursor cursor;                        // the first sequence of the global order not yet trained on
+  int64_t step = 0;     // optimizer steps done
+  int64_t tokens = 0;   // tokens trained on
+  double flops = -1.0;  // what that took (model/spec/cost.h); below 0: written before it was counted
+  StreamCursor cursor;  // the first sequence of the global order not yet trained on
   std::vector<PrecisionRole> precision = {};  // empty where nobody looks
   ExpertState experts;  // where ranks had them, which changes no tensor: those are in the experts' own order
   int64_t num_parameters = 0;
   std::string run_id;              // whose metrics go with it
   std::string config_fingerprint;  // config_fingerprint() of the run's configuration
   std::string data_fingerprint;    // names the corpus and its tokenizer
-  int64_t arithmetic_changes = 0;  // that the program which trained it had (train/arithmetic_changes.h)
+  int64_t arithmetic_changes = 0;  // that the program which trained it had (train/step/arithmetic_changes.h)
   std::string product_identity;    // of the first rank's device (ops/products/products.h); "" where it has none
   std::string nmoe_version;
   std::string nmoe_commit;

@@ -5,8 +5,8 @@
 #include "bench/decode_bench.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "train/run_config.h"
-#include "train/training_data.h"
+#include "train/loop/run_config.h"
+#include "train/loop/training_data.h"
 
 namespace nmoe::cli {
 namespace {

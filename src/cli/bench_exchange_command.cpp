@@ -8,7 +8,7 @@
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "train/run_config.h"
+#include "train/loop/run_config.h"
 
 namespace nmoe::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include "bench/loader_bench.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "train/run_config.h"
+#include "train/loop/run_config.h"
 
 namespace nmoe::cli {
 

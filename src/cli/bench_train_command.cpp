@@ -12,7 +12,7 @@
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "train/run_config.h"
+#include "train/loop/run_config.h"
 
 namespace nmoe::cli {
 namespace {

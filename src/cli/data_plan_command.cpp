@@ -2,10 +2,10 @@
 
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "model/cost.h"
-#include "train/batch_shape.h"
-#include "train/run_config.h"
-#include "train/training_data.h"
+#include "model/spec/cost.h"
+#include "train/loop/run_config.h"
+#include "train/loop/training_data.h"
+#include "train/step/batch_shape.h"
 
 namespace nmoe::cli {
 

@@ -20,8 +20,8 @@
 #include "hf/import.h"
 #include "track/metrics.h"
 #include "track/metrics_file.h"
-#include "train/run_config.h"
-#include "train/training_data.h"
+#include "train/loop/run_config.h"
+#include "train/loop/training_data.h"
 
 namespace nmoe::cli {
 

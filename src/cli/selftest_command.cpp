@@ -6,7 +6,7 @@
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "train/device_proof.h"
+#include "train/proof/device_proof.h"
 
 namespace nmoe::cli {
 

@@ -13,8 +13,8 @@
 #include "config/load.h"
 #include "parallel/launch.h"
 #include "track/leaderboard.h"
-#include "train/run_config.h"
-#include "train/trainer.h"
+#include "train/loop/run_config.h"
+#include "train/loop/trainer.h"
 
 namespace nmoe::cli {
 

@@ -8,12 +8,12 @@
 #include "config/load.h"
 #include "config/reference.h"
 #include "config/templates.h"
-#include "train/memory_plan.h"
-#include "train/resume.h"
-#include "train/run_config.h"
-#include "train/run_plan.h"
-#include "train/trainer.h"
-#include "train/training_data.h"
+#include "train/loop/resume.h"
+#include "train/loop/run_config.h"
+#include "train/loop/trainer.h"
+#include "train/loop/training_data.h"
+#include "train/plan/memory_plan.h"
+#include "train/plan/run_plan.h"
 
 namespace nmoe::cli {
 namespace {

@@ -13,9 +13,9 @@
 
 namespace nmoe {
 
-// What mixes the positions of a sequence in a layer: model/mla.h, model/gqa.h.
+// What mixes the positions of a sequence in a layer: model/parts/mla.h, model/parts/gqa.h.
 enum class MixerKind { kMla, kGqa };
-// What transforms each position separately: model/mlp.h, model/moe.h.
+// What transforms each position separately: model/parts/mlp.h, model/parts/moe.h.
 enum class FeedForwardKind { kDense, kMoe };
 // The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
 // precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
@@ -24,7 +24,7 @@ enum class Precision { kDevice, kBf16, kFp32, kFp8, kMxFp8, kNvFp4 };
 constexpr bool is_low(Precision precision) { return precision >= Precision::kFp8; }
 // The same for a part of the model; kRun: as run.precision.
 enum class PartPrecision { kRun, kDevice, kFp8, kMxFp8, kNvFp4 };
-// What happens if a part of a layer cannot bear its format (train/precision_watch.h).
+// What happens if a part of a layer cannot bear its format (train/precision/precision_watch.h).
 enum class PrecisionFallback {
   kReport,  // it is reported
   kAct,     // it is computed as with kDevice from then on
@@ -223,7 +223,7 @@ struct TrainConfig {
   int64_t valid_seqs = 64;                  // sequences of one validation; 0: the whole split
   double target_loss = 0.0;                 // validation loss, in nats per token, at which to stop; 0: none
   bool stop_on_collapse = true;             // stop when a router has collapsed
-  std::vector<std::string> sample_prompts;  // prompts continued at validations (train/sample_texts.h)
+  std::vector<std::string> sample_prompts;  // prompts continued at validations (train/loop/sample_texts.h)
   int64_t sample_tokens = 64;               // most tokens for each
 };
 
@@ -259,7 +259,7 @@ struct CheckpointConfig {
 };
 
 struct TrackConfig {
-  std::vector<std::string> alert_command;  // a program and its arguments (train/alert_desk.h); empty: none
+  std::vector<std::string> alert_command;  // a program and its arguments (train/report/alert_desk.h); empty: none
 };
 
 struct Config {

@@ -15,7 +15,7 @@
 #include "hf/binding.h"
 #include "hf/export_files.h"
 #include "hf/files.h"
-#include "model/cost.h"
+#include "model/spec/cost.h"
 #include "tensor/convert.h"
 
 namespace nmoe {

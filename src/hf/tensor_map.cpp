@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "model/spec.h"
+#include "model/spec/spec.h"
 
 namespace nmoe {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "hf/config_json.h"
-#include "model/spec.h"
+#include "model/spec/spec.h"
 
 namespace nmoe {
 

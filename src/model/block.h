@@ -3,10 +3,10 @@
 
 #include <memory>
 
-#include "model/feed_forward.h"
-#include "model/mixer.h"
-#include "model/moe.h"
-#include "model/norm.h"
+#include "model/parts/feed_forward.h"
+#include "model/parts/mixer.h"
+#include "model/parts/moe.h"
+#include "model/parts/norm.h"
 
 namespace nmoe {
 
@@ -18,7 +18,7 @@ class Block {
   // x [T, D] must live until backward (pass.recompute determines what else is kept). Returns the block's output, [T, D]
   // on the activation stack.
   Tensor forward(const Pass& pass, Tensor x);
-  // The same with a cache of earlier tokens (model/mixer.h); x becomes the output.
+  // The same with a cache of earlier tokens (model/parts/mixer.h); x becomes the output.
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
   // dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that of the input, with
   // its codes in pass.gradient_codes if `leaves_codes`.

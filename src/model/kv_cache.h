@@ -11,7 +11,7 @@
 
 namespace nmoe {
 
-// One layer's part, as described by its kind of mixer (CacheSpec in model/spec.h).
+// One layer's part, as described by its kind of mixer (CacheSpec in model/spec/spec.h).
 struct LayerCache {
   std::vector<Tensor> tensors;  // [Z, C, width] each
 };

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "model/experts_exchange.h"
-#include "model/rope_table.h"
+#include "model/parts/rope_table.h"
+#include "model/spec/experts_exchange.h"
 #include "rdep/placement.h"
 
 namespace nmoe {

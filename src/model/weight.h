@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "model/flat_weights.h"
-#include "model/spec.h"
+#include "model/spec/flat_weights.h"
+#include "model/spec/spec.h"
 #include "ops/coded_rows.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
@@ -34,7 +34,8 @@ constexpr bool is_output(Measured what) { return what >= Measured::kOutputs; }
 //
 // A rank *updates* some of a weight's elements: all of a weight that only it has (its stacked experts, one per slot) or
 // that all ranks update alike (buffers), and its share of a weight that every rank of its domain has
-// (model/flat_weights.h). It holds the rest of the master and the optimizer's state of the elements it updates only.
+// (model/spec/flat_weights.h). It holds the rest of the master and the optimizer's state of the elements it updates
+// only.
 class Weight {
  public:
   // `shape_here`: the shape of this rank's part.
@@ -52,7 +53,7 @@ class Weight {
   Tensor grad;            // stat; undefined for buffers
   Tensor total;    // stat, updated_shape(): the gradient of `updated`, summed over the ranks; may be a view of grad
   Tensor squares;  // of the experts' gradient, as GroupedLinearBackwardWeight leaves them; undefined: not kept
-  OperandFormat format = OperandFormat::kAct;       // of products with the weight (model/operand_formats.h)
+  OperandFormat format = OperandFormat::kAct;       // of products with the weight (model/spec/operand_formats.h)
   OperandFormat grad_format = OperandFormat::kAct;  // of products that give its gradient
   bool in_act = false;                              // both formats are kAct for now: a check of precision said so
   Tensor rounding_key;     // [1] i64 (RandomRounding); undefined: gradients are rounded to nearest
@@ -147,9 +148,9 @@ struct DomainShare {
   int64_t index = 0;
   int64_t count = 1;
   std::vector<WeightGroup> by_matrix = {};                     // groups that are updated by whole matrices (Muon)
-  int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/flat_weights.h
+  int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/spec/flat_weights.h
   // Gradients of weights that every rank has are those of one microbatch, which the engine adds up shard by shard;
-  // those of experts are added up over microbatches as always (train/engine.h).
+  // those of experts are added up over microbatches as always (train/step/engine.h).
   bool in_order = false;
   int64_t first_rank = 0, num_ranks = 1;  // the domain's first rank, and all ranks of the run
 };

@@ -3,7 +3,7 @@
 //
 //   {"ts_ms":1763850000000,"kind":"spike","step":120,"tag":"train/loss","value":9.31,"text":"step 120: ..."}
 //
-// The value is null where it is not finite. train/alert_watch.h has the rules, train/alert_desk.h writes.
+// The value is null where it is not finite. train/report/alert_watch.h has the rules, train/report/alert_desk.h writes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "model/cost.h"
+#include "model/spec/cost.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "model/flat_weights.h"
+#include "model/spec/flat_weights.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "model/rope_table.h"
+#include "model/parts/rope_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "model/spec.h"
+#include "model/spec/spec.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "model/linear.h"
+#include "model/parts/linear.h"
 #include "support/errors.h"
 #include "support/tensors.h"
 

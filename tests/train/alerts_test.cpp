@@ -7,10 +7,10 @@
 
 #include "support/tensors.h"
 #include "track/metrics_reader.h"
-#include "train/alert_watch.h"
-#include "train/engine.h"
-#include "train/router_report.h"
-#include "train/run_config.h"
+#include "train/loop/run_config.h"
+#include "train/report/alert_watch.h"
+#include "train/report/router_report.h"
+#include "train/step/engine.h"
 #include "train/trainer_fixture.h"
 
 namespace nmoe {

@@ -1,4 +1,4 @@
-#include "train/answers.h"
+#include "train/loop/answers.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "train/arithmetic_changes.h"
+#include "train/step/arithmetic_changes.h"
 
 #include "train/trainer_fixture.h"
 

@@ -9,8 +9,8 @@
 #include "base/files.h"
 #include "config/load.h"
 #include "config/mixture.h"
-#include "model/cost.h"
-#include "train/run_plan.h"
+#include "model/spec/cost.h"
+#include "train/plan/run_plan.h"
 
 namespace nmoe {
 namespace {

@@ -11,10 +11,10 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
-#include "train/batch_stream.h"
+#include "train/loop/batch_stream.h"
+#include "train/loop/training_data.h"
+#include "train/loop/validation.h"
 #include "train/tiny_engine.h"
-#include "train/training_data.h"
-#include "train/validation.h"
 
 namespace nmoe {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 #include <gtest/gtest.h>
 

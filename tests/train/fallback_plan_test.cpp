@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/tiny_corpus.h"
-#include "train/engine_plan.h"
+#include "train/plan/engine_plan.h"
 
 namespace nmoe {
 namespace {

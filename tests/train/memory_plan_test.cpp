@@ -1,4 +1,4 @@
-#include "train/memory_plan.h"
+#include "train/plan/memory_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "base/process.h"
 #include "support/errors.h"
 #include "support/tiny_corpus.h"
-#include "train/batch_shape.h"
+#include "train/step/batch_shape.h"
 
 namespace nmoe {
 namespace {

@@ -1,11 +1,11 @@
-#include "train/precision_watch.h"
+#include "train/precision/precision_watch.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "train/precision_report.h"
+#include "train/precision/precision_report.h"
 
 namespace nmoe {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "train/exchange_report.h"
+#include "train/report/exchange_report.h"
 #include "train/trainer_fixture.h"
 
 namespace nmoe {

@@ -11,8 +11,8 @@
 #include "parallel/processes.h"
 #include "parallel/thread_group.h"
 #include "support/tensors.h"
-#include "train/exchange_report.h"
 #include "train/rank_engines.h"
+#include "train/report/exchange_report.h"
 #include "train/trainer_fixture.h"
 
 namespace nmoe {

@@ -1,4 +1,4 @@
-#include "train/resume.h"
+#include "train/loop/resume.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
-#include "train/trainer.h"
+#include "train/loop/trainer.h"
 
 namespace nmoe {
 namespace {

@@ -1,13 +1,13 @@
-#include "train/router_report.h"
+#include "train/report/router_report.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
 
-#include "model/experts_exchange.h"
+#include "model/spec/experts_exchange.h"
 #include "support/errors.h"
-#include "train/exchange_report.h"
+#include "train/report/exchange_report.h"
 
 namespace nmoe {
 namespace {

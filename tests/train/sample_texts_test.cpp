@@ -1,5 +1,5 @@
 // Texts that a run's model writes: they change no bit, and are those of the run's own random numbers.
-#include "train/sample_texts.h"
+#include "train/loop/sample_texts.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What the self test finds in a sampler of tokens.
-#include "train/sampler_check.h"
+#include "train/proof/sampler_check.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "train/self_test.h"
+#include "train/proof/self_test.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "ops/checked/checked_device.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
-#include "train/device_proof.h"
+#include "train/proof/device_proof.h"
 
 namespace nmoe {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "train/engine.h"
-#include "train/engine_plan.h"
+#include "train/plan/engine_plan.h"
+#include "train/step/engine.h"
 
 namespace nmoe::test {
 

@@ -13,7 +13,7 @@
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
 #include "track/runs.h"
-#include "train/trainer.h"
+#include "train/loop/trainer.h"
 
 namespace nmoe {
 

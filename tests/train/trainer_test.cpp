@@ -1,4 +1,4 @@
-#include "train/trainer.h"
+#include "train/loop/trainer.h"
 
 #include <gtest/gtest.h>
 
@@ -6,13 +6,13 @@
 #include <set>
 
 #include "data/synthetic/write.h"
-#include "model/cost.h"
+#include "model/spec/cost.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
 #include "track/run_files.h"
-#include "train/step_phase.h"
+#include "train/loop/training_data.h"
+#include "train/step/step_phase.h"
 #include "train/trainer_fixture.h"
-#include "train/training_data.h"
 
 namespace nmoe {
 namespace {

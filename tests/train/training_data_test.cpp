@@ -1,4 +1,4 @@
-#include "train/training_data.h"
+#include "train/loop/training_data.h"
 
 #include <gtest/gtest.h>
 

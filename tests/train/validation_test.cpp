@@ -1,4 +1,4 @@
-#include "train/validation.h"
+#include "train/loop/validation.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include "support/temp_dir.h"
 #include "support/tensors.h"
 #include "support/tiny_corpus.h"
+#include "train/loop/training_data.h"
 #include "train/tiny_engine.h"
-#include "train/training_data.h"
 
 namespace nmoe {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tensor/convert.h"
-#include "train/engine.h"
+#include "train/step/engine.h"
 
 namespace nmoe::test {
 

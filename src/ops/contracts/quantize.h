@@ -119,7 +119,8 @@ struct WidenRows {
 // The largest magnitude in each row of a block (the first one of several) determines the scale and is left out. Of the
 // other values, the ratio of the sum of squared errors to the sum of squares is taken, at most 1. This shows an outlier
 // that leaves nothing of its neighbours, although it is exact itself and has nearly all of the energy. The mean of the
-// ratio over rows of blocks, in dB, is what is called the signal-to-noise ratio here (train/precision_watch.h).
+// ratio over rows of blocks, in dB, is what is called the signal-to-noise ratio here
+// (train/precision/precision_watch.h).
 //
 // Rounding is to nearest. All counts are whole numbers. Ratios are rounded to multiples of kLostUnit and summed in that
 // unit, so their sums are whole numbers too: below 2^53 they are exact, and the same in any order.

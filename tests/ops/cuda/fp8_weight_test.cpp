@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cuda/kernels/quantize_fp8.h"
-#include "ops/cuda/kernels/quantize_fp8_columns.h"
+#include "ops/cuda/kernels/low_precision/quantize_fp8.h"
+#include "ops/cuda/kernels/low_precision/quantize_fp8_columns.h"
 #include "ops/cuda/rounded_experts.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/sm90/grouped_fp8_weight.h"

@@ -3,7 +3,7 @@
 
 #include "base/files.h"
 #include "config/load.h"
-#include "train/memory_plan.h"
+#include "train/plan/memory_plan.h"
 
 namespace nmoe {
 namespace {

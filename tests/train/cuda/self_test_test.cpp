@@ -1,5 +1,5 @@
 // The self test of a GPU reaches what only GPUs have. Needs a GPU.
-#include "train/self_test.h"
+#include "train/proof/self_test.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
 #include "train/cuda/api_calls.h"
+#include "train/loop/trainer.h"
 #include "train/tiny_engine.h"
-#include "train/trainer.h"
 
 namespace nmoe::test {
 namespace {

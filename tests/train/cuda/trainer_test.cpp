@@ -1,5 +1,5 @@
 // Whole runs on the GPU.
-#include "train/trainer.h"
+#include "train/loop/trainer.h"
 
 #include <gtest/gtest.h>
 

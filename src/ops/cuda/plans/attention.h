@@ -23,7 +23,7 @@ inline bool cudnn_takes(const KernelSet& kernels, const Tensor& q, const Tensor&
 enum class AttentionEngine {
   kSm90,   // our own for Hopper (sm90/attention.h)
   kCudnn,  // cuDNN's (vendor/cudnn_attention.h)
-  kPlain,  // for F32 and any other heads (kernels/attention_plain.h)
+  kPlain,  // for F32 and any other heads (kernels/attention/attention_plain.h)
 };
 // Our own take head sizes that are common, and are faster with these.
 inline bool sm90_attention_takes(const KernelSet& kernels, const AttentionShape& shape, const Tensor& q,

@@ -12,7 +12,7 @@ constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: ro
 constexpr int kMaxGroupKey = 576, kMaxGroupValue = 512;
 constexpr int kChunkKeys = 128;  // positions of a block
 
-// Whether its heads are taken in groups (kernels/cached_attention_groups.h): by dtypes and sizes alone.
+// Whether its heads are taken in groups (kernels/attention/cached_attention_groups.h): by dtypes and sizes alone.
 inline bool takes_head_groups(const CachedAttention& args) {
   const int64_t heads = args.q.dim(1) / args.num_kv_heads, key = args.q.dim(2), value = args.out.dim(2);
   return args.q.dtype() == DType::kBF16 && heads <= kGroupHeads && key % 32 == 0 && key <= kMaxGroupKey &&

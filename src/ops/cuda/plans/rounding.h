@@ -20,7 +20,7 @@ constexpr WeightRounding weight_rounding(const KernelSet& kernels, DType compute
 }
 
 // Where it is emulated: the same product, with room for operands as they are after rounding
-// (kernels/emulated_operands.h). Blackwell multiplies blocks (plans/block_operands.h).
+// (kernels/low_precision/emulated_operands.h). Blackwell multiplies blocks (plans/block_operands.h).
 inline bool has_short_blocks(const OperandRounding& rounding) {
   return rounding.format == OperandFormat::kMxFp8 || rounding.format == OperandFormat::kNvFp4;
 }

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "ops/cuda/kernel_set.h"
-#include "ops/cuda/kernels/token_sampler.h"
+#include "ops/cuda/kernels/vocabulary/token_sampler.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/runtime/recording.h"

@@ -2,9 +2,9 @@
 
 #include <type_traits>
 
-#include "ops/cuda/kernels/emulated_operands.h"
-#include "ops/cuda/kernels/invariant_products.h"
-#include "ops/cuda/kernels/sort_workspace.h"
+#include "ops/cuda/kernels/experts/sort_workspace.h"
+#include "ops/cuda/kernels/low_precision/emulated_operands.h"
+#include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/vendor/cudnn_attention.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/cuda/kernels/nvfp4.h"
+#include "ops/cuda/kernels/low_precision/nvfp4.h"
 #include "ops/cuda/plans/linear.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/sm100/block_operands.h"

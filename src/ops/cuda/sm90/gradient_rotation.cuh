@@ -1,5 +1,5 @@
 // RoPE's inverse on gradients of heads, where a kernel has them in F32 (Rope of ops/contracts/attention.h; the kernel
-// that does nothing else is kernels/rope.cu): the transposed matrix (c, s; -s, c) of each pair.
+// that does nothing else is kernels/attention/rope.cu): the transposed matrix (c, s; -s, c) of each pair.
 #pragma once
 
 #include <math_constants.h>

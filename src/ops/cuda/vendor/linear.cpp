@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "ops/cuda/kernels/quantize_fp8.h"
+#include "ops/cuda/kernels/low_precision/quantize_fp8.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/sm100/rounded_products.h"

@@ -1,0 +1,34 @@
+// FeedForward: the part of a layer that processes each position separately. T tokens, D model width.
+//
+// A kind is a class derived from FeedForward and a function that describes its weights, both in one file pair, named in
+// feed_forward.cpp.
+#pragma once
+
+#include <memory>
+
+#include "model/pass.h"
+#include "model/spec/spec.h"
+#include "model/weight.h"
+
+namespace nmoe {
+
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  // y [T, D] = residual [T, D], which may be y, plus the output for x [T, D] (normed).
+  virtual void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) = 0;
+  // The same for generation: no backward can follow.
+  virtual void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) { forward(pass, x, residual, y); }
+  // dx [T, D] =; dy [T, D] is not changed.
+  virtual void backward(const Pass& pass, const CodedRows& dy, Tensor dx) = 0;
+  // Whether codes of x and dy are used.
+  virtual bool takes_codes() const = 0;
+};
+
+// Adds the weights of a layer's feed-forward part.
+void describe_feed_forward(const Layer& layer, WeightList& weights);
+// Makes that part, with the weights that describe_feed_forward named. The layer's
+// configuration and `weights` must outlive it.
+std::unique_ptr<FeedForward> make_feed_forward(const Layer& layer, WeightSet& weights);
+
+}  // namespace nmoe

@@ -1,0 +1,144 @@
+#include "model/parts/gqa.h"
+
+#include <cmath>
+
+#include "model/parts/rope_table.h"
+
+namespace nmoe {
+namespace {
+
+// Heads [first, first + count), of `size` values each, of x [T, all heads * size]: [T, count, size].
+Tensor heads_of(Tensor x, int64_t first, int64_t count, int64_t size) {
+  return x.columns(first * size, (first + count) * size).reshape({x.dim(0), count, size});
+}
+
+}  // namespace
+
+MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weights) {
+  const ModelConfig& config = layer.config;
+  const int64_t D = config.dim, H = config.num_heads, G = config.gqa.num_kv_heads, C = config.gqa.head_dim;
+  const std::string name = attention_prefix(layer);
+  weights.add_joined({weights.matrix(name + "q", H * C, D), weights.matrix(name + "k", G * C, D),
+                      weights.matrix(name + "v", G * C, D)});
+  weights.add(weights.output(name + "out", D, H * C));
+  if (config.gqa.qk_norm) {
+    weights.add(WeightList::gain(name + "q_norm", C));
+    weights.add(WeightList::gain(name + "k_norm", C));
+  }
+  return {
+      .flops_per_position = 6.0 * static_cast<double>(H * (C + C)), .rope_dim = C, .cache = {.widths = {G * C, G * C}}};
+}
+
+GroupedQueryAttention::GroupedQueryAttention(const Layer& layer, WeightSet& weights)
+    : config_(layer.config),
+      layer_(layer.idx),
+      window_(layer.spec.window),
+      qkv_(weights, attention_prefix(layer), {"q", "k", "v"}),
+      out_(weights, attention_prefix(layer) + "out") {
+  if (config_.gqa.qk_norm) {
+    q_norm_.emplace(weights, attention_prefix(layer) + "q_norm", config_.norm_eps);
+    k_norm_.emplace(weights, attention_prefix(layer) + "k_norm", config_.norm_eps);
+  }
+}
+
+double GroupedQueryAttention::softmax_scale() const {
+  return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
+}
+
+void GroupedQueryAttention::project(const Pass& pass, const CodedRows& x) {
+  Ops& ops = pass.ops;
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const Tensor qkv = pass.push({T, (H + G + G) * C});
+  // What norms make of queries and keys lies elsewhere: backward needs both.
+  const Tensor qk = q_norm_ ? pass.push({T, (H + G) * C}) : qkv;
+  saved_.x = x.rows;
+  saved_.q = heads_of(qk, 0, H, C);
+  saved_.k = heads_of(qk, H, G, C);
+  saved_.v = heads_of(qkv, H + G, G, C);
+  qkv_.forward(ops, x, qkv);
+  if (q_norm_) q_norm_->forward(pass, heads_of(qkv, 0, H, C), saved_.q);
+  if (k_norm_) k_norm_->forward(pass, heads_of(qkv, H, G, C), saved_.k);
+  ops.rope_forward(pass.rotation(heads_of(qk, 0, H + G, C), C, config_.rope.layout));
+  pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
+  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
+  pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
+}
+
+void GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+  Ops& ops = pass.ops;
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
+  project(pass, x);
+  saved_.out = pass.push({T, H, C});
+  saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
+  if (const Batch& batch = pass.batch; batch.parents.defined()) {
+    ops.tree_attention({.scale = softmax_scale(),
+                        .window = window_,
+                        .q = saved_.q,
+                        .k = saved_.k,
+                        .v = saved_.v,
+                        .out = saved_.out,
+                        .positions = batch.positions,
+                        .bounds = batch.cu_seqlens,
+                        .parents = batch.parents});
+  } else {
+    ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
+                           .q = saved_.q,
+                           .k = saved_.k,
+                           .v = saved_.v,
+                           .out = saved_.out,
+                           .lse = saved_.lse});
+  }
+  pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
+  out_.forward(ops, saved_.out.reshape({T, H * C}), y, residual);
+}
+
+void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
+                                           Tensor residual, Tensor y) {
+  Ops& ops = pass.ops;
+  const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const Tensor positions = pass.batch.positions, keys = cache.tensors[0], values = cache.tensors[1];
+  project(pass, x);
+  ops.cache_write({.rows = saved_.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = keys});
+  ops.cache_write({.rows = saved_.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = values});
+  const Tensor out = pass.push({T, H, C});
+  ops.cached_attention({.scale = softmax_scale(),
+                        .window = window_,
+                        .q = saved_.q,
+                        .slots = slots,
+                        .positions = positions,
+                        .keys = keys,
+                        .values = values,
+                        .num_kv_heads = G,
+                        .out = out});
+  out_.forward(ops, out.reshape({T, H * C}), y, residual);
+}
+
+void GroupedQueryAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
+  Ops& ops = pass.ops;
+  const ArenaScope scope(pass.activations);
+  const int64_t T = dy.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+
+  const Tensor dout = pass.push({T, H, C});
+  out_.backward(ops, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
+
+  const Tensor dqkv = pass.push({T, (H + G + G) * C});
+  const Tensor dq = heads_of(dqkv, 0, H, C), dk = heads_of(dqkv, H, G, C), dv = heads_of(dqkv, H + G, G, C);
+  ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
+                          .q = saved_.q,
+                          .k = saved_.k,
+                          .v = saved_.v,
+                          .out = saved_.out,
+                          .lse = saved_.lse,
+                          .dout = dout,
+                          .dq = dq,
+                          .dk = dk,
+                          .dv = dv,
+                          .rope = pass.rotation({}, C, config_.rope.layout),
+                          .rope_keys = true});
+  if (q_norm_) q_norm_->backward(pass, dq, dq);
+  if (k_norm_) k_norm_->backward(pass, dk, dk);
+
+  qkv_.backward(ops, saved_.x, dqkv, dx);
+}
+
+}  // namespace nmoe

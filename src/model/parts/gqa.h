@@ -1,0 +1,50 @@
+// Grouped-query attention (arXiv 2305.13245) with RoPE and optional RMSNorm of queries and keys per head.
+//
+// T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys and values are columns of one
+// product: their rows lie apart. The cache holds normed and rotated keys
+// [slots, capacity, G * C] and values of the same shape.
+#pragma once
+
+#include <optional>
+
+#include "model/parts/linear.h"
+#include "model/parts/mixer.h"
+#include "model/parts/norm.h"
+
+namespace nmoe {
+
+class GroupedQueryAttention final : public Mixer {
+ public:
+  static MixerSpec describe(const Layer& layer, WeightList& weights);
+  GroupedQueryAttention(const Layer& layer, WeightSet& weights);
+
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override { return out_.weight().takes_codes(); }
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+                      Tensor y) override;
+
+ private:
+  struct Saved {
+    Tensor x;    // [T, D]
+    Tensor q;    // [T, H, C], normed and rotated
+    Tensor k;    // [T, G, C], normed and rotated
+    Tensor v;    // [T, G, C]
+    Tensor out;  // [T, H, C]
+    Tensor lse;  // [B, H, S]
+  };
+  double softmax_scale() const;
+  // Fills saved_.q, .k and .v.
+  void project(const Pass& pass, const CodedRows& x);
+
+  const ModelConfig& config_;
+  int64_t layer_;
+  int64_t window_;
+  JoinedLinear qkv_;  // [H * C + G * C + G * C, D]
+  Linear out_;        // [D, H * C]
+  std::optional<Norm> q_norm_;
+  std::optional<Norm> k_norm_;
+  Saved saved_;
+};
+
+}  // namespace nmoe

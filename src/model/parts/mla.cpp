@@ -1,0 +1,194 @@
+#include "model/parts/mla.h"
+
+#include <cmath>
+
+#include "model/parts/rope_table.h"
+
+namespace nmoe {
+
+MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
+  const ModelConfig& config = layer.config;
+  const MlaConfig& mla = config.mla;
+  const int64_t D = config.dim, H = config.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+                U = mla.v_head_dim;
+  const bool low_rank = mla.q_lora_rank > 0;
+  const std::string name = attention_prefix(layer);
+  weights.add_joined(
+      {low_rank ? weights.matrix(name + "q_down", mla.q_lora_rank, D) : weights.matrix(name + "q", H * (N + P), D),
+       weights.matrix(name + "kv_down", mla.kv_lora_rank, D), weights.matrix(name + "k_rope", P, D)});
+  if (low_rank) {
+    weights.add(WeightList::gain(name + "q_norm", mla.q_lora_rank));
+    weights.add(weights.matrix(name + "q", H * (N + P), mla.q_lora_rank));
+  }
+  weights.add(WeightList::gain(name + "kv_norm", mla.kv_lora_rank));
+  weights.add(weights.matrix(name + "kv_up", H * (N + U), mla.kv_lora_rank));
+  weights.add(weights.output(name + "out", D, H * U));
+  return {.flops_per_position = 6.0 * static_cast<double>(H * (N + P + U)),
+          .rope_dim = P,
+          .cache = {.widths = {mla.kv_lora_rank + P}}};
+}
+
+LatentAttention::LatentAttention(const Layer& layer, WeightSet& weights)
+    : config_(layer.config),
+      layer_(layer.idx),
+      window_(layer.spec.window),
+      projections_(weights, attention_prefix(layer),
+                   {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
+      kv_norm_(weights, attention_prefix(layer) + "kv_norm", config_.mla.norm_eps),
+      kv_up_(weights, attention_prefix(layer) + "kv_up"),
+      out_(weights, attention_prefix(layer) + "out") {
+  if (config_.mla.q_lora_rank > 0) {
+    q_low_rank_.emplace(LowRankQuery{{weights, attention_prefix(layer) + "q_norm", config_.mla.norm_eps},
+                                     {weights, attention_prefix(layer) + "q"}});
+  }
+}
+
+double LatentAttention::softmax_scale() const {
+  const double head_dim = static_cast<double>(config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim);
+  return yarn_softmax_scale(config_.yarn) / std::sqrt(head_dim);
+}
+
+LatentAttention::Projections LatentAttention::push_projections(const Pass& pass, int64_t num_tokens) const {
+  const MlaConfig& mla = config_.mla;
+  const int64_t R = mla.kv_lora_rank, P = mla.qk_rope_head_dim;
+  const int64_t Q = q_low_rank_ ? mla.q_lora_rank : config_.num_heads * (mla.qk_nope_head_dim + P);
+  const Tensor all = pass.push({num_tokens, Q + R + P});
+  return {
+      .all = all, .q = all.columns(0, Q), .kv_latent = all.columns(Q, Q + R), .k_rope = all.columns(Q + R, Q + R + P)};
+}
+
+Rope LatentAttention::rotation_of_shared_key(const Pass& pass, Tensor k_rope) const {
+  const int64_t P = config_.mla.qk_rope_head_dim;
+  return pass.rotation(k_rope.reshape({k_rope.dim(0), 1, P}), P, config_.rope.layout);
+}
+
+Tensor LatentAttention::queries(const Pass& pass, const Projections& raw) {
+  const int64_t T = raw.all.dim(0), H = config_.num_heads,
+                C = config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim;
+  if (!q_low_rank_) return raw.q.reshape({T, H, C});
+  saved_.q_latent = pass.push({T, config_.mla.q_lora_rank});
+  const Tensor q = pass.push({T, H, C});
+  q_low_rank_->norm.forward(pass, raw.q, saved_.q_latent);
+  q_low_rank_->up.forward(pass.ops, saved_.q_latent, q.reshape({T, H * C}));
+  return q;
+}
+
+Tensor LatentAttention::project(const Pass& pass, const CodedRows& x) {
+  Ops& ops = pass.ops;
+  const MlaConfig& mla = config_.mla;
+  const int64_t T = x.rows.dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
+  saved_.x = x.rows;
+  saved_.kv_latent = pass.push({T, mla.kv_lora_rank});
+  const Projections raw = push_projections(pass, T);
+  projections_.forward(ops, x, raw.all);
+
+  saved_.q = queries(pass, raw);
+  ops.rope_forward(pass.rotation(saved_.q, P, config_.rope.layout, N));
+  kv_norm_.forward(pass, raw.kv_latent, saved_.kv_latent);
+  ops.rope_forward(rotation_of_shared_key(pass, raw.k_rope));
+  return raw.k_rope;
+}
+
+void LatentAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+  Ops& ops = pass.ops;
+  const MlaConfig& mla = config_.mla;
+  const int64_t T = x.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, U = mla.v_head_dim;
+  saved_.k_rope = project(pass, x);
+  saved_.kv = pass.push({T, H, N + U});
+  saved_.out = pass.push({T, H, U});
+  saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
+  kv_up_.forward(ops, saved_.kv_latent, saved_.kv.reshape({T, H * (N + U)}));
+  pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
+  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k_rope);
+  pass.capture(Intermediate::kAttentionValue, layer_, saved_.kv);
+
+  if (const Batch& batch = pass.batch; batch.parents.defined()) {
+    ops.mla_tree_attention({.scale = softmax_scale(),
+                            .window = window_,
+                            .q = saved_.q,
+                            .kv = saved_.kv,
+                            .k_rope = saved_.k_rope,
+                            .out = saved_.out,
+                            .positions = batch.positions,
+                            .bounds = batch.cu_seqlens,
+                            .parents = batch.parents});
+  } else {
+    ops.mla_attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
+                               .q = saved_.q,
+                               .kv = saved_.kv,
+                               .k_rope = saved_.k_rope,
+                               .out = saved_.out,
+                               .lse = saved_.lse});
+  }
+  pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
+  out_.forward(ops, saved_.out.reshape({T, H * U}), y, residual);
+}
+
+void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+                                     Tensor y) {
+  const int64_t T = x.dim(0), H = config_.num_heads, U = config_.mla.v_head_dim;
+  const RopeTable& rope = pass.rope.of(config_.mla.qk_rope_head_dim);
+  const Projections raw = push_projections(pass, T);
+  projections_.forward(pass.ops, x, raw.all);
+  const Tensor out = pass.push({T, H, U});
+  pass.ops.mla_cached_attention({.scale = softmax_scale(),
+                                 .window = window_,
+                                 .q = queries(pass, raw),
+                                 .kv_latent = raw.kv_latent,
+                                 .k_rope = raw.k_rope,
+                                 .gain = kv_norm_.gain().value,
+                                 .eps = kv_norm_.eps(),
+                                 .cos = rope.cos,
+                                 .sin = rope.sin,
+                                 .layout = config_.rope.layout,
+                                 .slots = slots,
+                                 .positions = pass.batch.positions,
+                                 .kv_up = kv_up_.weight().value,
+                                 .cache = cache.tensors[0],
+                                 .out = out});
+  out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
+}
+
+void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
+  Ops& ops = pass.ops;
+  const ArenaScope scope(pass.activations);
+  const MlaConfig& mla = config_.mla;
+  const int64_t T = dy.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+                U = mla.v_head_dim;
+
+  const Tensor dout = pass.push({T, H, U});
+  out_.backward(ops, saved_.out.reshape({T, H * U}), dy, dout.reshape({T, H * U}));
+
+  const Projections d = push_projections(pass, T);
+  const Tensor dq = q_low_rank_ ? pass.push({T, H, N + P}) : d.q.reshape({T, H, N + P});
+  const Tensor dkv = pass.push({T, H, N + U});
+  const RowCodes dkv_codes = kv_up_.push_codes(pass.activations, T, H * (N + U));
+  ops.mla_attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
+                              .q = saved_.q,
+                              .kv = saved_.kv,
+                              .k_rope = saved_.k_rope,
+                              .out = saved_.out,
+                              .lse = saved_.lse,
+                              .dout = dout,
+                              .dq = dq,
+                              .dkv = dkv,
+                              .dk_rope = d.k_rope,
+                              .rope = pass.rotation({}, P, config_.rope.layout, N),
+                              .dkv_codes = dkv_codes});
+
+  // Keys and values: through the shared rotated part, and through the latent.
+  ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
+  const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
+  kv_up_.backward(ops, saved_.kv_latent, {dkv.reshape({T, H * (N + U)}), dkv_codes}, dkv_latent);
+  kv_norm_.backward(pass, dkv_latent, d.kv_latent);
+
+  // Queries.
+  if (q_low_rank_) {
+    const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
+    q_low_rank_->up.backward(ops, saved_.q_latent, dq.reshape({T, H * (N + P)}), dq_latent);
+    q_low_rank_->norm.backward(pass, dq_latent, d.q);
+  }
+  projections_.backward(ops, saved_.x, d.all, dx);
+}
+
+}  // namespace nmoe

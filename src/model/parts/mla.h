@@ -1,0 +1,72 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are expanded from one
+// small latent vector per token; a separate key part shared by all heads carries the position.
+//
+// T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size, Rq and Rkv
+// latent widths. One product projects a block's input to queries, key/value latent and key part; its query columns, Q,
+// are those of all heads or of the query latent. The cache holds, for all heads together, a token's normed latent
+// followed by the rotated key part: [slots, capacity, Rkv + P]. It is never expanded (mla_cached_attention).
+#pragma once
+
+#include <optional>
+
+#include "model/parts/linear.h"
+#include "model/parts/mixer.h"
+#include "model/parts/norm.h"
+
+namespace nmoe {
+
+class LatentAttention final : public Mixer {
+ public:
+  static MixerSpec describe(const Layer& layer, WeightList& weights);
+  LatentAttention(const Layer& layer, WeightSet& weights);
+
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override { return out_.weight().takes_codes(); }
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+                      Tensor y) override;
+
+ private:
+  // Queries through a latent of their own (q_lora_rank > 0).
+  struct LowRankQuery {
+    Norm norm;
+    Linear up;  // [H * (N + P), Rq]
+  };
+  // Columns of `all`.
+  struct Projections {
+    Tensor all;        // [T, Q + Rkv + P]
+    Tensor q;          // [T, Q]
+    Tensor kv_latent;  // [T, Rkv], before its norm
+    Tensor k_rope;     // [T, P]
+  };
+  struct Saved {
+    Tensor x;          // [T, D]
+    Tensor q_latent;   // [T, Rq], normed; undefined without a query latent
+    Tensor kv_latent;  // [T, Rkv], normed
+    Tensor q;          // [T, H, N + P], rotated
+    Tensor kv;         // [T, H, N + U]: of each head, its own part of the key and the value
+    Tensor k_rope;     // [T, P], rotated: the key part that heads share
+    Tensor out;        // [T, H, U]
+    Tensor lse;        // [B, H, S]
+  };
+  double softmax_scale() const;
+  Projections push_projections(const Pass& pass, int64_t num_tokens) const;
+  // [T, H, N + P], before their rotation; fills saved_.q_latent.
+  Tensor queries(const Pass& pass, const Projections& raw);
+  // Fills saved_.q_latent, .q and .kv_latent. Returns the rotated key part that heads share, [T, P].
+  Tensor project(const Pass& pass, const CodedRows& x);
+  // The rotation of k_rope [T, P], as one head.
+  Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
+
+  const ModelConfig& config_;
+  int64_t layer_;
+  int64_t window_;
+  JoinedLinear projections_;  // [Q + Rkv + P, D]
+  std::optional<LowRankQuery> q_low_rank_;
+  Norm kv_norm_;
+  Linear kv_up_;  // [H * (N + U), Rkv]
+  Linear out_;    // [D, H * U]
+  Saved saved_;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,93 @@
+#include "model/parts/mlp.h"
+
+namespace nmoe {
+
+WeightSpec pre_activation_weight(const WeightList& weights, const std::string& name, const ModelConfig& config,
+                                 int64_t hidden) {
+  const int64_t W = pre_activation_width(config.activation, hidden);
+  WeightSpec weight = weights.matrix(name, W, config.dim);
+  weight.num_matrices = W / hidden;
+  return weight;
+}
+
+void Mlp::describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights) {
+  const ModelConfig& config = layer.config;
+  const std::string name = layer.name + prefix;
+  weights.add(pre_activation_weight(weights, name + "in", config, hidden));
+  weights.add(weights.output(name + "out", config.dim, hidden));
+}
+
+Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as)
+    : activation_(layer.config.activation),
+      layer_(layer.idx),
+      hidden_as_(hidden_as),
+      hidden_(hidden),
+      in_(weights, layer.name + prefix + "in"),
+      out_(weights, layer.name + prefix + "out") {}
+
+void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+  const int64_t T = x.rows.dim(0), W = pre_activation_width(activation_, hidden_);
+  saved_ = {.x = x.rows, .pre = {}, .pre_codes = {}, .hidden = {}};
+  if (pass.keeps_pre_codes()) saved_.pre_codes = push_row_codes(pass.activations, T, W);
+  const int64_t without_pre = pass.activations.mark();
+  saved_.pre = pass.push({T, W});
+  const int64_t without_hidden = pass.activations.mark();
+  saved_.hidden = pass.push({T, hidden_});
+  {
+    const ArenaScope scope(pass.activations);
+    const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
+    // Backward makes hidden units again, and the second layer reads codes.
+    const bool codes_alone =
+        codes.defined() && pass.drops_hidden() && !pass.watchers.inspect && !out_.weight().measures_forward();
+    in_.forward_activation(pass.ops,
+                           {.kind = activation_,
+                            .x = x.rows,
+                            .w = {},
+                            .pre = saved_.pre,
+                            .h = saved_.hidden,
+                            .h_codes = codes,
+                            .keeps_h = !codes_alone,
+                            .pre_codes = saved_.pre_codes},
+                           x.codes);
+    pass.capture(hidden_as_, layer_, saved_.hidden);
+    out_.forward(pass.ops, saved_.hidden, y, residual, codes);
+  }
+  if (pass.drops_pre()) {
+    pass.activations.rewind(without_pre);
+  } else if (pass.drops_hidden()) {
+    pass.activations.rewind(without_hidden);
+  }
+}
+
+void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
+  const ArenaScope scope(pass.activations);
+  const int64_t T = dy.rows.dim(0), W = pre_activation_width(activation_, hidden_);
+  if (pass.drops_pre()) saved_.pre = pass.push({T, W});
+  if (pass.drops(Recompute::kExperts)) {
+    in_.forward(pass.ops, saved_.x, saved_.pre);
+    if (pass.saves_codes()) {
+      saved_.pre_codes = push_row_codes(pass.activations, T, W);
+      pass.ops.quantize(quantize_rows(saved_.pre, saved_.pre_codes));
+    }
+  }
+  const bool makes_hidden = pass.drops_hidden();
+  if (makes_hidden) saved_.hidden = pass.push({T, hidden_});
+  const Tensor dhidden = pass.push({T, hidden_});
+  // Random bits are numbered in the order in which they are drawn.
+  const OperandRounding of_out_weight = out_.weight().weight_gradient_rounding();
+  out_.backward_input(pass.ops, dy, dhidden);
+  const Tensor dpre = saved_.pre;  // not needed after its gradient is known
+  const RowCodes codes = in_.push_codes(pass.activations, T, W);
+  pass.ops.activation_backward({.kind = activation_,
+                                .pre = saved_.pre,
+                                .dh = dhidden,
+                                .dpre = dpre,
+                                .dpre_codes = codes,
+                                .h = makes_hidden ? saved_.hidden : Tensor(),
+                                .pre_codes = saved_.pre_codes});
+  out_.backward_weight(pass.ops, saved_.hidden, dy.rows, of_out_weight);
+  in_.backward_weight(pass.ops, saved_.x, dpre);
+  in_.backward_input(pass.ops, {dpre, codes}, dx);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,140 @@
+// Mixture of experts (DeepSeekMoE, arXiv 2401.06066; router of DeepSeek-V3, arXiv 2412.19437): a token passes its
+// top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is processed.
+//
+// T tokens, D model width, E routed experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the
+// routing uses a part: rdep/routed_rows.h), F expert width, W pre-activation width.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "model/parts/mlp.h"
+#include "rdep/exchange.h"
+
+namespace nmoe {
+
+// Statistics of one layer's router in a step, summed over microbatches. Set to zero by Model::begin_step.
+struct RouterStats {
+  Tensor counts;    // [E] i32 rows an expert got
+  Tensor aux_loss;  // [2] f64 balance loss, z-loss
+  Tensor entropy;   // [1] f64 sum over tokens, nats
+};
+
+class Moe final : public FeedForward {
+ public:
+  static void describe(const Layer& layer, WeightList& weights);
+  Moe(const Layer& layer, WeightSet& weights);
+
+  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  // Requires all experts to be on this rank.
+  void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
+  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  bool takes_codes() const override {
+    return wire_ == RowFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
+  }
+
+  // Sets the format of what is sent to routed experts, except in cached_forward(). To be called before the first pass.
+  void send_as(RowFormat wire) { wire_ = wire; }
+  // Sets where its router's statistics are stored. To be called before the first pass.
+  void keep_stats(const RouterStats& stats) { stats_ = stats; }
+  // From now on, the ranks of a domain share the experts, which are where `places` says (rdep/exchange.h); stacked
+  // weights contain only this rank's experts. `stats`: where this rank's statistics of the layer's exchange are stored.
+  void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
+  std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
+  const RouterStats& stats() const { return stats_; }
+  const Weight& router_bias() const { return router_bias_; }
+  int64_t layer() const { return layer_; }  // its index among all layers of the model
+
+ private:
+  struct Saved {
+    Tensor x;        // [T, D]
+    Tensor logits;   // [T, E]
+    Tensor scores;   // [T, E]
+    Tensor top_idx;  // [T, K] i32
+    Tensor weights;  // [T, K]
+    RoutedRows routed;
+    Tensor row_weight;                        // [R] weights dispatched
+    OperandRows rows;                         // [R, D] x dispatched
+    Tensor pre;                               // [R, W]
+    RowCodes pre_codes;                       // [R, W], if they wait for backward instead of pre
+    Tensor hidden;                            // [R, F], times row_weight; undefined if hidden_columns are kept instead
+    std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, if the gradient of the second weight uses codes
+  };
+  // The form in which x [T, D], or a gradient, is sent. Missing codes are
+  // made, in memory of the activations arena.
+  CodedRows sent(const Pass& pass, const CodedRows& x) const;
+  // Codes of the source of the rows that came of x: those that travelled or, of rows picked from x, its own.
+  RowCodes codes_of(const ArrivedRows& arrived, const CodedRows& x) const;
+  RouterRule rule() const;
+  RouterLoss loss(const Pass& pass) const;
+  // N rows on their way through the experts.
+  struct ExpertPass {
+    OperandRows rows;                                   // [N, D]
+    Tensor row_weight;                                  // [N]
+    Tensor pre;                                         // [N, W]
+    Tensor hidden;                                      // [N, F]; undefined if codes suffice
+    RowCodes hidden_codes = {};                         // [N, F], if the second layer uses them
+    ColumnCodes hidden_columns = {}, pre_columns = {};  // [N, F], and [N, W] of pre's gradient, if weight gradients
+                                                        // use them
+    RowCodes pre_codes = {};                            // [N, W]: forward writes them, backward reads them for pre
+    bool keeps_hidden = true;                           // forward: whether anyone reads hidden but as codes
+    bool makes_hidden = false;                          // backward: whether hidden, or its columns, was not kept
+    bool keeps_gradient = false;                        // whether pre's gradient itself is needed too
+    RowCodes source_codes = {};                         // of the rows' source, if it has codes
+  };
+  struct ExpertGradients {
+    OperandRows dy;              // [N, D] of the experts' outputs; may lie in drows
+    Tensor drows;                // [N, D] of the rows
+    Tensor drow_weight;          // [N]
+    RowCodes source_codes = {};  // of dy's source, if it has codes
+  };
+  ExpertPass saved_rows() const {
+    return {.rows = saved_.rows,
+            .row_weight = saved_.row_weight,
+            .pre = saved_.pre,
+            .hidden = saved_.hidden,
+            .pre_codes = saved_.pre_codes};
+  }
+  // saved_'s logits, scores, top_idx and weights = of saved_.x.
+  void route(const Pass& pass);
+  // y += the experts' outputs for saved_.rows. Leaves pre and hidden, or codes of hidden if saved_.hidden_columns has
+  // memory for them, and codes of pre if pre_codes has. source_codes: of the rows' source, if it has codes.
+  void forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y);
+  // Whether the gradient of the second weight takes hidden units as codes of columns; chunks of overflow want them as
+  // they are.
+  bool multiplies_columns() const;
+  // Memory for the codes of columns of rows [R, width] that the gradient of `of`'s weight uses, one for each part.
+  std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
+  // pre and hidden, or their codes, = from a part's rows.
+  void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
+  // those of the rows. pre is overwritten by its gradient.
+  void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
+                        const ExpertGradients& gradients);
+  // The gradient of the first weight from a part's rows, after backward_experts().
+  void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  // Calls work(rows, index) for each part of the rows; each has its own random bits for rounding gradients.
+  void for_each_part(const std::function<void(const RaggedRows&, size_t part)>& work);
+  // How overflow is processed by the experts: forward in the memory of rows_out and more that it pushes; backward in
+  // the memory of the rows that forward kept, which are no longer needed (unless all overflow is empty: OverflowWork).
+  // `pass` must outlive what they return.
+  OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
+  OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
+
+  const ModelConfig& config_;
+  int64_t layer_;
+  int64_t expert_dim_;  // F
+  RowFormat wire_ = RowFormat::kDevice;
+  Linear router_;                            // [E, D]
+  Weight& router_bias_;                      // [E], selection only
+  GroupedLinear experts_in_;                 // [E, W, D]
+  GroupedLinear experts_out_;                // [E, D, F]
+  std::unique_ptr<TokenExchange> exchange_;  // local until exchange_through()
+  std::optional<Mlp> shared_;
+  RouterStats stats_;
+  Saved saved_;
+};
+
+}  // namespace nmoe

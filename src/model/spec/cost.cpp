@@ -1,0 +1,46 @@
+#include "model/spec/cost.h"
+
+#include <algorithm>
+
+#include "model/spec/spec.h"
+
+namespace nmoe {
+namespace {
+
+// How many positions the queries of `length` tokens see together, each itself included.
+double visible_pairs(int64_t length, int64_t window) {
+  const double reach = static_cast<double>(window == 0 ? length : std::min(length, window));
+  return reach * (reach + 1.0) / 2.0 + (static_cast<double>(length) - reach) * reach;
+}
+
+}  // namespace
+
+double ModelCost::document_flops(int64_t num_tokens) const {
+  double flops = 6.0 * static_cast<double>(active_matrix_parameters) * static_cast<double>(num_tokens);
+  for (const Attention& layers : attention) flops += layers.flops_per_pair * visible_pairs(num_tokens, layers.window);
+  return flops;
+}
+
+ModelCost model_cost(const ModelConfig& config) {
+  const ModelSpec model = describe_model(config);
+  ModelCost cost;
+  for (const WeightSpec& weight : model.weights) {
+    if (!weight.is_trained()) continue;
+    const int64_t count = weight.shape.num_elements();
+    const int64_t active =
+        weight.group == WeightGroup::kExperts ? count / config.moe.num_experts * config.moe.top_k : count;
+    cost.parameters += count;
+    cost.active_parameters += active;
+    const bool multiplied = weight.shape.rank() > 1 && !weight.is_looked_up;
+    if (multiplied) cost.active_matrix_parameters += active;
+  }
+  for (size_t layer = 0; layer < model.layers.size(); ++layer) {
+    const int64_t window = model.layers[layer].window;
+    auto alike = std::ranges::find(cost.attention, window, &ModelCost::Attention::window);
+    if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window});
+    alike->flops_per_pair += model.mixers[layer].flops_per_position;
+  }
+  return cost;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,23 @@
+#include "model/spec/experts_exchange.h"
+
+namespace nmoe {
+
+ExchangeShape exchange_shape(const ModelConfig& config) {
+  return {.num_experts = config.moe.num_experts, .top_k = config.moe.top_k, .width = config.dim};
+}
+
+ExchangeForm exchange_form(const Config& config) {
+  return {.received = config.parallel.logical_shards > 0 ? Received::kApart : Received::kTogether,
+          .wire = config.precision.wire};
+}
+
+ExchangeCost exchange_cost(const Config& config, DType act, int64_t num_ranks) {
+  const Recompute recompute = config.train.recompute;
+  return {exchange_shape(config.model),
+          exchange_form(config),
+          {.dispatches = recompute >= Recompute::kExperts ? 2 : 1, .combines = recompute >= Recompute::kBlocks ? 2 : 1},
+          act,
+          num_ranks};
+}
+
+}  // namespace nmoe

@@ -1,0 +1,249 @@
+// Checks, which keys each query attends to, delta, and what attention_engine (plans/attention.h) says:
+//
+//   kSm90    sm90/attention_forward.cu
+//   kCudnn   cuDNN, with documents and windows or without
+//   kPlain   attention_plain.cu
+#include <algorithm>
+#include <climits>
+
+#include "ops/cuda/kernels/attention/attention_plain.h"
+#include "ops/cuda/kernels/attention/mla_parts.h"
+#include "ops/cuda/kernels/low_precision/quantize_fp8.h"
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/sm90/attention.h"
+#include "ops/cuda/vendor/cudnn_attention.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+constexpr int kThreads = 256;
+
+AttentionGeometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& out, const Tensor& lse) {
+  const int64_t T = q.dim(0), H = q.dim(1), G = k.dim(1), Dk = q.dim(2), Dv = v.dim(2);
+  NMOE_CHECK(shape.num_seqs * shape.seq_len == T && T <= INT_MAX / 2 && G > 0 && H % G == 0 &&
+                 k.shape() == Shape({T, G, Dk}) && v.shape() == Shape({T, G, Dv}) && out.shape() == Shape({T, H, Dv}) &&
+                 lse.num_elements() == T * H,
+             "attention over {} sequences of {}: q {}, k {}, v {}, out {}, lse {}", shape.num_seqs, shape.seq_len,
+             q.shape(), k.shape(), v.shape(), out.shape(), lse.shape());
+  const DType act = q.dtype();
+  NMOE_CHECK((act == DType::kF32 || act == DType::kBF16) && k.dtype() == act && v.dtype() == act &&
+                 out.dtype() == act && lse.dtype() == DType::kF32,
+             "attention of q {}, k {}, v {} into {}, lse {}", dtype_name(act), dtype_name(k.dtype()),
+             dtype_name(v.dtype()), dtype_name(out.dtype()), dtype_name(lse.dtype()));
+  AttentionGeometry g{};
+  g.T = static_cast<int>(T);
+  g.S = static_cast<int>(shape.seq_len);
+  g.H = static_cast<int>(H);
+  g.G = static_cast<int>(G);
+  g.Dk = static_cast<int>(Dk);
+  g.Dv = static_cast<int>(Dv);
+  g.q_stride = q.stride();
+  g.k_stride = k.stride();
+  g.v_stride = v.stride();
+  g.scale = static_cast<float>(shape.scale);
+  return g;
+}
+
+// The document [x, y) of token t: a search in cu_seqlens [capacity]. What that says is cut to the token's sequence.
+__device__ int2 document_of(int t, int S, const int32_t* cu_seqlens, int capacity) {
+  int2 document = make_int2(t / S * S, t / S * S + S);
+  if (cu_seqlens == nullptr) return document;
+  int low = 0, high = capacity;  // to the first entry beyond t
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens[middle] <= t) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low > 0) document.x = max(document.x, cu_seqlens[low - 1]);
+  if (low < capacity) document.y = min(document.y, cu_seqlens[low]);
+  return document;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    span_kernel(int T, int S, int window, const int32_t* cu_seqlens, int capacity, int2* spans) {
+  const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (t >= T) return;
+  int2 span = document_of(t, S, cu_seqlens, capacity);
+  if (window > 0) {
+    span.x = max(span.x, t - window + 1);
+    span.y = min(span.y, t + min(window, T));
+  }
+  spans[t] = span;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    first_keys_kernel(int T, int S, const int32_t* cu_seqlens, int capacity, int32_t* first_keys) {
+  const int t = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (t < T) first_keys[t] = document_of(t, S, cu_seqlens, capacity).x - t / S * S;
+}
+
+unsigned blocks_of(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
+
+// Where each token's document begins, counted in its sequence: [T] I32, undefined without documents.
+void find_first_keys(Context& ctx, const AttentionShape& shape, const Tensor& first_keys) {
+  if (!first_keys.defined()) return;
+  const int64_t T = first_keys.dim(0);
+  first_keys_kernel<<<blocks_of(T), kThreads, 0, ctx.stream>>>(
+      static_cast<int>(T), static_cast<int>(shape.seq_len), shape.cu_seqlens.data<int32_t>(),
+      static_cast<int>(shape.cu_seqlens.dim(0)), first_keys.data<int32_t>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void find_spans(const AttentionShape& shape, const Tensor& storage, AttentionGeometry& g, cudaStream_t stream) {
+  auto* spans = static_cast<int2*>(storage.raw());
+  const bool has_documents = shape.cu_seqlens.defined();
+  const int window = static_cast<int>(std::min<int64_t>(shape.window, g.T));
+  span_kernel<<<blocks_of(g.T), kThreads, 0, stream>>>(
+      g.T, g.S, window, has_documents ? shape.cu_seqlens.data<int32_t>() : nullptr,
+      has_documents ? static_cast<int>(shape.cu_seqlens.dim(0)) : 0, spans);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  g.spans = spans;
+}
+
+// A warp a head of a token.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    delta_kernel(AttentionGeometry g, const T* out, const T* dout, float* delta) {
+  const int64_t index = blockIdx.x * static_cast<int64_t>(kThreads / kWarp) + threadIdx.x / kWarp;
+  if (index >= static_cast<int64_t>(g.T) * g.H) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float sum = 0.0F;
+  for (int d = lane; d < g.Dv; d += kWarp) sum += to_float(out[index * g.Dv + d]) * to_float(dout[index * g.Dv + d]);
+  sum = warp_sum(sum);
+  const int token = static_cast<int>(index / g.H), head = static_cast<int>(index % g.H);
+  if (lane == 0) delta[statistic_index(g, token, head)] = sum;
+}
+
+template <class T>
+void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float* delta, cudaStream_t stream) {
+  constexpr int64_t kHeadsPerBlock = kThreads / kWarp;
+  const int64_t blocks = (static_cast<int64_t>(g.T) * g.H + kHeadsPerBlock - 1) / kHeadsPerBlock;
+  delta_kernel<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      g, static_cast<const T*>(args.out.raw()), static_cast<const T*>(args.dout.raw()), delta);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+// A gradient of what `rope` rotated, if it did.
+void rotate_back(Context& ctx, Rope rope, const Tensor& gradient) {
+  if (!rope.positions.defined()) return;
+  rope.x = gradient;
+  rope_backward(ctx, rope);
+}
+void rotate_back(Context& ctx, const AttentionBackward& args) {
+  rotate_back(ctx, args.rope, args.dq);
+  if (args.rope_keys) rotate_back(ctx, args.rope, args.dk);
+}
+
+// Of MLA, whose parts our own kernels take as they are.
+void check_parts(const Tensor& q, const Tensor& kv, const Tensor& k_rope, const Tensor& out, const Tensor& lse) {
+  const int64_t T = q.dim(0), H = q.dim(1), P = k_rope.dim(1), N = q.dim(2) - P, Dv = out.dim(2);
+  NMOE_CHECK(N >= 0 && kv.shape() == Shape({T, H, N + Dv}) && k_rope.shape() == Shape({T, P}) &&
+                 out.shape() == Shape({T, H, Dv}) && lse.num_elements() == T * H && kv.dtype() == q.dtype() &&
+                 k_rope.dtype() == q.dtype() && out.dtype() == q.dtype() && lse.dtype() == DType::kF32,
+             "attention of q {} to kv {} and k_rope {} of {}, out {}, lse {}", q.shape(), kv.shape(), k_rope.shape(),
+             dtype_name(q.dtype()), out.shape(), lse.shape());
+}
+
+void attend_parts_backward(Context& ctx, const MlaAttentionBackward& args, const MlaAttentionBackwardPlan& plan) {
+  if constexpr (kKernels.has_sm90()) {
+    find_first_keys(ctx, args.shape, plan.first_keys);
+    sm90::mla_attention_backward(ctx, args, plan.dk_rope, plan.first_keys, plan.sm90);
+    sum_heads(ctx, plan.dk_rope, args.dk_rope);
+    if (!sm90_attention_rotates(args.q, args.rope, /*rope_keys=*/false)) rotate_back(ctx, args.rope, args.dq);
+  }
+}
+
+}  // namespace
+
+void attention_forward(Context& ctx, const AttentionForward& args, const AttentionForwardPlan& plan) {
+  AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
+  if (g.T == 0) return;
+  find_first_keys(ctx, args.shape, plan.first_keys);
+  if constexpr (kKernels.has_sm90()) {
+    if (plan.engine == AttentionEngine::kSm90) return sm90::attention_forward(ctx, args, plan.first_keys);
+  }
+  if (plan.engine == AttentionEngine::kCudnn) {
+    return ctx.cudnn_attention.forward(ctx, args, plan.first_keys, plan.workspace);
+  }
+  find_spans(args.shape, plan.spans, g, ctx.stream);
+  plain_attention_forward(g, args, ctx.stream);
+}
+
+void attention_backward(Context& ctx, const AttentionBackward& args, const AttentionBackwardPlan& plan) {
+  AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v, args.out, args.lse);
+  const DType act = args.q.dtype();
+  NMOE_CHECK(args.dout.shape() == args.out.shape() && args.dq.shape() == args.q.shape() &&
+                 args.dk.shape() == args.k.shape() && args.dv.shape() == args.v.shape() && args.dout.dtype() == act &&
+                 args.dq.dtype() == act && args.dk.dtype() == act && args.dv.dtype() == act,
+             "gradients of attention: dout {}, dq {}, dk {}, dv {} for q {}, k {}, v {} of {}", args.dout.shape(),
+             args.dq.shape(), args.dk.shape(), args.dv.shape(), args.q.shape(), args.k.shape(), args.v.shape(),
+             dtype_name(act));
+  if (g.T == 0) return;
+  find_first_keys(ctx, args.shape, plan.first_keys);
+  if constexpr (kKernels.has_sm90()) {
+    if (plan.engine == AttentionEngine::kSm90) {
+      sm90::attention_backward(ctx, args, plan.first_keys, plan.sm90);
+      if (!sm90_attention_rotates(args.q, args.rope, args.rope_keys)) rotate_back(ctx, args);
+      return;
+    }
+  }
+  if (plan.engine == AttentionEngine::kCudnn) {
+    ctx.cudnn_attention.backward(ctx, args, plan.first_keys, plan.cudnn);
+    return rotate_back(ctx, args);
+  }
+  const Tensor& delta = plan.delta;
+  find_spans(args.shape, plan.spans, g, ctx.stream);
+  g.dq_stride = args.dq.stride();
+  g.dk_stride = args.dk.stride();
+  g.dv_stride = args.dv.stride();
+  if (act == DType::kF32) {
+    find_delta<float>(g, args, delta.data<float>(), ctx.stream);
+  } else {
+    find_delta<__nv_bfloat16>(g, args, delta.data<float>(), ctx.stream);
+  }
+  plain_attention_backward(g, args, delta.data<float>(), ctx.stream);
+  rotate_back(ctx, args);
+}
+
+void mla_attention_forward(Context& ctx, const MlaAttentionForward& args, const MlaAttentionForwardPlan& plan) {
+  check_parts(args.q, args.kv, args.k_rope, args.out, args.lse);
+  if (args.q.dim(0) == 0) return;
+  if constexpr (kKernels.has_sm90()) {
+    if (plan.in_parts) {
+      find_first_keys(ctx, args.shape, plan.first_keys);
+      return sm90::mla_attention_forward(ctx, args, plan.first_keys);
+    }
+  }
+  assemble_keys(ctx, args.kv, args.k_rope, plan.assembled.k, plan.assembled.v);
+  attention_forward(ctx, plan.assembled, plan.whole);
+}
+
+void mla_attention_backward(Context& ctx, const MlaAttentionBackward& args, const MlaAttentionBackwardPlan& plan) {
+  check_parts(args.q, args.kv, args.k_rope, args.out, args.lse);
+  NMOE_CHECK(args.dout.shape() == args.out.shape() && args.dq.shape() == args.q.shape() &&
+                 args.dkv.shape() == args.kv.shape() && args.dk_rope.shape() == args.k_rope.shape(),
+             "gradients of attention: dout {}, dq {}, dkv {}, dk_rope {}", args.dout.shape(), args.dq.shape(),
+             args.dkv.shape(), args.dk_rope.shape());
+  if (args.q.dim(0) == 0) return;
+  if (plan.in_parts) {
+    attend_parts_backward(ctx, args, plan);
+  } else {
+    const AttentionBackward& assembled = plan.assembled;
+    assemble_keys(ctx, args.kv, args.k_rope, assembled.k, assembled.v);
+    attention_backward(ctx, assembled, plan.whole);
+    split_key_gradients(ctx, assembled.dk, assembled.dv, args.dkv, args.dk_rope);
+  }
+  if (!args.dkv_codes.defined()) return;
+  const Tensor rows = args.dkv.reshape({args.dkv.dim(0), args.dkv.shape().row_elements()});
+  quantize_fp8_rows(ctx, rows, /*num_rows=*/{}, args.dkv_codes);
+}
+
+}  // namespace nmoe::cuda

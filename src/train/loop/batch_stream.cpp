@@ -1,0 +1,58 @@
+#include "train/loop/batch_stream.h"
+
+#include <algorithm>
+
+namespace nmoe {
+
+BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank)
+    : config_(config),
+      rank_(rank),
+      shape_(batch_shape(config, config.data.seq_len)),
+      schedule_(plan),
+      reader_(plan, data.train_sets(), config.data.shuffle, static_cast<uint64_t>(config.run.seed)),
+      inputs_(static_cast<size_t>(step_tokens(config) / config.parallel.ranks)),
+      targets_(inputs_.size()) {}
+
+void BatchStream::next() {
+  if (schedule_.seq_len() != shape_.seq_len) shape_ = batch_shape(config_, schedule_.seq_len());
+  batch_.clear();
+  schedule_.take(shape_.batch_seqs, batch_);
+  refs_.clear();
+  const int64_t size = shape_.microbatch_seqs;
+  for (int64_t first = rank_ * size; first < shape_.batch_seqs; first += config_.parallel.ranks * size) {
+    refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + size);
+  }
+  if (config_.data.mask_documents) ends_.resize(refs_.size() * static_cast<size_t>(shape_.seq_len + 1));
+  reader_.read(refs_, shape_.seq_len, inputs_, targets_, ends_);
+}
+
+int64_t BatchStream::num_targets() const {
+  return static_cast<int64_t>(targets_.size()) - std::ranges::count(targets_, kNoTarget);
+}
+
+double BatchStream::flops(const ModelCost& cost) {
+  if (!config_.data.mask_documents) {
+    const int64_t num_seqs = static_cast<int64_t>(inputs_.size()) / shape_.seq_len;
+    return static_cast<double>(num_seqs) * cost.document_flops(shape_.seq_len);
+  }
+  double flops = 0.0;
+  for (int64_t i = 0; i < num_microbatches(); ++i) {
+    const std::vector<int32_t>& bounds = microbatch(i).documents.cu_seqlens;
+    for (size_t d = 1; d < bounds.size(); ++d) flops += cost.document_flops(bounds[d] - bounds[d - 1]);
+  }
+  return flops;
+}
+
+Microbatch BatchStream::microbatch(int64_t index) {
+  const auto size = static_cast<size_t>(shape_.microbatch_tokens());
+  const size_t first = static_cast<size_t>(index) * size;
+  const std::span inputs = std::span(inputs_).subspan(first, size);
+  if (config_.data.mask_documents) {
+    const size_t num_ends = size + static_cast<size_t>(shape_.microbatch_seqs);  // with a look-ahead each
+    const std::span ends = std::span(ends_).subspan(static_cast<size_t>(index) * num_ends, num_ends);
+    find_documents(ends, shape_.microbatch_seqs, shape_.seq_len, documents_);
+  }
+  return {inputs, std::span(targets_).subspan(first, size), documents_};
+}
+
+}  // namespace nmoe

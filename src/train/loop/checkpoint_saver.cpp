@@ -1,0 +1,147 @@
+#include "train/loop/checkpoint_saver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/failure.h"
+#include "base/say.h"
+#include "checkpoint/checkpoint.h"
+
+namespace nmoe {
+namespace {
+
+// In what ranks tell each other: behind a failure, and in it before the remedy.
+constexpr char kFieldEnd = '\0';
+constexpr char kRemedy = '\x1f';
+
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& exception) {
+    const Error error = as_error(exception);
+    return fmt::format("{}{}{}", error.what(), kRemedy, error.remedy());
+  }
+}
+
+// Those of `tensors` that this rank writes.
+std::vector<TensorPart> written_here(std::span<const StagedTensor> tensors) {
+  std::vector<TensorPart> chosen;
+  for (const StagedTensor& staged : tensors) {
+    if (!staged.is_written) continue;
+    const NamedTensor tensor{staged.name, staged.tensor};
+    chosen.push_back({in_memory(std::span(&tensor, 1)).front(), staged.shape, staged.slices});
+  }
+  return chosen;
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& rank)
+    : dir_(std::move(dir)), keep_last_(keep_last), rank_(rank), writer_(dir_, keep_last) {}
+
+// Where rank 0 writes, for all; "" when it cannot.
+void CheckpointSaver::open_draft(int64_t step) {
+  if (rank_.is_first()) {
+    try {
+      draft_ = std::make_shared<CheckpointDraft>(dir_, step);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+  const std::string folder = rank_.communicator.all_gather(draft_ ? draft_->folder().string() : std::string()).front();
+  if (rank_.is_first() || folder.empty()) return;
+  const fs::path joined = dir_ / fs::path(folder).filename();  // which may have another path here
+  if (fs::is_directory(joined)) {
+    draft_ = std::shared_ptr<CheckpointDraft>(new CheckpointDraft(CheckpointDraft::joined(dir_, step, joined)));
+    return;
+  }
+  failure_ = std::make_exception_ptr(
+      runtime_error(fmt::format("it does not see '{}', in which rank 0 writes a checkpoint", joined.string()),
+                    "give all processes a run.dir on a file system that their hosts share"));
+}
+
+void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
+  NMOE_CHECK(is_idle(), "a checkpoint is begun while another is written");
+  engine.stage();
+  begun_ = true;
+  open_draft(rank_.communicator.all_gather_values(head.info.step).front());
+  head_ = std::move(head);
+  if (!draft_) return;
+  // Where experts are changes while training goes on; what is staged is as they were.
+  writer_.submit_work([this, &engine, draft = draft_, model = written_here(engine.staging().model),
+                       optimizer = written_here(engine.staging().optimizer)] {
+    engine.wait_staged();
+    ThreadPool pool(1);  // training has the other processors
+    written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())}, model,
+                            optimizer, pool);
+  });
+}
+
+std::optional<Error> CheckpointSaver::publish() {
+  if (!begun_) return std::nullopt;
+  wait_for_all_writers();
+  wait_for_writer();
+  begun_ = false;
+  const auto draft = std::exchange(draft_, nullptr);
+  std::vector<std::string> texts;
+  if (auto error = gather(draft ? print_written_part(written_) : "", texts)) return error;
+  if (!rank_.is_first()) return std::nullopt;
+  std::vector<WrittenPart> parts;
+  for (const std::string& text : texts) parts.push_back(parse_written_part(text));
+  writer_.submit_work([this, draft, parts = std::move(parts)] {
+    ThreadPool pool(1);
+    draft->publish(head_, parts, {}, pool);
+    try {
+      prune_checkpoints(dir_, keep_last_);
+    } catch (const std::exception& error) {  // the new one is there all the same
+      say("warning: older checkpoints are not removed: {}\n", error.what());
+    }
+  });
+  return std::nullopt;
+}
+
+std::optional<Error> CheckpointSaver::finish() {
+  if (auto error = publish()) return error;
+  wait_for_all_writers();
+  wait_for_writer();
+  std::vector<std::string> texts;
+  return gather("", texts);
+}
+
+void CheckpointSaver::wait_for_writer() {
+  try {
+    writer_.wait();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+// What each rank has to tell, or the first failure of one.
+std::optional<Error> CheckpointSaver::gather(const std::string& mine, std::vector<std::string>& all) {
+  const std::string failure = failure_ ? text_of(std::exchange(failure_, nullptr)) : "";
+  all = rank_.communicator.all_gather(failure + kFieldEnd + mine);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const size_t end = all[rank].find(kFieldEnd);
+    if (end > 0) {
+      const size_t split = all[rank].find(kRemedy);
+      const std::string what = all[rank].substr(0, split);
+      return runtime_error(all.size() == 1 ? what : fmt::format("rank {}: {}", rank, what),
+                           all[rank].substr(split + 1, end - split - 1));
+    }
+    all[rank].erase(0, end + 1);
+  }
+  return std::nullopt;
+}
+
+// Disks may take longer than a rank may be waited for: all keep meeting meanwhile.
+void CheckpointSaver::wait_for_all_writers() {
+  const auto any_busy = [&] {
+    const auto busy = rank_.communicator.all_gather_values<int64_t>(writer_.busy() ? 1 : 0);
+    return std::ranges::find(busy, 1) != busy.end();
+  };
+  while (any_busy()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
+}  // namespace nmoe

@@ -1,0 +1,44 @@
+// Texts that a model generates during training, from train.sample_prompts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "track/run_files.h"
+#include "train/step/engine.h"
+
+namespace nmoe {
+
+// Each token costs a forward pass over a microbatch, for all prompts that fit at once, since no memory is planned for a
+// cache. Tokens are sampled at temperature kSampleTemperature with top-p kSampleTopP, seeded by the run's seed, the
+// step and the prompt. No weight, statistic or input of a step changes.
+inline constexpr double kSampleTemperature = 0.8, kSampleTopP = 0.95;
+
+class SampleTexts {
+ public:
+  // Of a run's prompts, tokenized. Error (usage) for one that leaves no room in data.seq_len.
+  SampleTexts(const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
+
+  bool empty() const { return prompts_.empty(); }
+  // All ranks call it; rank 0 gets the texts, in the order of the prompts. A text ends
+  // with its document, or where no logit is finite.
+  std::vector<SampleText> write(Engine& engine, int64_t step) const;
+
+ private:
+  struct Prompt {
+    std::string text;
+    std::vector<int32_t> ids;
+  };
+  void write_some(Engine& engine, int64_t step, size_t first, std::vector<SampleText>& texts) const;
+
+  int64_t seq_len_, num_seqs_, max_new_;
+  uint64_t seed_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::vector<Prompt> prompts_;
+};
+
+}  // namespace nmoe

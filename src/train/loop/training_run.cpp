@@ -1,0 +1,89 @@
+#include "train/loop/training_run.h"
+
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "base/say.h"
+#include "track/runs.h"
+#include "train/loop/batch_stream.h"
+#include "train/plan/run_plan.h"
+#include "train/proof/device_proof.h"
+
+namespace nmoe {
+namespace {
+
+// Before training, so that nothing is learned that cannot be kept.
+std::unique_ptr<CheckpointFolder> own_folder(const Config& config) {
+  try {
+    return std::make_unique<CheckpointFolder>(checkpoint_dir(config));
+  } catch (const Error& error) {
+    throw runtime_error(fmt::format("run \"{}\" cannot begin: {}", config.run.name, error.what()),
+                        error.remedy() + "; or choose another run.name or run.dir");
+  }
+}
+
+// Of a run that goes on. That the data's manifests and the sizes of its files are what they were is known by then.
+void check_data(const Config& config, const TrainingData& data, bool tells) {
+  if (config.data.verify == VerifyData::kOnResume) {
+    verify_training_data(data);
+    if (tells) say("data: every shard is what its manifest says\n");
+  } else if (tells) {
+    say("data: manifests and sizes of shards are what they were; data.verify = \"on resume\" hashes shards, too\n");
+  }
+}
+
+}  // namespace
+
+TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch)
+    : options(chosen),
+      data(open_training_data(raw)),
+      config(resolve_vocab_size(raw, *data.tokenizer)),
+      seq_lens(data.sequence_lengths(config)),
+      memory(plan_memory(config, data.host_bytes(config), ranks_of_process(launch, config.parallel.ranks),
+                         /*part=*/{}, seq_lens)),
+      stream(plan_training_data(config, data, memory.cost.active_parameters)),
+      token_bytes(token_byte_counts(*data.tokenizer)),
+      tokenizer_json(data.tokenizer->json()) {
+  config = resolve_steps(std::move(config), stream);
+  alert_command = std::exchange(config.track.alert_command, {});
+  if (launch.process == 0) {
+    say("{}{}", print_plan(memory, config),
+        print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
+    if (data.mixture) say("{}", print_stream_plan(stream));
+    say("{}", note_on_validation(data));
+  }
+  check_memory(memory, config);
+  evaluation = InLoopEvaluation::make(config, data.tokenizer);
+  samples.emplace(config, data.tokenizer);
+  for (const DataSource& source : data.sources) {
+    if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
+  }
+  if (config.train.target_loss > 0.0 && valid_splits.empty()) {
+    throw usage_error("train.target_loss is a validation's, and no source has text for validation",
+                      "prepare the data with --valid-fraction, or leave it out");
+  }
+  if (launch.process == 0) folder = own_folder(config);
+  start.emplace(config, data, stream, checkpoint_dir(config), options.resume);
+  if (start->resumes()) check_data(config, data, launch.process == 0);
+  check_schedule(config, start->progress(), start->resumes());
+  require_proof(device_options(config.run), fmt::format("{} {}", options.version, options.commit));
+}
+
+void RunPlace::set(fs::path database, const std::string& id) {
+  const std::scoped_lock lock(mutex_);
+  database_ = std::move(database);
+  id_ = id;
+}
+
+void RunPlace::fail(const std::string& reason) {
+  const std::scoped_lock lock(mutex_);
+  if (id_.empty()) return;
+  try {
+    RunStore(database_).finish(id_, RunStatus::kFailed, reason);
+  } catch (const std::exception& error) {
+    say("warning: the run's row is not up to date: {}\n", error.what());
+  }
+}
+
+}  // namespace nmoe

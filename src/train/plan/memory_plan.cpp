@@ -1,0 +1,166 @@
+#include "train/plan/memory_plan.h"
+
+#include <algorithm>
+
+#include "base/process.h"
+#include "base/text.h"
+#include "model/spec/experts_exchange.h"
+#include "model/spec/spec.h"
+#include "train/plan/rehearsal.h"
+#include "train/step/batch_shape.h"
+#include "train/step/engine.h"
+
+namespace nmoe {
+
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
+                       std::span<const int64_t> seq_lens) {
+  if (config.model.moe.num_experts % ranks != 0) {
+    throw usage_error(fmt::format("{} ranks of a process share the experts of a layer equally, and there are {}", ranks,
+                                  config.model.moe.num_experts),
+                      "choose parallel.ranks, or the number of processes, so that the ranks of each divide "
+                      "model.moe.num_experts");
+  }
+  const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
+  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? kGpuLibraryHostBytes : 0);
+  MemoryPlan plan{.ranks = ranks};
+  plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
+  plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
+  if (plan.expert_rows.num_chunks > 0) {
+    Config all_at_once = config;
+    all_at_once.parallel.capacity_factor = static_cast<double>(ranks);
+    plan.worst_bytes = plan_engine_storage(all_at_once, ranks, part, seq_lens).total() - plan.storage.total();
+  }
+  if (part) plan.part = part->name;
+  plan.cost = model_cost(config.model);
+  DeviceOptions options = device_options(config.run, ranks);
+  options.part = part;
+  const auto device = make_device(options);
+  const auto use = device->memory_use();
+  for (const ArenaDescription& arena : arena_table()) {
+    const int64_t bytes = plan.storage[arena.kind];
+    if (bytes == 0) continue;
+    const bool on_device = use && arena.placement == Placement::kDevice;
+    const int64_t copies = on_device ? 1 : ranks;  // every rank has its own, in this process or on its device
+    plan.lines.push_back({std::string(arena.name),
+                          on_device ? device->memory().allocation_bytes(bytes) : copies * bytes,
+                          std::string(arena.meaning), on_device});
+  }
+  plan.lines.push_back({"data", data_bytes, "shards, mapped; what their order keeps"});
+  plan.lines.push_back({"process", process, "program, libraries, threads, databases"});
+  if (use) {
+    // The rehearsal has loaded what a run loads.
+    plan.lines.push_back({"context", use->used_bytes, "CUDA context, libraries, others on the device", true});
+    plan.device_limit = use->used_bytes + use->free_bytes;
+    plan.device_flops = device->peak_flops();
+  }
+  for (const MemoryLine& line : plan.lines) (line.on_device ? plan.device_bytes : plan.total_bytes) += line.bytes;
+  return plan;
+}
+
+namespace {
+
+// What ranks put into each other's memory, where they share experts.
+std::string describe_exchange(const Config& config, int64_t ranks) {
+  const auto layers =
+      std::ranges::count(describe_model(config.model).layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward);
+  if (ranks == 1 || layers == 0) return "";
+  const ExchangeCost cost = exchange_cost(config, device_options(config.run).compute_dtype, ranks);
+  const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
+  const double layer = cost.bytes_per_token() * tokens;
+  return fmt::format(
+      "  of each rank a step puts {} to others, {} a layer with experts: {:.2f} ranks a token, each way, if all "
+      "experts "
+      "are as likely\n",
+      human_bytes(static_cast<int64_t>(layer * static_cast<double>(layers))), human_bytes(static_cast<int64_t>(layer)),
+      cost.rows_per_token());
+}
+
+}  // namespace
+
+std::string print_plan(const MemoryPlan& plan, const Config& config) {
+  std::string text;
+  const auto add_lines = [&](bool on_device, std::string_view total_name, int64_t total) {
+    for (const MemoryLine& line : plan.lines) {
+      if (line.on_device != on_device) continue;
+      text += fmt::format("  {:<19}{:>12}  {}\n", line.owner, human_bytes(line.bytes), line.meaning);
+    }
+    text += fmt::format("  {:<19}{:>12}\n", total_name, human_bytes(total));
+  };
+  if (plan.device_bytes > 0) add_lines(true, "total on the device", plan.device_bytes);
+  add_lines(false, plan.device_bytes > 0 ? "total in the host" : "total", plan.total_bytes);
+  if (!plan.part.empty()) {
+    text += fmt::format("  planned for {} with {}; what CUDA and its libraries take was measured elsewhere\n",
+                        plan.part, human_bytes(plan.device_limit));
+  }
+  const double parameters = static_cast<double>(plan.cost.parameters);
+  if (plan.ranks > 1) {
+    text += fmt::format("  of {} ranks in this process: all but data and process is there {} times\n", plan.ranks,
+                        plan.ranks);
+  }
+  if (const ExpertRows& rows = plan.expert_rows; rows.num_chunks > 0) {
+    text += fmt::format(
+        "  experts of a rank: room for {} rows a layer, {:.3g} of the average; the worst routing has {}, in {} turns; "
+        "room for all at once would take {} more\n",
+        human_count(static_cast<double>(rows.kept)), config.parallel.capacity_factor,
+        human_count(static_cast<double>(rows.worst)), 1 + rows.num_chunks, human_bytes(plan.worst_bytes));
+  } else if (rows.worst > 0) {
+    text += fmt::format("  experts of a rank: room for {} rows a layer, as many as the worst routing has\n",
+                        human_count(static_cast<double>(rows.worst)));
+  }
+  text += describe_exchange(config, plan.ranks);
+  if (config.train.recompute != Recompute::kNone) {
+    text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
+  }
+  text += fmt::format("  {} parameters, {} active for a token; {} per token (training, {} positions{})\n",
+                      human_count(parameters), human_count(static_cast<double>(plan.cost.active_parameters)),
+                      human_quantity(plan.cost.flops_per_token(config.data.seq_len), "FLOP"), config.data.seq_len,
+                      config.data.mask_documents ? "; fewer in shorter documents" : "");
+  return text;
+}
+
+void check_memory(const MemoryPlan& plan, const Config& config) {
+  const bool limited = !config.train.memory_limit.empty();
+  const bool on_device = plan.device_bytes > 0;
+  // What is resident already counts as available to the plan, which has a line for it.
+  const int64_t host = available_memory_bytes() + resident_bytes();
+  if (on_device && plan.part.empty() && plan.total_bytes > host) {
+    throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
+                                  human_bytes(plan.total_bytes), human_bytes(host)),
+                      fmt::format("free some: checkpoints are staged there, which takes {}",
+                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging])));
+  }
+  const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
+  const int64_t machine = on_device ? plan.device_limit : host;
+  const int64_t limit =
+      limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
+  if (needed <= limit) return;
+
+  const bool limit_binds = limited && limit < machine;
+  const int64_t ranks = on_device ? 1 : plan.ranks;  // that share the memory in question
+  const int64_t activations = ranks * plan.storage[ArenaKind::kActivations];
+  const int64_t weights = ranks * (plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer]);
+  const bool smaller_fits = needed - activations + activations / config.train.microbatch_seqs <= limit;
+  const bool activations_decide = activations > weights || smaller_fits;
+  std::string remedy =
+      config.train.microbatch_seqs > 1 && activations_decide
+          ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
+                        config.train.recompute == Recompute::kBlocks ? "" : " or raise train.recompute",
+                        human_bytes(activations))
+          : fmt::format(
+                "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
+                "their optimizer take {}",
+                human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
+  if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations_decide) {
+    remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
+  }
+  if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
+  if (limit_binds) remedy += "; or raise train.memory_limit";
+  const std::string memory = !plan.part.empty() ? fmt::format("the memory of {}", plan.part)
+                             : on_device        ? "the device's memory"
+                                                : "this machine's free memory";
+  throw usage_error(fmt::format("the run needs {}, {} is {}", human_bytes(needed),
+                                limit_binds ? std::string("train.memory_limit") : memory, human_bytes(limit)),
+                    remedy);
+}
+
+}  // namespace nmoe

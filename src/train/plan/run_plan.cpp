@@ -1,0 +1,129 @@
+#include "train/plan/run_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "model/spec/spec.h"
+#include "optim/optimizer.h"
+#include "train/loop/trainer.h"
+#include "train/step/batch_shape.h"
+
+namespace nmoe {
+namespace {
+
+std::string describe_schedule(const Config& config) {
+  const ScheduleConfig& schedule = config.optim.schedule;
+  const char* unit = schedule.unit == ScheduleUnit::kSteps ? "step" : "token";
+  const auto at = [&](int64_t position) { return fmt::format("{} {}", unit, position); };
+  std::string text = "learning rates: ";
+  if (schedule.warmup > 0) text += fmt::format("from 0 to their peaks at {}, ", at(schedule.warmup));
+  if (schedule.decay == 0) return text + "then held for ever";
+  if (schedule.hold > 0) text += fmt::format("held to {}, ", at(schedule.warmup + schedule.hold));
+  text += fmt::format("then down to {} after {}", schedule.floor, at(schedule_span(schedule)));
+  if (schedule.floor > 0) text += ", and held there";
+  return text;
+}
+
+// What the file system of `path`, which need not exist yet, has left for this user; nothing where it does not say.
+std::optional<int64_t> free_bytes(fs::path path) {
+  std::error_code error;
+  for (path = fs::absolute(path, error); !fs::exists(path, error) && path.has_relative_path();) {
+    path = path.parent_path();
+  }
+  const fs::space_info space = fs::space(path, error);
+  return error ? std::nullopt : std::optional(static_cast<int64_t>(space.available));
+}
+
+std::string describe_checkpoints(const Config& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  std::string when;
+  if (checkpoint.every > 0) when += fmt::format("every {} steps, ", checkpoint.every);
+  if (checkpoint.every_minutes > 0) when += fmt::format("every {} minutes, ", checkpoint.every_minutes);
+  when += when.empty() ? "at the end alone" : "and at the end";
+  const int64_t bytes = checkpoint_bytes(config);
+  std::string text = fmt::format("checkpoints: {}; {} each", when, human_bytes(bytes));
+  const fs::path dir = checkpoint_dir(config);
+  const std::optional<int64_t> room = free_bytes(dir);
+  if (checkpoint.keep_last == 0) {
+    text += ", all are kept";
+  } else {
+    // While one is written, those before it are still there.
+    text += fmt::format(", the last {} kept: up to {} of disk", checkpoint.keep_last,
+                        human_bytes((checkpoint.keep_last + 1) * bytes));
+  }
+  if (room) text += fmt::format(", of which {} has {}", dir.string(), human_bytes(*room));
+  if (room && *room < (checkpoint.keep_last + 1) * bytes) text += "\n  NOTE: that is too little";
+  return text;
+}
+
+}  // namespace
+
+int64_t checkpoint_bytes(const Config& config) {
+  constexpr int64_t kValueBytes = 4;  // masters and moments are fp32
+  int64_t values = 0;
+  for (const WeightSpec& weight : describe_model(config.model).weights) {
+    int64_t copies = 1;
+    if (weight.is_trained()) copies += group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon ? 1 : 2;
+    values += copies * weight.shape.num_elements();
+  }
+  return kValueBytes * values;
+}
+
+double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* plan) {
+  int64_t left = config.train.steps * step_tokens(config);
+  if (plan == nullptr) return static_cast<double>(left) * cost.flops_per_token(config.data.seq_len);
+  double flops = 0.0;
+  for (const PlannedStage& stage : plan->stages) {
+    const int64_t tokens = std::min(left, stage.num_sequences * stage.seq_len);
+    flops += static_cast<double>(tokens) * cost.flops_per_token(stage.seq_len);
+    left -= tokens;
+  }
+  return flops;
+}
+
+std::string print_run_plan(const Config& config, double flops, double peak_flops) {
+  constexpr double kShare = 0.4;  // of the peak: what large models reach here (README)
+  std::string text;
+  if (config.train.steps > 0) {
+    const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
+    const char* most = config.data.mask_documents ? "at most " : "";  // as if every sequence were one document
+    text += fmt::format("  {} steps of {} tokens: {} tokens, {}{}\n", config.train.steps, step_tokens(config),
+                        human_count(tokens), most, human_quantity(flops, "FLOP"));
+    if (peak_flops > 0.0) {
+      const double peak = peak_flops * static_cast<double>(config.parallel.ranks);
+      text += fmt::format("  {}{} at {:.0f} % of {}\n", most, human_seconds(flops / (kShare * peak)), 100.0 * kShare,
+                          human_quantity(peak, "FLOP/s"));
+    }
+  }
+  if (config.train.target_loss > 0.0) {
+    text += fmt::format("  or until a validation, every {} steps, gives {} nats per token\n", config.train.valid_every,
+                        config.train.target_loss);
+  }
+  return text + fmt::format("  {}\n  {}\n", describe_schedule(config), describe_checkpoints(config));
+}
+
+void check_schedule(const Config& config, const Progress& done, bool resumes) {
+  const std::optional<int64_t> last = last_learning_step(config.optim.schedule, step_tokens(config));
+  if (!last || config.train.steps <= std::max(*last, done.steps)) return;
+  const ScheduleConfig& schedule = config.optim.schedule;
+  const std::string what = fmt::format(
+      "train.steps = {}, but the learning rate is 0 from step {} on: optim.schedule ends after {} {} (warmup {} + hold "
+      "{} + decay {})",
+      config.train.steps, *last + 1, schedule_span(schedule),
+      schedule.unit == ScheduleUnit::kSteps ? "steps" : "tokens", schedule.warmup, schedule.hold, schedule.decay);
+  throw usage_error(
+      what, resumes ? fmt::format("set train.steps = {}; a run keeps its schedule, so train on from its weights as "
+                                  "another run: another run.name, and this one's checkpoints as model.init.from",
+                                  *last)
+                    : fmt::format("set train.steps = {}, lengthen optim.schedule.hold or decay, or set "
+                                  "optim.schedule.floor, the rate that is then held",
+                                  *last));
+}
+
+}  // namespace nmoe

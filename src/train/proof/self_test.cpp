@@ -1,0 +1,326 @@
+#include "train/proof/self_test.h"
+
+#include <fmt/format.h>
+
+#include <tuple>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/checked/checked_device.h"
+#include "train/plan/engine_plan.h"
+#include "train/proof/sampler_check.h"
+#include "train/step/engine.h"
+
+namespace nmoe {
+namespace {
+
+using Counts = std::map<std::string, int64_t>;
+using Wrap = std::function<std::unique_ptr<Device>(Device& device)>;
+
+constexpr int64_t kArenaBytes = int64_t{64} << 20;
+
+// Sizes that tensor cores take, with blocks of low precision that are whole and short.
+Config even_config(Precision precision) {
+  Config config;
+  config.run.precision = precision;
+  config.model.vocab_size = 160;
+  config.model.dim = 144;
+  config.model.layers = "mla/dense, gqa:32/moe, gqa/moe";
+  config.model.num_heads = 2;
+  config.model.dense_dim = 272;
+  config.model.mla = {.kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
+  config.model.gqa = {.num_kv_heads = 1, .head_dim = 64, .qk_norm = true};
+  config.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 128, .balance_loss = 1e-3, .z_loss = 1e-3};
+  config.data.seq_len = 64;
+  config.train.batch_seqs = 4;
+  config.train.microbatch_seqs = 2;
+  config.optim.matrices.optimizer = OptimizerKind::kMuon;
+  config.precision.check_every = 1;
+  return config;
+}
+
+// Sizes that few kernels take, the other activation, documents, and codes on the way to experts and to backward.
+Config odd_config() {
+  Config config = even_config(Precision::kDevice);
+  config.model.dim = 36;
+  config.model.activation = Activation::kReluSquared;
+  config.model.dense_dim = 50;
+  config.model.mla = {
+      .q_lora_rank = 12, .kv_lora_rank = 20, .qk_nope_head_dim = 6, .qk_rope_head_dim = 6, .v_head_dim = 10};
+  config.model.gqa = {.num_kv_heads = 2, .head_dim = 18};
+  config.model.moe.expert_dim = 22;
+  config.model.moe.score = ScoreFunction::kSoftmax;
+  config.data.seq_len = 33;
+  config.data.mask_documents = true;
+  config.train.recompute = Recompute::kBlocks;
+  config.precision.wire = config.precision.saved = RowFormat::kFp8;
+  return config;
+}
+
+std::vector<int32_t> ids(int64_t count, int64_t vocab_size, uint64_t seed) {
+  const Philox rng(seed, "self test");
+  std::vector<int32_t> all(static_cast<size_t>(count));
+  for (size_t i = 0; i < all.size(); ++i)
+    all[i] = static_cast<int32_t>(rng.bits(i) % static_cast<uint64_t>(vocab_size));
+  return all;
+}
+
+// Every id 0 ends a document (data/stream/documents.h: find_documents).
+std::vector<uint8_t> ends_at_zeros(const std::vector<int32_t>& inputs, int64_t seq_len) {
+  std::vector<uint8_t> ends;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    ends.push_back(inputs[i] == 0 ? 1 : 0);
+    if ((i + 1) % static_cast<size_t>(seq_len) == 0) ends.push_back(0);  // the look-ahead
+  }
+  return ends;
+}
+
+void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
+  config.run.device = options.kind;
+  if (options.compute_dtype == DType::kF32 && !is_low(config.run.precision)) config.run.precision = Precision::kFp32;
+  const StoragePlan plan = plan_engine_storage(config);
+  const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
+  checked::CheckedDevice checked(tested ? *tested : *device);
+  Storage storage(checked, plan);
+  Engine engine(config, {checked, single_rank()}, storage);
+  engine.initialise();
+  const int64_t tokens = config.train.microbatch_seqs * config.data.seq_len, vocab = config.model.vocab_size;
+  for (int64_t step = 1; step <= 2; ++step) {
+    for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
+      const auto inputs = ids(tokens, vocab, static_cast<uint64_t>(4 * step + i)),
+                 targets = ids(tokens, vocab, static_cast<uint64_t>(4 * step + i + 100));
+      Documents documents;
+      if (config.data.mask_documents) {
+        find_documents(ends_at_zeros(inputs, config.data.seq_len), config.train.microbatch_seqs, config.data.seq_len,
+                       documents);
+      }
+      engine.load(i, inputs, targets, documents);
+    }
+    engine.step({.steps = step, .tokens = step * tokens}, tokens * engine.num_microbatches(), /*in_detail=*/true);
+    engine.result();
+  }
+  engine.stage();  // weights as their masters, and back
+  engine.wait_staged();
+  engine.restore();
+  engine.find_non_finite();
+  for (const auto& [name, count] : checked.checked()) counts[name] += count;
+}
+
+Tensor random_act(Ops& ops, Arena& arena, const Shape& shape, uint64_t seed) {
+  const DType act = ops.compute_dtype();
+  const Tensor master = arena.allocate(DType::kF32, shape), x = arena.allocate(act, shape),
+               low = act == DType::kBF16 ? arena.allocate(DType::kI16, shape) : Tensor();
+  ops.fill_truncated_normal({.x = master, .draws = {.seed = seed}});
+  ops.split_weight({.master = master, .w = x, .low = low});
+  ops.join_weight({.w = x, .low = low, .master = master});
+  return x;
+}
+
+// Products of sizes that small models have not: of several tiles each way, with experts that have many rows, one and
+// none, in every format that products round to themselves.
+void products(checked::CheckedDevice& checked, Arena& arena) {
+  Ops& ops = checked.ops();
+  constexpr int64_t R = 704, E = 5, in = 336, out = 400;
+  uint64_t seed = 1;
+  const auto random = [&](const Shape& shape) { return random_act(ops, arena, shape, seed++); };
+  const Tensor x = random({R, in}), dy = random({R, out}), w = random({E, out, in}), addend = random({R, out}),
+               y = arena.allocate(ops.compute_dtype(), {R, out}), dx = random({R, in}),
+               dw = arena.allocate(DType::kF32, {E, out, in}), offsets = arena.allocate(DType::kI32, {E + 1}),
+               key = arena.allocate(DType::kI64, {1});
+  checked.upload(offsets, std::vector<int32_t>{0, 130, 130, 131, 560, 690}.data());
+  checked.upload(key, std::vector<int64_t>{77}.data());
+  for (const OperandFormat format : {OperandFormat::kAct, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
+    if (format != OperandFormat::kAct && ops.weight_rounding(format) != WeightRounding::kInside) continue;
+    const OperandRounding nearest{.format = format};
+    OperandRounding gradient = nearest;
+    if (format == OperandFormat::kNvFp4) gradient.random = {.key = key, .stream = 3};
+    ops.grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = y, .rounding = nearest});
+    ops.grouped_linear_backward_input({.dy = dy, .w = w, .offsets = offsets, .dx = dx, .rounding = gradient});
+    for (const bool accumulate : {false, true}) {
+      ops.grouped_linear_backward_weight(
+          {.x = x, .dy = dy, .offsets = offsets, .dw = dw, .accumulate = accumulate, .rounding = gradient});
+    }
+    for (const int64_t rows : {R, int64_t{333}}) {
+      const Tensor some = x.rows(0, rows), dsome = dy.rows(0, rows);
+      ops.linear_forward(
+          {.x = some, .w = w[0], .y = y.rows(0, rows), .addend = addend.rows(0, rows), .rounding = nearest});
+      ops.linear_backward_input(
+          {.dy = dsome, .w = w[0], .dx = dx.rows(0, rows), .accumulate = true, .rounding = gradient});
+      ops.linear_backward_weight({.x = some, .dy = dsome, .dw = dw[0], .accumulate = true, .rounding = gradient});
+    }
+  }
+}
+
+// Latent attention of the sizes that models have.
+void latent_attention(checked::CheckedDevice& checked, Arena& arena) {
+  constexpr int64_t B = 2, S = 150, T = B * S, H = 2, nope = 128, rope = 64, value = 128;
+  Ops& ops = checked.ops();
+  const AttentionShape shape{.num_seqs = B, .seq_len = S, .scale = 0.07};
+  const Tensor q = random_act(ops, arena, {T, H, nope + rope}, 11),
+               kv = random_act(ops, arena, {T, H, nope + value}, 12), k_rope = random_act(ops, arena, {T, rope}, 13),
+               dout = random_act(ops, arena, {T, H, value}, 14);
+  const auto room = [&](const Tensor& like) { return arena.allocate(like.dtype(), like.shape()); };
+  const Tensor out = room(dout), lse = arena.allocate(ops.stat_dtype(), {B, H, S});
+  ops.mla_attention_forward({.shape = shape, .q = q, .kv = kv, .k_rope = k_rope, .out = out, .lse = lse});
+  ops.mla_attention_backward({.shape = shape,
+                              .q = q,
+                              .kv = kv,
+                              .k_rope = k_rope,
+                              .out = out,
+                              .lse = lse,
+                              .dout = dout,
+                              .dq = room(q),
+                              .dkv = room(kv),
+                              .dk_rope = room(k_rope)});
+}
+
+// What small models have no use for.
+void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
+  const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
+  device->scratch(Lane::kCompute).reserve(device->memory(), kArenaBytes);
+  checked::CheckedDevice checked(tested ? *tested : *device);
+  Ops& ops = checked.ops();
+  Arena arena("self test");
+  arena.reserve(checked.memory(), kArenaBytes);
+  constexpr int64_t T = 200, D = 208, E = 5, K = 2;
+  const DType act = ops.compute_dtype();
+  const Tensor x = random_act(ops, arena, {T, D}, /*seed=*/1);
+  for (const OperandFormat format : {OperandFormat::kFp8, OperandFormat::kMxFp8, OperandFormat::kNvFp4}) {
+    for (const BlockShape blocks : {BlockShape::kRows, BlockShape::kTiles}) {
+      const bool tiles = blocks == BlockShape::kTiles, is_nvfp4 = format == OperandFormat::kNvFp4;
+      if (tiles && format == OperandFormat::kMxFp8) continue;
+      const int64_t n = block_size(format), down = tiles ? (T + n - 1) / n : T;
+      const Tensor matrix = x.reshape({1, T, D}), amax = arena.allocate(DType::kF32, {1});
+      ops.abs_max({.x = matrix, .amax = amax});
+      ops.quantize({.format = format,
+                    .blocks = blocks,
+                    .x = matrix,
+                    .amax = is_nvfp4 ? amax : Tensor(),
+                    .values = arena.allocate(DType::kU8, {1, T, is_nvfp4 ? D / 2 : D}),
+                    .scales = arena.allocate(DType::kU8, {1, down, (D + n - 1) / n})});
+    }
+  }
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const int64_t width = kind == Activation::kSwiGlu ? D / 2 : D;
+    ops.activation_forward({.kind = kind, .pre = x, .h = arena.allocate(act, {T, width})});
+  }
+  const Tensor top_idx = arena.allocate(DType::kI32, {T, K});
+  checked.upload(top_idx, ids(T * K, E, 3).data());
+  const MoePlan plan{.offsets = arena.allocate(DType::kI32, {E + 1}), .row_of = arena.allocate(DType::kI32, {T, K})};
+  ops.build_moe_plan({.top_idx = top_idx, .plan = plan, .counts = {}});
+  ops.moe_dispatch({.x = x, .plan = plan, .rows = arena.allocate(act, {T * K, D})});
+
+  // A beginning, and two texts that go on behind it.
+  constexpr int32_t kBeginning = 90, kFirst = 60;
+  const Tensor heads = x.reshape({T, D / 16, 16}), positions = arena.allocate(DType::kI32, {T}),
+               bounds = arena.allocate(DType::kI32, {4}), parents = arena.allocate(DType::kI32, {4});
+  std::vector<int32_t> places(T);
+  for (int32_t row = 0; row < T; ++row)
+    places[static_cast<size_t>(row)] = row < kBeginning + kFirst ? row : row - kFirst;
+  checked.upload(positions, places.data());
+  checked.upload(bounds, std::vector<int32_t>{0, kBeginning, kBeginning + kFirst, T}.data());
+  checked.upload(parents, std::vector<int32_t>{-1, 0, 0, -1}.data());
+  ops.tree_attention({.scale = 0.25,
+                      .q = heads,
+                      .k = heads,
+                      .v = heads,
+                      .out = arena.allocate(act, {T, D / 16, 16}),
+                      .positions = positions,
+                      .bounds = bounds,
+                      .parents = parents});
+  ops.mla_tree_attention({.scale = 0.25,
+                          .q = heads,
+                          .kv = heads,
+                          .k_rope = x.columns(0, 8),
+                          .out = arena.allocate(act, {T, D / 16, 8}),
+                          .positions = positions,
+                          .bounds = bounds,
+                          .parents = parents});
+  latent_attention(checked, arena);
+  products(checked, arena);
+  for (const auto& [name, count] : checked.checked()) counts[name] += count;
+}
+
+// Prompts of two sequences, and then a token of each.
+void generate(const Config& config, DeviceOptions options, const Wrap& wrap, Counts& counts) {
+  options.batch_invariant = true;
+  const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
+  device->scratch(Lane::kCompute).reserve(device->memory(), kArenaBytes);
+  checked::CheckedDevice checked(tested ? *tested : *device);
+  Arena arena("self test"), activations("activations");
+  arena.reserve(checked.memory(), kArenaBytes);
+  activations.reserve(checked.memory(), kArenaBytes);
+  constexpr int64_t kPrompt = 20;
+  Model model(config.model, checked.ops(), 2 * kPrompt);
+  model.allocate(arena, arena, arena);
+  model.initialise(/*seed=*/1);
+  const KvCache cache = model.make_cache(arena, /*num_slots=*/2, /*capacity=*/2 * kPrompt);
+  const auto upload = [&](const std::vector<int32_t>& values) {
+    const Tensor tensor = arena.allocate(DType::kI32, {std::ssize(values)});
+    checked.upload(tensor, values.data());
+    return tensor;
+  };
+  for (const int64_t rows_each : {kPrompt, int64_t{1}}) {
+    std::vector<int32_t> slots, positions, wanted;
+    for (int32_t slot = 0; slot < 2; ++slot) {
+      for (int64_t i = 0; i < rows_each; ++i) {
+        slots.push_back(slot);
+        positions.push_back(static_cast<int32_t>(rows_each == 1 ? kPrompt : i));
+      }
+      wanted.push_back(static_cast<int32_t>(std::ssize(slots) - 1));
+    }
+    const CachedRows rows{.tokens = upload(ids(std::ssize(slots), config.model.vocab_size, 7)),
+                          .slots = upload(slots),
+                          .positions = upload(positions)};
+    const ArenaScope scope(activations);
+    model.cached_logits(rows, cache, activations, upload(wanted),
+                        arena.allocate(checked.ops().stat_dtype(), {std::ssize(wanted), config.model.vocab_size}));
+  }
+  for (const auto& [name, count] : checked.checked()) counts[name] += count;
+}
+
+// Tokens are chosen on the device itself, where it can.
+void sample(DeviceOptions options, Counts& counts) {
+  options.batch_invariant = true;
+  const std::unique_ptr<Device> device = make_device(options);
+  if (device->token_sampler() == nullptr) return;
+  device->scratch(Lane::kCompute).reserve(device->memory(), kArenaBytes);
+  Arena arena("self test");
+  arena.reserve(device->memory(), kArenaBytes);
+  for (const auto& [name, count] : check_token_sampler(token_sampler_of(*device, arena))) counts[name] += count;
+}
+
+}  // namespace
+
+Counts run_self_test(const DeviceOptions& options, const std::function<void(const std::string&)>& say,
+                     const Wrap& wrap) {
+  Counts counts;
+  const Config plain = even_config(Precision::kDevice), odd = odd_config();
+  say("single operations");
+  single_operations(options, wrap, counts);
+  say("training steps");
+  train(plain, options, wrap, counts);
+  train(odd, options, wrap, counts);
+  say("generation");
+  generate(plain, options, wrap, counts);
+  generate(odd, options, wrap, counts);
+  sample(options, counts);
+  const auto device = make_device(options);
+  for (const auto& [precision, format, name] : {std::tuple{Precision::kFp8, OperandFormat::kFp8, "fp8"},
+                                                {Precision::kMxFp8, OperandFormat::kMxFp8, "mxfp8"},
+                                                {Precision::kNvFp4, OperandFormat::kNvFp4, "nvfp4"}}) {
+    if (device->ops().weight_rounding(format) == WeightRounding::kNone) continue;
+    say(fmt::format("training steps in {}", name));
+    Config config = even_config(precision);
+    config.precision.fp8_weight_gradients = precision == Precision::kFp8;
+    config.precision.wire = precision == Precision::kMxFp8 ? RowFormat::kFp8 : RowFormat::kDevice;
+    config.precision.saved = config.precision.wire;
+    train(config, options, wrap, counts);
+    if (precision != Precision::kFp8) continue;
+    config.precision.saved = RowFormat::kFp8;
+    train(config, options, wrap, counts);
+  }
+  return counts;
+}
+
+}  // namespace nmoe

@@ -1,0 +1,84 @@
+#include "train/report/exchange_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+namespace nmoe {
+
+double rank_load_max_over_mean(const LayerTraffic& layer) {
+  int64_t most = 0, all = 0;
+  for (const RankTraffic& rank : layer.ranks) {
+    most = std::max(most, rank.rows);
+    all += rank.rows;
+  }
+  return all == 0 ? 0.0
+                  : static_cast<double>(most * static_cast<int64_t>(layer.ranks.size())) / static_cast<double>(all);
+}
+
+double sent_bytes(const RankTraffic& rank, const ExchangeCost& cost) {
+  double sum = 0.0;
+  for (const Transfer transfer : kTransfers) {
+    const bool goes_out = transfer == Transfer::kDispatch || transfer == Transfer::kCombineBackward;
+    const auto rows = static_cast<double>(goes_out ? rank.sent : rank.received);
+    const auto copies = static_cast<double>(goes_out ? rank.sent_copies : rank.received_copies);
+    sum += static_cast<double>(cost.times(transfer)) * cost.bytes(transfer, rows, copies);
+  }
+  return sum;
+}
+
+namespace {
+
+double sum_of(const std::array<double, kTransfers.size()>& ms) { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+
+double share(double part, double whole) { return whole > 0.0 ? part / whole : 0.0; }
+
+}  // namespace
+
+double hidden_share(const RankTraffic& rank) {
+  const double lasted = sum_of(rank.lasted_ms);
+  return share(lasted - sum_of(rank.exposed_ms), lasted);
+}
+
+void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record) {
+  if (layers.empty()) return;
+  const auto put_tag = [&](std::string tag, double value) { record.scalars.emplace_back(std::move(tag), value); };
+  const size_t num_ranks = layers[0].ranks.size();
+  double worst_load = 0.0, bytes = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
+  std::vector<double> waited_ms(num_ranks);
+  for (const LayerTraffic& layer : layers) {
+    const double load = rank_load_max_over_mean(layer);
+    worst_load = std::max(worst_load, load);
+    put_tag(fmt::format("exchange/layer_{:02}/rank_load_max_over_mean", layer.layer), load);
+    for (size_t i = 0; i < num_ranks; ++i) {
+      const RankTraffic& rank = layer.ranks[i];
+      const auto put = [&](std::string_view name, double value) {
+        put_tag(fmt::format("exchange/layer_{:02}/rank_{:02}/{}", layer.layer, i, name), value);
+      };
+      const double sent = sent_bytes(rank, cost);
+      bytes += sent;
+      put("sent_bytes", sent);
+      for (const Transfer transfer : kTransfers) {
+        const double ms = rank.waited_ms[static_cast<size_t>(transfer)];
+        waited_ms[i] += ms;
+        put(fmt::format("wait_{}_ms", transfer_name(transfer)), ms);
+      }
+      put("transfer_ms", sum_of(rank.lasted_ms));
+      put("hidden_share", hidden_share(rank));
+      lasted_ms += sum_of(rank.lasted_ms);
+      exposed_ms += sum_of(rank.exposed_ms);
+    }
+  }
+  const double count = static_cast<double>(num_ranks);
+  put_tag("exchange_agg/rank_load_max_over_mean", worst_load);
+  put_tag("exchange_agg/sent_bytes", bytes / count);
+  put_tag("exchange_agg/wait_ms", std::accumulate(waited_ms.begin(), waited_ms.end(), 0.0) / count);
+  put_tag("exchange_agg/wait_max_ms", std::ranges::max(waited_ms));
+  put_tag("exchange_agg/transfer_ms", lasted_ms / count);
+  put_tag("exchange_agg/hidden_share", share(lasted_ms - exposed_ms, lasted_ms));
+}
+
+}  // namespace nmoe

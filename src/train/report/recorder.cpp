@@ -1,0 +1,278 @@
+#include "train/report/recorder.h"
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "base/failure.h"
+#include "base/files.h"
+#include "base/process.h"
+#include "base/text.h"
+#include "config/load.h"
+#include "model/spec/experts_exchange.h"
+#include "optim/optimizer.h"
+#include "track/metrics_reader.h"
+#include "train/loop/trainer.h"
+#include "train/precision/precision_report.h"
+#include "train/report/exchange_report.h"
+#include "train/report/router_report.h"
+#include "train/step/batch_shape.h"
+
+namespace nmoe {
+namespace {
+
+constexpr auto kRetryAfter = std::chrono::seconds(60);
+
+}  // namespace
+
+void report_rank(const StepReport& report, MetricRecord& record) {
+  const double ms = 1e3 * report.loader_wait_s / static_cast<double>(report.steps);
+  record.scalars.emplace_back("throughput/loader_wait_ms", ms);
+  std::map<StepPhase, double> phases;
+  for (const PhaseTime& time : report.result.phases) phases[time.phase] += time.ms;
+  for (const auto& [phase, phase_ms] : phases) record.scalars.emplace_back(step_phase_tag(phase), phase_ms);
+}
+
+Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
+                   const std::string& commit, const std::vector<std::string>& alert_command, const MemoryPlan& memory)
+    : config_(config),
+      exchange_cost_(exchange_cost(config, rank.device.ops().compute_dtype(), rank.mesh().experts().count())),
+      peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
+      runs_path_(fs::path(config.run.dir) / "experiments.db"),
+      line_("train", "step", config.train.steps, step) {
+  const bool dirty = commit.ends_with('+');
+  info_ = {.name = config.run.name,
+           .experiment = config.run.experiment,
+           .config_json = config_json(config),
+           .git_hash = dirty ? commit.substr(0, commit.size() - 1) : commit,
+           .git_dirty = dirty,
+           .checkpoint_dir = checkpoint_dir(config).string()};
+  run_id_ = run_id;
+  open_row();
+  try {
+    const fs::path path = metrics_path(config.run.dir, run_id_);
+    metrics_ = run_id.empty() ? std::make_unique<MetricsWriter>(path) : MetricsWriter::go_on(path, step);
+    // Those of ranks that the run had before and has no more.
+    for (int64_t other = rank.count(); !run_id.empty() && has_metrics(metrics_path(config.run.dir, run_id_, other));
+         ++other) {
+      MetricsWriter::go_on(metrics_path(config.run.dir, run_id_, other), step);
+    }
+    log_.emplace(path.parent_path() / "train.log");
+    std::vector<PlannedRegion> regions;
+    for (const MemoryLine& line : memory.lines) {
+      regions.push_back({line.owner, line.bytes, line.meaning, line.on_device});
+    }
+    write_memory_plan(memory_plan_path(path), regions);
+    std::vector<fs::path> databases;
+    for (int64_t r = 0; r < rank.count(); ++r) databases.push_back(metrics_path(config.run.dir, run_id_, r));
+    alerts_.emplace(AlertDesk::Options{.run_name = config.run.name,
+                                       .databases = std::move(databases),
+                                       .top_k = config.model.moe.top_k,
+                                       .command = alert_command});
+  } catch (const std::exception& exception) {
+    const std::string reason = as_error(exception).what();
+    keep_row([&] { runs_->finish(run_id_, RunStatus::kFailed, reason); });
+    throw;
+  }
+}
+
+// Of a new run, which gets its id, or of one that goes on.
+void Recorder::open_row() {
+  const auto open = [&] {
+    runs_.emplace(runs_path_);
+    if (run_id_.empty()) {
+      run_id_ = runs_->start(info_);
+    } else {
+      runs_->resume(run_id_, info_);
+    }
+  };
+  try {
+    open();
+  } catch (const DamagedRuns& damage) {
+    runs_.reset();
+    set_runs_aside(runs_path_, damage);
+    open();
+  }
+}
+
+// A row is worth less than the run. A database that failed is opened again, and a row that is gone made again; not too
+// often, for a locked one takes seconds.
+void Recorder::keep_row(const std::function<void()>& action) {
+  for (bool again = runs_.has_value();; again = false) {
+    try {
+      if (!runs_) open_row();
+      return action();
+    } catch (const std::exception& exception) {
+      runs_.reset();
+      row_retry_ = Clock::now() + kRetryAfter;
+      if (again) continue;
+      return message(fmt::format("warning: the run's row is not up to date: {}", as_error(exception).what()));
+    }
+  }
+}
+
+double Recorder::tokens_per_s(const StepReport& report) const {
+  return static_cast<double>(report.steps * step_tokens(config_)) / report.seconds;
+}
+
+double Recorder::rate(const Progress& progress, WeightGroup group) const {
+  return scheduled_rate(config_.optim.schedule, group_of(config_.optim, group).lr, progress, step_tokens(config_));
+}
+
+void Recorder::message(std::string_view text) {
+  line_.message(text);
+  if (log_) log_->line(text);
+}
+
+void Recorder::show(const StepReport& report, bool milestone) {
+  const int64_t step = report.progress.steps;
+  last_ = {
+      .step = step, .tokens = report.progress.tokens, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
+  const std::string detail =
+      fmt::format("loss {:.4f}{}  lr {:.2e}  norm {:.3g}  {}  {}  MFU {:.1f} %", report.result.loss,
+                  report.bits_per_byte ? fmt::format("  {:.3f} bits/byte", *report.bits_per_byte) : "",
+                  rate(report.progress, WeightGroup::kMatrices), report.result.grad_norm,
+                  human_seconds(report.seconds / static_cast<double>(report.steps)),
+                  human_quantity(last_->tokens_per_s, "tokens/s"), 100.0 * report.flops / report.seconds / peak_flops_);
+  line_.update(step, detail, milestone);
+  if (milestone) log_->line(line_.text(step, detail));
+  if (!report.result.precision.roles.empty()) record_precision(step, report.result.precision);
+}
+
+void Recorder::record_precision(int64_t step, const PrecisionReport& report) {
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  report_precision(report, record);
+  metrics_->append(record);
+  for (const PrecisionWatch::Change& change : report.changes) {
+    message(fmt::format("step {}: {}", step, precision_message(change, config_.precision.fallback)));
+  }
+}
+
+void Recorder::record(const StepReport& report) {
+  const std::span<const RouterHealth> routers = report.result.routers;
+  MetricRecord record{.step = report.progress.steps, .ts_ms = now_ms()};
+  const auto put = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
+  put("train/loss", report.result.loss);
+  if (report.bits_per_byte) put("train/bpb", *report.bits_per_byte);
+  put("train/special_share", report.special_share);
+  put("train/grad_norm", report.result.grad_norm);
+  put("train/tokens_seen", static_cast<double>(report.progress.tokens));
+  put("train/flops", report.total_flops);
+  put("optimizer/lr", rate(report.progress, WeightGroup::kMatrices));
+  put("optimizer/lr_rest", rate(report.progress, WeightGroup::kRest));
+  if (!routers.empty()) {
+    put("optimizer/lr_expert", rate(report.progress, WeightGroup::kExperts));
+    put("optimizer/lr_router", rate(report.progress, WeightGroup::kRouter));
+  }
+  put("throughput/tokens_per_s", last_->tokens_per_s);
+  put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
+  put("efficiency/tflops", report.flops / report.seconds / 1e12);
+  put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
+  put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
+  report_rank(report, record);
+  report_routers(routers, record);
+  report_exchange(report.result.traffic, exchange_cost_, record);
+  append(record, /*is_step=*/true);
+  record_progress();
+  const std::string failure = metrics_->take_failure();
+  if (failure.empty() || Clock::now() < metrics_warning_) return;
+  metrics_warning_ = Clock::now() + kRetryAfter;
+  message(fmt::format("warning: metrics wait to be written: {}", failure));
+}
+
+void Recorder::append(const MetricRecord& record, bool is_step) {
+  metrics_->append(record);
+  for (const std::string& told : alerts_->take(record, is_step)) line_.message(told);
+}
+
+void Recorder::record_failure(int64_t step, const StepResult& result) {
+  append({.step = step,
+          .ts_ms = now_ms(),
+          .scalars = {{"train/loss", result.loss}, {"train/grad_norm", result.grad_norm}}});
+}
+
+void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  record.scalars.emplace_back("parallel/expert_moves", static_cast<double>(done.moves()));
+  for (const Rebalancing::Layer& layer : done.layers) {
+    const std::string prefix = fmt::format("parallel/layer_{:02}/", layer.layer);
+    record.scalars.emplace_back(prefix + "load_before_moves", layer.load_before);
+    record.scalars.emplace_back(prefix + "load_after_moves", layer.load_after);
+  }
+  append(record);
+}
+
+void Recorder::record_validation(int64_t step, std::string_view source, const ValidationResult& result,
+                                 double seconds) {
+  const std::string place = source.empty() ? fmt::format("step {}", step) : fmt::format("step {}: {}", step, source);
+  if (result.tokens == 0) return message(fmt::format("{}: validation has no token with a loss", place));
+  const std::string answers =
+      result.answers == 0 ? "" : fmt::format(", answers right {:.1f} %", 100.0 * result.answers_correct_share());
+  const std::string bits = result.bytes == 0 ? "" : fmt::format(", {:.4f} bits per byte", result.bits_per_byte());
+  const std::string special =
+      result.special == 0 ? "" : fmt::format(", {:.4f} nats at special targets", result.special_loss());
+  message(fmt::format("{}: validation loss {:.4f} nats{}{}{}", place, result.loss(), bits, special, answers));
+  const std::string prefix = source.empty() ? "valid/" : fmt::format("valid/{}/", source);
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  const auto put = [&](std::string_view name, double value) {
+    record.scalars.emplace_back(fmt::format("{}{}", prefix, name), value);
+  };
+  put("loss", result.loss());
+  if (result.bytes > 0) put("bpb", result.bits_per_byte());
+  put("tokens", static_cast<double>(result.tokens));
+  put("bytes", static_cast<double>(result.bytes));
+  put("special_share", result.special_share());
+  if (result.special > 0) put("special_loss", result.special_loss());
+  if (result.answers > 0) {
+    put("answers", static_cast<double>(result.answers));
+    put("answers_correct_share", result.answers_correct_share());
+    if (result.special > 0) put("special_predicted_share", result.special_predicted_share());
+  }
+  put("seconds", seconds);
+  append(record);
+  if (!source.empty() || Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->validated(run_id_, result.loss(), result.bytes > 0 ? result.bits_per_byte() : 0.0); });
+}
+
+void Recorder::record_checkpoint(int64_t step) {
+  if (Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->saved(run_id_, step); });
+}
+
+void Recorder::record_evaluation(int64_t step, const EvalReport& report) {
+  MetricRecord record{.step = step, .ts_ms = now_ms(), .scalars = report_metrics(report)};
+  double seconds = 0.0;
+  for (const TaskReport& task : report.tasks) seconds += task.seconds;
+  record.scalars.emplace_back("eval/seconds", seconds);
+  append(record);
+  message(fmt::format("step {}: {} ({})", step, short_report(report), human_seconds(seconds)));
+}
+
+void Recorder::record_samples(int64_t step, std::vector<SampleText> samples) {
+  if (samples.empty()) return;
+  try {
+    append_samples(samples_path(metrics_path(config_.run.dir, run_id_)), {step, now_ms(), std::move(samples)});
+  } catch (const std::exception& exception) {
+    message(fmt::format("warning: sample texts are not kept: {}", as_error(exception).what()));
+  }
+}
+
+void Recorder::record_progress() {
+  if (!last_ || Clock::now() < row_retry_) return;
+  keep_row([&] { runs_->progress(run_id_, last_->step, last_->tokens, last_->loss, last_->tokens_per_s); });
+}
+
+void Recorder::finish(RunStatus status, const std::string& reason) {
+  line_.finish();
+  alerts_->expect_pause();
+  row_retry_ = {};
+  record_progress();  // of the state that is saved, which need not be of a logged step
+  keep_row([&] { runs_->finish(run_id_, status, reason); });
+  try {
+    metrics_->flush();
+  } catch (const std::exception& exception) {
+    message(fmt::format("warning: the last metrics are not written: {}", as_error(exception).what()));
+  }
+}
+
+}  // namespace nmoe

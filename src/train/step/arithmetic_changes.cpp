@@ -1,0 +1,58 @@
+#include "train/step/arithmetic_changes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "model/spec/spec.h"
+#include "optim/optimizer.h"
+
+namespace nmoe {
+namespace {
+
+bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
+bool any_run(const Config& /*config*/) { return true; }
+bool masks_documents(const Config& config) { return config.data.mask_documents; }
+
+bool muon_trains_gate_and_up(const Config& config) {
+  return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
+    return weight.num_matrices > 1 && group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
+  });
+}
+
+}  // namespace
+
+std::span<const ArithmeticChange> arithmetic_changes() {
+  static const std::vector<ArithmeticChange> changes = {
+      {"optim.schedule's decay counts what was done before a step, so that its last step has a rate above 0",
+       rates_decay},
+      {"Muon orthogonalises gate and up projections apart, and scales each by its own shape", muon_trains_gate_and_up},
+      {"with data.mask_documents, documents end where the corpus's index says, not behind each end-of-document id",
+       masks_documents},
+      {"steps without a token to learn, if the run has any, move no weight", any_run},
+  };
+  return changes;
+}
+
+std::string warn_of_changed_arithmetic(std::span<const ArithmeticChange> changes, int64_t before,
+                                       const Config& config) {
+  const auto count = std::ssize(changes);
+  if (before > count) {
+    return fmt::format(
+        "warning: this checkpoint is of a later nmoe, whose arithmetic has {} more changes than this one's: "
+        "from here on this run's bits are not those that it would give",
+        before - count);
+  }
+  std::string list;
+  for (const ArithmeticChange& change : changes.subspan(static_cast<size_t>(before))) {
+    if (change.affects(config)) list += fmt::format("\n  {}", change.now);
+  }
+  if (list.empty()) return "";
+  return fmt::format(
+      "warning: nmoe's arithmetic has changed since this checkpoint was written; the run goes on with the new one, and "
+      "its bits are not those of a run that had it from the start:{}",
+      list);
+}
+
+}  // namespace nmoe

@@ -1,0 +1,606 @@
+#include "train/step/engine.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/rng.h"
+#include "base/thread_pool.h"
+#include "data/stream/loader.h"
+#include "model/spec/operand_formats.h"
+
+namespace nmoe {
+
+std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors) {
+  std::vector<NamedPart> parts;
+  for (const StagedTensor& staged : tensors) {
+    const Tensor flat = staged.tensor.reshape({staged.tensor.num_elements()});
+    int64_t first = 0;
+    for (const auto& [offset, extent] : staged.slices) {
+      parts.push_back(
+          {.name = staged.name, .tensor = flat.rows(first, first + extent), .shape = staged.shape, .offset = offset});
+      first += extent;
+    }
+  }
+  return parts;
+}
+
+Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens)
+    : config_(config),
+      rank_(rank),
+      storage_(storage),
+      device_(storage.device()),
+      ops_(device_.ops()),
+      activations_(storage[ArenaKind::kActivations]),
+      shapes_(batch_shapes(config, seq_lens)),
+      upload_([this](Tensor destination, std::span<const int32_t> ids) { device_.upload(destination, ids.data()); }),
+      write_([this](Tensor destination, std::span<const int32_t> ids) {
+        if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
+      }),
+      domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
+      model_(config_.model, ops_, std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
+             {.recompute = config_.train.recompute, .wire = config_.precision.wire, .saved = config_.precision.saved},
+             {.index = domain_.index(),
+              .count = domain_.count(),
+              .by_matrix = Optimizer::by_matrix(config_.optim),
+              .bucket_bytes = config_.parallel.bucket_bytes,
+              .in_order = in_order(),
+              .first_rank = rank.index() - domain_.index(),
+              .num_ranks = rank.count()}) {
+  if (in_order() && rank.count() != domain_.count()) {
+    throw usage_error("parallel.logical_shards is for the ranks of one process",
+                      "start one process, or leave out parallel.logical_shards");
+  }
+  NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
+  Arena& step_state = storage[ArenaKind::kStepState];
+  model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
+  inputs_ = allocate_step_inputs(config_, shapes_, step_state);
+  set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
+  allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+  allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
+  precision_ = PrecisionChecks::make(config_, model_.weights(), step_state);
+  for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer],
+                                           inputs_.rates, inputs_.rounding_key);
+  for (int64_t i = 0; i < kMaxPending; ++i) {
+    slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
+                        /*with_expert_rows=*/!experts_.rows.empty(), precision_ ? precision_->counts() : Tensor());
+  }
+  forget_recordings();
+
+  const int64_t tokens = exchange_limits(config_, shapes_).max_tokens;
+  losses_ = step_state.allocate(ops_.stat_dtype(), {step_tokens(config_) / config_.parallel.ranks});
+  predictions_ = step_state.allocate(DType::kI32, {tokens});
+  allocate_sums(step_state);
+  grad_scale_ = step_state.allocate(DType::kF64, {1});
+  stopped_ = step_state.allocate(DType::kI32, {1});
+  bad_count_ = step_state.allocate(DType::kI32, {1});
+  collect_shared_tensors();
+  ops_.fill({stopped_, 0.0});
+  enqueued_ = device_.make_event(Lane::kCompute);
+  staged_ = device_.make_event(Lane::kCompute);
+  prefetch_ = device_.make_prefetch(inputs_.block, step_state);
+}
+
+void Engine::allocate_exchange(Arena& state) {
+  if (domain_.peers().alone()) return;
+  model_.allocate_window(domain_.peers(), storage_[ArenaKind::kPeerWindow], state, exchange_limits(config_, shapes_),
+                         rank_.index(), rank_.count());
+  const int64_t num_experts = config_.model.moe.num_experts;
+  experts_.places.assign(model_.moe_layers().size(), places_in_order(num_experts));
+  if (config_.parallel.rebalance_every > 0) {
+    experts_.rows.assign(experts_.places.size(), std::vector<int64_t>(static_cast<size_t>(num_experts)));
+  }
+}
+
+void Engine::collect_shared_tensors() {
+  summed_ = {partial_sums_};
+  summed_across_ = {partial_losses_};
+  for (std::vector<Tensor>* summed : {&summed_, &summed_across_}) {
+    if (model_.router_counts().defined()) {
+      summed->insert(summed->end(), {model_.router_counts(), model_.router_sums()});
+    }
+    for (const Tensor& tensor : model_.exchange_stats().tensors()) summed->push_back(tensor);
+  }
+  for (const FlatWeights& flat : model_.weights().flat()) {
+    const auto [begin, size] = flat.updated;
+    grads_.push_back({flat.grads, begin, begin + size, flat.totals});
+    values_.push_back({flat.values, begin, begin + size});
+  }
+}
+
+void Engine::allocate_sums(Arena& state) {
+  auto& weights = model_.weights().all();
+  const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
+  int64_t num_chunks = 0;
+  for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
+  const int64_t num_losses = in_order() ? config_.parallel.logical_shards : 1,
+                num_squares = in_order() ? num_chunks : 1;
+  partial_sums_ = state.allocate(DType::kF64, {num_losses + num_squares});
+  partial_losses_ = partial_sums_.rows(0, num_losses);
+  partial_squares_ = partial_sums_.rows(num_losses, num_losses + num_squares);
+  sums_ = state.allocate(DType::kF64, {2});
+  loss_sum_ = sums_.rows(0, 1);
+  square_sum_ = sums_.rows(1, 2);
+
+  // Whether one product leaves the step's gradient of an expert: nothing is added by other microbatches or for other
+  // ranks.
+  const bool experts_gradients_are_whole =
+      rank_.count() == 1 &&
+      std::ranges::all_of(inputs_.batches, [](const auto& batches) { return batches.size() == 1; });
+  int64_t first_chunk = 0;  // of a weight, among all
+  for (Weight& weight : weights) {
+    if (!weight.spec.is_trained()) continue;
+    if (weight.spec.group == WeightGroup::kExperts && experts_gradients_are_whole) {
+      weight.squares = state.allocate(DType::kF64, square_parts(weight.shape));
+    }
+    const TensorChunks chunks = chunks_of(weight);
+    // Experts are in order so far: later it is a place's squares that are here.
+    const int64_t begin = weight.updated_elements().front().offset, size = weight.updated.extent;
+    if (!in_order() && size > 0) squares_.all.push_back({weight.total, partial_squares_, weight.squares});
+    for (int64_t at = begin; in_order() && at < begin + size;) {
+      const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
+      squares_.all.push_back(
+          {weight.total.reshape({size}).rows(at - begin, end - begin), partial_squares_.rows(entry, entry + 1)});
+      at = end;
+    }
+    first_chunk += chunks.count();
+  }
+  if (in_order() && shares_experts()) {
+    square_order_ = state.allocate(DType::kI32, {num_chunks});
+    set_places(experts_.places);
+  }
+}
+
+void Engine::forget_recordings() {
+  steps_.clear();
+  steps_.resize(2 * shapes_.size());
+  timed_step_ = -1;
+}
+
+bool Engine::restore_precision(std::span<const PrecisionRole> state) {
+  NMOE_CHECK(num_enqueued_ == 0, "formats are restored behind {} steps", num_enqueued_);
+  // A run whose checks only report computes the same without them: it may go on where there were none, and without
+  // them.
+  const bool decides = config_.precision.fallback == PrecisionFallback::kAct;
+  if (!decides && (!precision_ || state.empty())) return true;
+  return precision_ ? precision_->restore(state) : state.empty();
+}
+
+// Says where experts are to whatever goes by it.
+void Engine::set_places(ExpertPlacement places) {
+  experts_.places = std::move(places);
+  model_.place_experts(experts_.places);
+  optimizer_->place_experts();
+  const auto& weights = model_.weights().all();
+  for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].updated_elements();
+  for (size_t i = 0; i < staging_.optimizer.size(); ++i) {
+    staging_.optimizer[i].slices = optimizer_->state()[i].weight->updated_elements();
+  }
+  if (!square_order_.defined()) return;
+  std::map<const Weight*, size_t> layer_of;
+  for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
+    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) layer_of.emplace(weight, layer);
+  }
+  std::vector<int32_t> order;
+  for (const Weight& weight : weights) {
+    if (!weight.spec.is_trained()) continue;
+    const auto first = static_cast<int32_t>(order.size());
+    const int64_t count = TensorChunks(ops_.stat_dtype(), weight.spec.shape).count();
+    const auto layer = layer_of.find(&weight);
+    for (int32_t chunk = 0; chunk < count; ++chunk) {
+      order.push_back(first +
+                      (layer == layer_of.end() ? chunk : experts_.places[layer->second][static_cast<size_t>(chunk)]));
+    }
+  }
+  device_.upload(square_order_, order.data());
+}
+
+void Engine::place_experts(const ExpertState& experts) {
+  if (!shares_experts() || experts.places.empty()) return;
+  set_places(experts.places);
+  if (!experts_.rows.empty() && !experts.rows.empty()) experts_.rows = experts.rows;
+}
+
+// Gradients are free between steps: each weight's have room for as many experts, and as many bytes of each, as its
+// values with the rest of their master have, or one of the moments.
+std::vector<MovableExperts> Engine::movable_experts() {
+  std::vector<MovableExperts> all;
+  for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
+    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) {
+      MovableExperts& experts =
+          all.emplace_back(MovableExperts{.layer = layer, .room = weight->grad, .turns = {{weight->value}}});
+      if (weight->low.defined()) experts.turns[0].push_back(weight->low);
+      for (const OptimizerState& state : optimizer_->state()) {
+        if (state.weight == weight) experts.turns.push_back({state.tensor});
+      }
+    }
+  }
+  return all;
+}
+
+bool Engine::rebalance_is_due(int64_t steps) const {
+  const int64_t every = config_.parallel.rebalance_every;
+  return every > 0 && steps > 0 && steps % every == 0 && shares_experts();
+}
+
+Rebalancing Engine::rebalance() {
+  Rebalancing done;
+  if (experts_.rows.empty()) return done;
+  NMOE_CHECK(num_pending() == 0, "experts are moved while {} steps are pending", num_pending());
+  ExpertPlacement places;
+  for (size_t i = 0; i < experts_.places.size(); ++i) {
+    const auto& before = experts_.places[i];
+    const auto& after = places.emplace_back(nmoe::rebalance(experts_.rows[i], before, domain_.count()));
+    Rebalancing::Layer& layer =
+        done.layers.emplace_back(Rebalancing::Layer{.layer = model_.moe_layers()[i]->layer(),
+                                                    .load_before = rank_load(experts_.rows[i], before, domain_.count()),
+                                                    .load_after = rank_load(experts_.rows[i], after, domain_.count())});
+    for (size_t expert = 0; expert < after.size(); ++expert) layer.moves += after[expert] != before[expert] ? 1 : 0;
+  }
+  for (std::vector<int64_t>& rows : experts_.rows) std::ranges::fill(rows, 0);
+  if (done.moves() == 0) return done;
+  move_experts(ops_, domain_.peers(), movable_experts(), experts_.places, places);
+  set_places(std::move(places));
+  wait();
+  domain_.check();  // where a wait was given up, weights are not what they should be, and no step need follow
+  return done;
+}
+
+void Engine::allocate_staging() {
+  storage_.reserve(ArenaKind::kCheckpointStaging);
+  Arena& arena = storage_[ArenaKind::kCheckpointStaging];
+  // Domains have the same; each writes some of it, in turn.
+  const int64_t num_domains = rank_.count() / domain_.count(), this_domain = rank_.index() / domain_.count();
+  int64_t num_staged = 0;
+  const auto add = [&](std::vector<StagedTensor>& tensors, const std::string& name, DType dtype, const Weight& weight) {
+    const bool others_have_it = !weight.spec.is_trained() && domain_.index() != 0;
+    const bool is_turn = num_staged++ % num_domains == this_domain;
+    tensors.push_back({.name = name,
+                       .tensor = arena.allocate(dtype, weight.updated_shape()),
+                       .shape = weight.spec.shape,
+                       .slices = weight.updated_elements(),
+                       .is_written = is_turn && !others_have_it && weight.updated.extent > 0});
+  };
+  for (const Weight& weight : model_.weights().all()) {
+    add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
+  }
+  for (const OptimizerState& state : optimizer_->state()) {
+    add(staging_.optimizer, state.name, state.tensor.dtype(), *state.weight);
+  }
+}
+
+void Engine::initialise() {
+  model_.initialise(static_cast<uint64_t>(config_.run.seed));
+  gather_values();
+  ops_.fill({stopped_, 0.0});
+}
+
+void Engine::gather_values() { domain_.all_gather(ops_, values_); }
+
+StepScale Engine::step_scale(size_t shape) const {
+  return {.num_seqs = shapes_[shape].batch_seqs, .num_tokens = step_tokens(config_), .loss = inputs_.loss_scale};
+}
+
+void Engine::use_seq_len(int64_t seq_len) {
+  const auto shape = std::ranges::find(shapes_, seq_len, &BatchShape::seq_len);
+  NMOE_CHECK(shape != shapes_.end(), "sequences of {} tokens were not planned", seq_len);
+  shape_ = static_cast<size_t>(shape - shapes_.begin());
+}
+
+void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
+                  const Documents& documents) {
+  if (num_pending() == kMaxPending) take_result();
+  while (decision_is_pending()) take_result();
+  StepSlot& next = slot(num_enqueued_);
+  next.set_shape(shape_);
+  const Batch& batch = next.batches()[static_cast<size_t>(index)];
+  NMOE_CHECK(static_cast<int64_t>(inputs.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
+             inputs.size(), batch.num_tokens());
+  fill_batch(batch, {.inputs = inputs, .targets = targets, .documents = documents}, write_);
+}
+
+void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
+  if (num_pending() == kMaxPending) take_result();
+  while (decision_is_pending()) take_result();
+  StepSlot& next = slot(num_enqueued_);
+  next.set_num_targets(num_targets);
+  if (!ops_.counting()) {
+    optimizer_->write_rates(progress, step_tokens(config_), next.inputs().rates);
+    const Philox keys(static_cast<uint64_t>(config_.run.seed), "rounding");
+    *next.inputs().rounding_key.data<int64_t>() =
+        static_cast<int64_t>(keys.bits(static_cast<uint64_t>(progress.steps)));
+  }
+  prefetch_->send(next.inputs().block.raw());
+  prefetch_->take();
+  inputs_shape_ = next.shape();
+}
+
+void Engine::enqueue_begin() {
+  model_.begin_step();
+  ops_.fill({partial_sums_, 0.0});
+  if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
+}
+
+void Engine::enqueue_gradients(const Marker& mark) {
+  int64_t shard = rank_.index();
+  size_t first_summed = model_.weights().all().size();
+  const GradientsReady sum_ready = [&](size_t first_weight) {
+    sum_gradients(first_weight, first_summed);
+    first_summed = first_weight;
+  };
+  const std::vector<Batch>& batches = inputs_.batches[inputs_shape_];
+  int64_t first = 0;  // of the rank's tokens
+  for (const Batch& batch : batches) {
+    const Tensor losses = losses_.rows(first, first + batch.num_tokens());
+    first += batch.num_tokens();
+    const bool is_last = &batch == &batches.back();
+    const bool sums_at_once = is_last && !in_order() && !domain_.alone();
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
+                            {.mark = mark, .gradients_ready = sums_at_once ? sum_ready : GradientsReady()});
+    ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
+    if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
+    shard += rank_.count();
+  }
+}
+
+// Of the weights with these indices, when the last microbatch has completed them: over the domain those that every rank
+// has, over domains what this rank updates. Nothing is left to run beside the last sums, which have the whole device.
+void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
+  const WeightSet& weights = model_.weights();
+  const auto is_ready = [&](size_t weight) { return weight >= first_weight && weight < end_weight; };
+  std::vector<Domain::Part> parts;
+  std::vector<Tensor> mine;
+  for (size_t i = 0; i < grads_.size(); ++i) {
+    if (!is_ready(weights.flat()[i].first_weight)) continue;
+    parts.push_back(grads_[i]);
+    mine.push_back(grads_[i].tensor.rows(grads_[i].begin, grads_[i].end));
+  }
+  for (size_t i = first_weight; i < end_weight; ++i) {
+    const Weight& weight = weights.all()[i];
+    if (weight.spec.group == WeightGroup::kExperts) mine.push_back(weight.grad);
+  }
+  device_.order(Lane::kCompute, Lane::kCommunication);
+  Ops& ops = device_.ops(Lane::kCommunication);
+  if (!parts.empty()) domain_.reduce_sum(ops, parts, /*accumulate=*/false, first_weight > 0 ? kBlocksBeside : 0);
+  domain_.sum_across(ops, mine);
+}
+
+void Engine::enqueue_update() {
+  // On the lane of the other sums over domains, which have to be enqueued one after the other, and to wait for them.
+  device_.order(Lane::kCompute, Lane::kCommunication);
+  domain_.sum_across(device_.ops(Lane::kCommunication), summed_across_);
+  const std::array counts = {precision_ ? precision_->counts() : Tensor()};
+  if (checks_) domain_.sum_across(device_.ops(Lane::kCommunication), counts);
+  device_.order(Lane::kCommunication, Lane::kCompute);
+  if (checks_) domain_.all_reduce_sum(ops_, counts);
+  ops_.sums_of_squares(squares_);
+  domain_.all_reduce_sum(ops_, summed_);
+  ops_.sum_in_order({partial_losses_, loss_sum_});
+  ops_.sum_in_order({partial_squares_, square_sum_, square_order_});
+  ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
+  optimizer_->step(grad_scale_);
+  model_.update_router_bias(grad_scale_);
+  gather_values();
+}
+
+void Engine::enqueue_results(bool in_detail) {
+  StepSlot& current = slot(num_enqueued_);
+  if (in_detail) {
+    current.fetch_routers(model_);
+    current.fetch_losses(losses_);
+  }
+  if (checks_) {
+    current.fetch_rounding_counts();
+    last_check_ = num_enqueued_;
+  }
+  current.fetch_results(sums_);
+  ++num_enqueued_;
+}
+
+void Engine::step(const Progress& progress, int64_t num_targets, bool in_detail, bool with_phases) {
+  enqueue_inputs(progress, num_targets);
+  checks_ = precision_ && precision_->is_due(progress.steps);
+  const auto work = [this] {
+    enqueue_begin();
+    enqueue_gradients();
+    enqueue_update();
+  };
+  // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
+  Steps& alike = steps_[2 * inputs_shape_ + (checks_ ? 1 : 0)];
+  or_failure([&] {
+    if (!alike.warm) {
+      work();
+      alike.warm = true;
+    } else if (with_phases && timed_step_ < num_taken_) {
+      if (!alike.timed) {
+        alike.clock = std::make_unique<PhaseClock>(device_);
+        alike.timed = device_.record([this, &clock = *alike.clock] { enqueue_timed(clock); });
+      }
+      alike.timed->run();
+      timed_step_ = num_enqueued_;
+      timed_by_ = alike.clock.get();
+    } else {
+      if (!alike.recording) alike.recording = device_.record(work);
+      alike.recording->run();
+    }
+    enqueue_results(in_detail);
+  });
+}
+
+void Engine::enqueue_timed(PhaseClock& clock) {
+  clock.begin();
+  enqueue_begin();
+  clock.end(StepPhase::kBegin, kNoLayer);
+  enqueue_gradients([&](Intermediate what, int64_t layer) {
+    if (const auto phase = phase_ending_with(what)) clock.end(*phase, layer);
+  });
+  clock.end(StepPhase::kEmbedding, kNoLayer);  // its gradient; that of earlier microbatches was in the next one's turn
+  enqueue_update();
+  clock.end(StepPhase::kUpdate, kNoLayer);
+}
+
+// What fails here after another rank has failed does so for that: then the other's failure is thrown.
+void Engine::or_failure(const std::function<void()>& work) const {
+  try {
+    work();
+  } catch (const std::exception&) {
+    domain_.check();
+    throw;
+  }
+}
+
+void Engine::wait() {
+  enqueued_->record();
+  enqueued_->wait();
+}
+
+bool Engine::has_result() const { return num_pending() > 0 && slot(num_taken_).arrived(); }
+
+StepResult Engine::take_result() {
+  NMOE_CHECK(num_pending() > 0, "no step's result to take, of {}", num_enqueued_);
+  const StepSlot& oldest = slot(num_taken_);
+  const bool is_timed = num_taken_++ == timed_step_;
+  StepResult result;
+  or_failure([&] { result = oldest.wait(); });
+  if (is_timed) result.phases = timed_by_->times();
+  domain_.check();
+  for (size_t i = 0, next = 0; result.finite && i < experts_.rows.size(); ++i) {
+    for (int64_t& rows : experts_.rows[i]) rows += result.expert_rows[next++];
+  }
+  const std::span<const double> counts = oldest.rounding_counts();
+  if (result.finite && !counts.empty()) {
+    result.precision = precision_->observe(counts);
+    if (precision_->set_formats()) forget_recordings();  // nothing is pending behind a step that may decide
+  }
+  return result;
+}
+
+StepResult Engine::result() {
+  while (num_pending() > 1) take_result();
+  return take_result();
+}
+
+std::vector<RouterHealth> Engine::router_health() {
+  NMOE_CHECK(num_enqueued_ > 0, "router health before any step");
+  StepSlot& last = slot(num_enqueued_ - 1);
+  last.fetch_routers(model_);
+  return last.wait().routers;
+}
+
+NonFinite Engine::find_non_finite() {
+  NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
+  const StepSlot& bad = slot(num_taken_ - 1);
+  device_.upload(inputs_.block, bad.inputs().block.raw());
+  inputs_shape_ = bad.shape();
+  num_taken_ = num_enqueued_;
+  NonFinite first;
+  int64_t place = 0;
+  const auto check_finite = [&](std::string_view name, Tensor value) {
+    ++place;
+    if (!first.name.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
+    int32_t count = 0;
+    ops_.fill({bad_count_, 0.0});
+    ops_.count_non_finite({value, bad_count_});
+    device_.download(&count, bad_count_);
+    if (count > 0) {
+      first = {fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements()), place};
+    }
+  };
+  for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
+  for (const Batch& batch : inputs_.batches[inputs_shape_]) {
+    model_.begin_step();
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses_.rows(0, batch.num_tokens()),
+                            {.inspect = [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
+                              int32_t count = 0;
+                              if (num_rows.defined() && first.name.empty()) {
+                                device_.download(&count, num_rows);
+                                value = value.rows(0, count);
+                              }
+                              check_finite(intermediate_name(what, layer), value);
+                            }});
+    for (const Weight& weight : model_.weights().all()) {
+      if (weight.grad.defined()) check_finite("gradient of " + weight.spec.name, weight.grad);
+    }
+  }
+  return first;
+}
+
+// In the place of a step's microbatch, which the next step brings anew.
+Batch Engine::place(const MicrobatchArrays& arrays) {
+  const Batch& where = inputs_.batches[0][0];
+  if (inputs_shape_ != 0) fill_positions(where, upload_);
+  inputs_shape_ = 0;
+  return fill_batch(where, arrays, upload_);
+}
+
+void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
+                      const Documents& documents, std::span<int32_t> predictions) {
+  NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
+             "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
+  const Batch batch = place({.inputs = inputs, .targets = targets, .documents = documents});
+  const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
+  const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
+  model_.forward(batch, activations_, batch_losses, batch_predictions);
+  device_.download(losses.data(), batch_losses);
+  domain_.check();
+  if (!predictions.empty()) device_.download(predictions.data(), batch_predictions);
+}
+
+void Engine::next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
+                         const Documents& documents) {
+  const std::vector<int32_t> targets(inputs.size(), kNoTarget);
+  const Batch batch = place({.inputs = inputs, .targets = targets, .documents = documents});
+  const ArenaScope scope(activations_);
+  const Tensor wanted = activations_.allocate(DType::kI32, {std::ssize(rows)});
+  const Tensor of_rows = activations_.allocate(DType::kF32, {std::ssize(rows), config_.model.vocab_size});
+  logits.resize(static_cast<size_t>(of_rows.num_elements()));
+  upload_(wanted, rows);
+  model_.logits(batch, activations_, of_rows, wanted);
+  device_.download(logits.data(), of_rows);
+  domain_.check();
+}
+
+const StateTensors& Engine::staging() {
+  if (staging_.model.empty()) allocate_staging();
+  return staging_;
+}
+
+void Engine::stage() {
+  staging();
+  const auto& weights = model_.weights().all();
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const StagedTensor& staged = staging_.model[i];
+    if (staged.is_written) weights[i].begin_download(ops_, staged.tensor.raw());
+  }
+  const auto& state = optimizer_->state();
+  for (size_t i = 0; i < state.size(); ++i) {
+    const StagedTensor& staged = staging_.optimizer[i];
+    if (staged.is_written) device_.begin_download(staged.tensor.raw(), state[i].tensor);
+  }
+  staged_->record();
+}
+
+void Engine::restore() {
+  auto& weights = model_.weights().all();
+  for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
+  const auto& state = optimizer_->state();
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (state[i].weight->updated.extent == 0) continue;
+    device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+  }
+  gather_values();
+  ops_.fill({stopped_, 0.0});
+  wait();  // what is staged may be overwritten next
+}
+
+DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t rank) {
+  const bool on_cpu = run.device == "cpu";
+  const bool is_fp32 = run.precision == Precision::kFp32 || (run.precision != Precision::kBf16 && on_cpu);
+  const int64_t threads = num_ranks > 1 && run.threads == 0 ? available_cpus() : run.threads;
+  return {.kind = run.device,
+          .index = on_cpu ? 0 : static_cast<int>(rank),  // the CPU is one device, of which each rank has some threads
+          .num_threads = static_cast<int>(num_ranks > 1 ? std::max<int64_t>(1, threads / num_ranks) : threads),
+          .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
+}
+
+}  // namespace nmoe

@@ -1,0 +1,229 @@
+#include "train/step/step_exchange.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "optim/optimizer.h"
+
+namespace nmoe {
+
+StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena) {
+  StepInputs inputs;
+  const int64_t begin = arena.mark();
+  inputs.loss_scale = arena.allocate(DType::kF64, {1});
+  inputs.rates = Optimizer::allocate_rates(arena);
+  inputs.rounding_key = arena.allocate(DType::kI64, {1});
+  const int64_t batches = arena.mark();
+  int64_t end = batches;
+  for (const BatchShape& shape : shapes) {
+    arena.rewind(batches);
+    const int64_t T = shape.microbatch_tokens();
+    std::vector<Batch>& microbatches = inputs.batches.emplace_back();
+    for (int64_t i = 0; i < shape.num_microbatches(config.parallel.ranks); ++i) {
+      microbatches.push_back(
+          {.num_seqs = shape.microbatch_seqs,
+           .seq_len = shape.seq_len,
+           .tokens = arena.allocate(DType::kI32, {T}),
+           .targets = arena.allocate(DType::kI32, {T}),
+           .positions = arena.allocate(DType::kI32, {T}),
+           .cu_seqlens = config.data.mask_documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
+    }
+    end = std::max(end, arena.mark());
+  }
+  if (arena.mark() < end) arena.allocate(DType::kU8, {end - arena.mark()});
+  inputs.block = Tensor(inputs.loss_scale.raw(), DType::kU8, {end - begin});
+  return inputs;
+}
+
+Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put) {
+  const auto& [inputs, targets, documents] = arrays;
+  const int64_t T = static_cast<int64_t>(inputs.size());
+  NMOE_CHECK(targets.size() == inputs.size() && T % batch.seq_len == 0 && T <= batch.num_tokens(),
+             "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
+             batch.num_tokens());
+  const bool masks_documents = batch.cu_seqlens.defined();
+  NMOE_CHECK(documents.empty() != masks_documents, "data.mask_documents is {}, and a microbatch came with {} documents",
+             masks_documents, documents.cu_seqlens.size());
+  batch.num_seqs = T / batch.seq_len;
+  batch.tokens = batch.tokens.rows(0, T);
+  batch.targets = batch.targets.rows(0, T);
+  batch.positions = batch.positions.rows(0, T);
+  put(batch.tokens, inputs);
+  put(batch.targets, targets);
+  if (masks_documents) {
+    const auto capacity = static_cast<size_t>(batch.cu_seqlens.dim(0));
+    NMOE_CHECK(documents.positions.size() == inputs.size() && documents.cu_seqlens.size() <= capacity,
+               "{} positions and {} document bounds for {} inputs", documents.positions.size(),
+               documents.cu_seqlens.size(), inputs.size());
+    std::vector<int32_t> cu_seqlens(capacity, static_cast<int32_t>(T));
+    std::ranges::copy(documents.cu_seqlens, cu_seqlens.begin());
+    put(batch.cu_seqlens, cu_seqlens);
+    put(batch.positions, documents.positions);
+  }
+  return batch;
+}
+
+void fill_positions(const Batch& batch, const PutIds& put) {
+  std::vector<int32_t> positions(static_cast<size_t>(batch.num_tokens()));
+  for (size_t i = 0; i < positions.size(); ++i) {
+    positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % batch.seq_len);
+  }
+  put(batch.positions, positions);
+}
+
+double RouterHealth::bias_range() const {
+  const auto [low, high] = std::ranges::minmax(bias);
+  return static_cast<double>(high) - static_cast<double>(low);
+}
+
+StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
+                   Arena& arena, bool with_expert_rows, Tensor rounding_counts)
+    : device_(rank.device),
+      inputs_(allocate_step_inputs(config, shapes, arena)),
+      num_tokens_(static_cast<double>(step_tokens(config))),
+      sums_(arena.allocate(DType::kF64, {2})),
+      losses_(arena.allocate(rank.device.ops().stat_dtype(), {step_tokens(config) / config.parallel.ranks})),
+      expert_rows_(model.router_counts()),
+      rounding_counts_(rounding_counts),
+      done_(rank.device.make_event(Lane::kCompute)) {
+  const auto like = [&](Tensor tensor) { return arena.allocate(tensor.dtype(), tensor.shape()); };
+  for (const Moe* moe : model.moe_layers()) {
+    Router router;
+    router.layer = moe->layer();
+    router.stats.counts = like(moe->stats().counts);
+    router.stats.aux_loss = like(moe->stats().aux_loss);
+    router.stats.entropy = like(moe->stats().entropy);
+    router.bias = like(moe->router_bias().value);
+    routers_.push_back(router);
+  }
+  if (const ExchangeStats& stats = model.exchange_stats(); stats.traffic.defined()) {
+    exchanges_ = {.traffic = like(stats.traffic),
+                  .waited = like(stats.waited),
+                  .lasted = like(stats.lasted),
+                  .exposed = like(stats.exposed)};
+  }
+  if (with_expert_rows) fetched_expert_rows_ = like(expert_rows_);
+  if (rounding_counts_.defined()) fetched_counts_ = like(rounding_counts_);
+  fill_positions();
+}
+
+void StepSlot::set_shape(size_t shape) {
+  if (shape == shape_) return;
+  shape_ = shape;
+  fill_positions();
+}
+
+void StepSlot::fill_positions() {
+  if (device_.counting()) return;
+  for (const Batch& batch : batches()) {
+    nmoe::fill_positions(batch, [](Tensor destination, std::span<const int32_t> ids) {
+      std::ranges::copy(ids, destination.data<int32_t>());
+    });
+  }
+}
+
+void StepSlot::set_num_targets(int64_t num_targets) {
+  num_targets_ = static_cast<double>(std::max<int64_t>(1, num_targets));  // a step without any has loss 0
+  has_routers_ = has_losses_ = has_counts_ = false;
+  if (!device_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
+}
+
+void StepSlot::fetch_results(Tensor sums) {
+  device_.begin_download(sums_.raw(), sums);
+  if (fetched_expert_rows_.defined()) device_.begin_download(fetched_expert_rows_.raw(), expert_rows_);
+  done_->record();
+}
+
+void StepSlot::fetch_routers(const Model& model) {
+  for (size_t i = 0; i < routers_.size(); ++i) {
+    const Moe& moe = *model.moe_layers()[i];
+    device_.begin_download(routers_[i].stats.counts.raw(), moe.stats().counts);
+    device_.begin_download(routers_[i].stats.aux_loss.raw(), moe.stats().aux_loss);
+    device_.begin_download(routers_[i].stats.entropy.raw(), moe.stats().entropy);
+    device_.begin_download(routers_[i].bias.raw(), moe.router_bias().value);
+  }
+  const std::vector<Tensor> on_device = model.exchange_stats().tensors(), here = exchanges_.tensors();
+  for (size_t i = 0; i < here.size(); ++i) device_.begin_download(here[i].raw(), on_device[i]);
+  has_routers_ = true;
+  done_->record();
+}
+
+void StepSlot::fetch_losses(Tensor losses) {
+  device_.begin_download(losses_.raw(), losses);
+  has_losses_ = true;
+  done_->record();
+}
+
+void StepSlot::fetch_rounding_counts() {
+  device_.begin_download(fetched_counts_.raw(), rounding_counts_);
+  has_counts_ = true;
+  done_->record();
+}
+
+std::span<const double> StepSlot::rounding_counts() const {
+  return has_counts_ ? fetched_counts_.span<double>() : std::span<const double>();
+}
+
+StepResult StepSlot::wait() const {
+  done_->wait();
+  StepResult result;
+  result.loss = sums_.data<double>()[0] / num_targets_;
+  result.grad_norm = std::sqrt(sums_.data<double>()[1]);
+  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (has_losses_) {
+    const auto losses = losses_.span<float>();
+    result.token_losses.assign(losses.begin(), losses.end());
+  }
+  if (fetched_expert_rows_.defined()) {
+    const auto rows = fetched_expert_rows_.span<int32_t>();
+    result.expert_rows.assign(rows.begin(), rows.end());
+  }
+  for (size_t i = 0; has_routers_ && i < routers_.size(); ++i) {
+    const auto& [layer, stats, bias] = routers_[i];
+    const std::span<const int32_t> counts = stats.counts.span<int32_t>();
+    RouterHealth& health = result.routers.emplace_back();
+    health.layer = layer;
+    health.counts.assign(counts.begin(), counts.end());
+    health.balance_loss = stats.aux_loss.data<double>()[0];
+    health.z_loss = stats.aux_loss.data<double>()[1];
+    health.entropy = stats.entropy.data<double>()[0] / num_tokens_;
+    health.bias.assign(bias.span<float>().begin(), bias.span<float>().end());
+    if (exchanges_.traffic.defined()) result.traffic.push_back(traffic_of(static_cast<int64_t>(i)));
+  }
+  return result;
+}
+
+// Of the i-th layer with experts.
+LayerTraffic StepSlot::traffic_of(int64_t i) const {
+  const int64_t num_ranks = exchanges_.traffic.dim(0), in_domain = exchanges_.traffic.dim(3);
+  LayerTraffic layer{.layer = routers_[static_cast<size_t>(i)].layer,
+                     .ranks = std::vector<RankTraffic>(static_cast<size_t>(num_ranks))};
+  for (int64_t from = 0; from < num_ranks; ++from) {
+    RankTraffic& sender = layer.ranks[static_cast<size_t>(from)];
+    const std::span<const int32_t> sent = exchanges_.traffic[from][i].span<int32_t>();
+    const std::span<const double> waited = exchanges_.waited[from][i].span<double>();
+    const std::span<const double> lasted = exchanges_.lasted[from][i].span<double>(),
+                                  exposed = exchanges_.exposed[from][i].span<double>();
+    for (size_t transfer = 0; transfer < kTransfers.size(); ++transfer) {
+      sender.waited_ms[transfer] = 1e-6 * waited[transfer];
+      sender.lasted_ms[transfer] = 1e-6 * lasted[transfer];
+      // Where lanes take turns all is done when it is waited for, and nothing was done beside it.
+      const double exposed_ms = device_.lanes_overlap() ? 1e-6 * exposed[transfer] : sender.lasted_ms[transfer];
+      sender.exposed_ms[transfer] = std::min(exposed_ms, sender.lasted_ms[transfer]);
+    }
+    for (int64_t to = 0; to < in_domain; ++to) {
+      const int64_t rank = from / in_domain * in_domain + to;
+      const int32_t tokens = sent[static_cast<size_t>(to)], copies = sent[static_cast<size_t>(in_domain + to)];
+      RankTraffic& receiver = layer.ranks[static_cast<size_t>(rank)];
+      receiver.rows += copies;
+      if (rank == from) continue;
+      sender.sent += tokens;
+      sender.sent_copies += copies;
+      receiver.received += tokens;
+      receiver.received_copies += copies;
+    }
+  }
+  return layer;
+}
+
+}  // namespace nmoe

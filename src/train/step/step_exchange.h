@@ -1,0 +1,149 @@
+// What host and device exchange for a step: inputs to the device, results back.
+//
+// T tokens of a microbatch, E experts.
+//
+// Threads: driven by the one that drives the device (ops/device.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "data/stream/documents.h"
+#include "model/model.h"
+#include "parallel/rank.h"
+#include "tensor/arena.h"
+#include "train/precision/precision_checks.h"
+#include "train/step/batch_shape.h"
+#include "train/step/step_phase.h"
+
+namespace nmoe {
+
+// Everything that a step reads and that changes from step to step, in one block for a single copy.
+struct StepInputs {
+  // By shape: the rank's microbatches, with cu_seqlens for as many documents as tokens. A step has one shape: the
+  // batches of all shapes use the same memory.
+  std::vector<std::vector<Batch>> batches;
+  Tensor loss_scale;    // [1] f64: 1 / (targets with a loss in the step, on all ranks)
+  Tensor rates;         // optim/optimizer.h
+  Tensor rounding_key;  // [1] i64: for stochastic rounding of gradients (model/spec/operand_formats.h) and moments
+  Tensor block;         // all of the above, [bytes] u8
+};
+
+// Of one of config.parallel.ranks, for steps of each of `shapes`. The same layout in whichever arena.
+StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena);
+
+// A microbatch's host arrays, of at most as many tokens as a Batch has room for. `documents` are those of the inputs
+// if data.mask_documents is set, else empty.
+struct MicrobatchArrays {
+  std::span<const int32_t> inputs, targets;
+  const Documents& documents;
+};
+
+using PutIds = std::function<void(Tensor destination, std::span<const int32_t> ids)>;
+
+// `batch` with its first rows filled through `put`, as that many sequences.
+Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put);
+// The positions of sequences that are one document each, which fill_batch() leaves as they are.
+void fill_positions(const Batch& batch, const PutIds& put);
+
+// A router's behaviour over one step, on all ranks.
+struct RouterHealth {
+  int64_t layer = 0;            // of the model, dense layers counted: weights are called layers.<layer>
+  std::vector<int32_t> counts;  // [E] rows
+  double balance_loss = 0.0;
+  double z_loss = 0.0;
+  double entropy = 0.0;     // mean over tokens, nats
+  std::vector<float> bias;  // [E] added to scores where experts are selected
+
+  double bias_range() const;  // largest minus smallest
+};
+
+// What one rank did in the exchanges of one layer over one step.
+struct RankTraffic {
+  int64_t rows = 0;  // token copies that its experts got from all ranks
+  int64_t sent = 0;  // tokens that it sent to other ranks, and their copies there
+  int64_t sent_copies = 0;
+  int64_t received = 0;  // tokens that others sent to it, and their copies here
+  int64_t received_copies = 0;
+  // By transfer (rdep/statistics.h): time waiting for the others of its domain, duration of the transfer, and the
+  // part of that which other work did not hide.
+  std::array<double, kTransfers.size()> waited_ms{}, lasted_ms{}, exposed_ms{};
+};
+struct LayerTraffic {
+  int64_t layer = 0;               // as in RouterHealth
+  std::vector<RankTraffic> ranks;  // of the run
+};
+
+// The same on every rank, except for the phases.
+struct StepResult {
+  double loss = 0.0;                // mean cross-entropy over the step's target tokens, nats
+  double grad_norm = 0.0;           // of all gradients of the step, before clipping
+  bool finite = true;               // false: loss or gradient is not finite, and no weight was changed
+  std::vector<float> token_losses;  // nats of this rank's targets, microbatch by microbatch, if asked for in detail
+  // In layer order, if the step was asked for in detail; traffic if ranks share the experts.
+  std::vector<RouterHealth> routers;
+  std::vector<LayerTraffic> traffic;
+  std::vector<PhaseTime> phases;     // of this rank, if the step was timed; else empty
+  std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, if wanted for every step; else empty
+  PrecisionReport precision;         // if the step was checked and is finite
+};
+
+// The host's side of one step on one rank, in memory that the device copies to and from.
+class StepSlot {
+ public:
+  // rounding_counts: what steps that are checked leave (PrecisionChecks), or undefined.
+  StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank, Arena& arena,
+           bool with_expert_rows, Tensor rounding_counts);
+
+  const StepInputs& inputs() const { return inputs_; }
+  // Its step's: the number of one of `shapes`, the first until it is set.
+  size_t shape() const { return shape_; }
+  void set_shape(size_t shape);
+  const std::vector<Batch>& batches() const { return inputs_.batches[shape_]; }
+  void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
+
+  // Enqueues copies of the step's results on the device; sums [2] f64: of token losses, of squares of gradients.
+  void fetch_results(Tensor sums);
+  void fetch_routers(const Model& model);
+  void fetch_losses(Tensor losses);  // of the rank's tokens, stat
+  void fetch_rounding_counts();
+  // Of its step, after wait() has returned; empty if it was not checked.
+  std::span<const double> rounding_counts() const;
+  bool arrived() const { return done_->reached(); }
+  StepResult wait() const;
+
+ private:
+  struct Router {
+    int64_t layer;
+    RouterStats stats;
+    Tensor bias;  // [E] stat
+  };
+
+  void fill_positions();
+  LayerTraffic traffic_of(int64_t i) const;
+
+  Device& device_;
+  StepInputs inputs_;
+  size_t shape_ = 0;
+  double num_tokens_;
+  double num_targets_ = 1.0;
+  Tensor sums_;                  // [2] f64
+  Tensor losses_;                // of the rank's tokens, stat
+  bool has_losses_ = false;      // of this step
+  std::vector<Router> routers_;  // in layer order
+  ExchangeStats exchanges_;      // undefined where a rank is alone
+  bool has_routers_ = false;     // of this step
+  Tensor expert_rows_;           // [L, E] i32 on the device
+  Tensor fetched_expert_rows_;   // the same here; undefined: not wanted
+  Tensor rounding_counts_;       // on the device
+  Tensor fetched_counts_;        // the same here
+  bool has_counts_ = false;      // of this step
+  std::unique_ptr<Event> done_;
+};
+
+}  // namespace nmoe
