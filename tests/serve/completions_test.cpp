@@ -59,8 +59,8 @@ TEST_F(CompletionsTest, StreamsTheSameText) {
   EXPECT_EQ(events.back()["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(whole["choices"][i]["index"], i);
-    EXPECT_EQ(texts[i], whole["choices"][i]["text"]);
-    EXPECT_EQ(reasons[i], whole["choices"][i]["finish_reason"]);
+    EXPECT_EQ(texts[i], whole["choices"][i]["text"].get<std::string>());
+    EXPECT_EQ(reasons[i], whole["choices"][i]["finish_reason"].get<std::string>());
   }
   EXPECT_NE(texts[0], texts[1]);
 }
