@@ -245,7 +245,7 @@ class Cases {
           x(w.act({size.T, size.D})),
           y(w.act({size.T, size.D})),
           dx(w.empty({size.T, size.D})),
-          batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .targets = {}, .positions = {}},
+          batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .positions = {}},
           pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}} {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);

@@ -56,8 +56,7 @@ class Batches {
     stream_->next();
     engine.use_seq_len(stream_->shape().seq_len);
     for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
-      const Microbatch part = stream_->microbatch(i);
-      engine.load(i, part.inputs, part.targets, part.documents);
+      engine.load(i, stream_->microbatch(i));
     }
     StepWork all;
     for (const StepWork& of_rank :
@@ -79,7 +78,7 @@ class Batches {
       if (engine.masks_documents()) {
         find_documents({}, config_.train.microbatch_seqs, config_.data.seq_len, documents);
       }
-      engine.load(i, inputs, ids.subspan(begin + 1, size), documents);
+      engine.load(i, microbatch_of(inputs, ids.subspan(begin + 1, size), documents));
     }
     const int64_t num_targets = static_cast<int64_t>(ids.size()) - 1;
     return {num_targets, static_cast<double>(num_targets) * cost_.flops_per_token(config_.data.seq_len)};

@@ -65,7 +65,6 @@ std::unique_ptr<Model> PackedScorer::make(Storage& storage) {
   batch_ = {.num_seqs = T,
             .seq_len = 1,
             .tokens = state.allocate(DType::kI32, {T}),
-            .targets = {},
             .positions = state.allocate(DType::kI32, {T}),
             .cu_seqlens = state.allocate(DType::kI32, {T + 1}),
             .parents = state.allocate(DType::kI32, {T + 1})};

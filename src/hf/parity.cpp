@@ -93,7 +93,7 @@ class Workspace {
     batch_ = {.num_seqs = num_seqs,
               .seq_len = seq_len,
               .tokens = state.allocate(DType::kI32, {T}),
-              .targets = state.allocate(DType::kI32, {T}),
+              .rows = {{BatchRow::kTargets, state.allocate(DType::kI32, {T})}},
               .positions = state.allocate(DType::kI32, {T})};
     losses_ = state.allocate(DType::kF32, {T});
     loss_scale_ = state.allocate(DType::kF64, {1});
@@ -132,7 +132,7 @@ class Workspace {
       std::iota(positions.end() - batch_.seq_len, positions.end(), 0);
     }
     device_.upload(batch_.tokens, tokens.data());
-    device_.upload(batch_.targets, targets.data());
+    device_.upload(batch_.rows[BatchRow::kTargets], targets.data());
     device_.upload(batch_.positions, positions.data());
   }
   void run() {

@@ -26,8 +26,7 @@ void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& value
 
 // Every row is a sequence of one position.
 Batch batch_of(const CachedRows& rows) {
-  return {
-      .num_seqs = rows.tokens.dim(0), .seq_len = 1, .tokens = rows.tokens, .targets = {}, .positions = rows.positions};
+  return {.num_seqs = rows.tokens.dim(0), .seq_len = 1, .tokens = rows.tokens, .positions = rows.positions};
 }
 
 }  // namespace
@@ -121,6 +120,8 @@ void Model::place_experts(const ExpertPlacement& placement) {
 
 Pass Model::make_pass(const Batch& batch, Arena& activations) const {
   NMOE_CHECK(batch.seq_len <= max_positions_, "sequences of {} positions, tables of {}", batch.seq_len, max_positions_);
+  NMOE_CHECK(batch.part.is_whole(batch.seq_len), "positions {} to {} of sequences of {}: attention sees whole ones",
+             batch.part.first_position, batch.part.first_position + batch.seq_len, batch.part.whole_len);
   return {.ops = ops_,
           .activations = activations,
           .batch = batch,
@@ -170,7 +171,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
 
   ops_.head_loss({.x = normed,
                   .w = head_.weight().value,
-                  .targets = batch.targets,
+                  .targets = batch.rows[BatchRow::kTargets],
                   .grad_scale = scale.loss,
                   .losses = losses,
                   .dx = dx,
@@ -211,7 +212,7 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
   const Tensor normed = hidden_states(pass);
   ops_.head_loss({.x = normed,
                   .w = head_.weight().value,
-                  .targets = batch.targets,
+                  .targets = batch.rows[BatchRow::kTargets],
                   .grad_scale = {},
                   .losses = losses,
                   .dx = {},

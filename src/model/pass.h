@@ -6,28 +6,13 @@
 #include <map>
 
 #include "config/config.h"
+#include "model/batch.h"
 #include "model/intermediate.h"
 #include "ops/coded_rows.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
-
-// One microbatch on the device: B sequences of S tokens, T = B*S.
-struct Batch {
-  int64_t num_seqs = 0;
-  int64_t seq_len = 0;
-  Tensor tokens;     // [T] i32
-  Tensor targets;    // [T] i32; negative: no loss
-  Tensor positions;  // [T] i32, in the sequence or, with cu_seqlens, in the document
-  // [C] i32, as in AttentionShape: a token sees only its own document. Undefined: every sequence is one document.
-  Tensor cu_seqlens = {};
-  // [C] i32, if documents are trees of pieces (TreeAttention) with the bounds in cu_seqlens: the piece that each one
-  // continues. Such batches are for forward only. Undefined: every document begins at position 0.
-  Tensor parents = {};
-
-  int64_t num_tokens() const { return num_seqs * seq_len; }
-};
 
 // The divisors of a whole optimizer step, with which losses of microbatches add up to means over the step.
 struct StepScale {

@@ -30,9 +30,8 @@ inline std::vector<std::vector<float>> whole_logits(const Config& config, const 
   std::vector<double> positions;
   for (int64_t i = 0; i < size; ++i) positions.push_back(static_cast<double>(i));
   const Tensor logits = pool.zeros({size, vocab});
-  model.logits(
-      {.num_seqs = 1, .seq_len = size, .tokens = tokens, .targets = tokens, .positions = pool.ints({size}, positions)},
-      activations, logits);
+  model.logits({.num_seqs = 1, .seq_len = size, .tokens = tokens, .positions = pool.ints({size}, positions)},
+               activations, logits);
   std::vector<std::vector<float>> rows;
   for (int64_t i = 0; i < size; ++i) {
     const std::span<const float> row = logits[i].span<float>();

@@ -63,11 +63,7 @@ class CachedTestModel {
     for (int64_t i = 0; i < size; ++i) positions.push_back(static_cast<double>(i));
     const Tensor tokens = pool_.ints({size}, std::vector<double>(ids.begin(), ids.end()));
     const Tensor logits = pool_.full({size, kVocab}, NAN);
-    model_.logits({.num_seqs = 1,
-                   .seq_len = size,
-                   .tokens = tokens,
-                   .targets = tokens,
-                   .positions = pool_.ints({size}, positions)},
+    model_.logits({.num_seqs = 1, .seq_len = size, .tokens = tokens, .positions = pool_.ints({size}, positions)},
                   activations_, logits);
     return logits;
   }

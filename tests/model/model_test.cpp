@@ -26,7 +26,11 @@ class TestModel {
 
   Batch batch(int64_t first_seq = 0, int64_t num_seqs = kSeqs) {
     const int64_t begin = first_seq * kLen, end = (first_seq + num_seqs) * kLen;
-    return {num_seqs, kLen, tokens_.rows(begin, end), targets_.rows(begin, end), positions_.rows(begin, end)};
+    return {.num_seqs = num_seqs,
+            .seq_len = kLen,
+            .tokens = tokens_.rows(begin, end),
+            .rows = {{BatchRow::kTargets, targets_.rows(begin, end)}},
+            .positions = positions_.rows(begin, end)};
   }
   StepScale scale() const { return {.num_seqs = kSeqs, .num_tokens = kSeqs * kLen, .loss = mean_}; }
 
@@ -192,8 +196,11 @@ TEST_P(EveryModel, PackedDocumentsAreAsIfAlone) {
   std::vector<double> losses_alone;
   test.model().begin_step();
   for (const auto& [begin, end] : {std::pair{0, 2}, {2, 5}, {5, 10}}) {
-    const Batch alone{1, end - begin, packed.tokens.rows(begin, end), packed.targets.rows(begin, end),
-                      packed.positions.rows(begin, end)};
+    const Batch alone{.num_seqs = 1,
+                      .seq_len = end - begin,
+                      .tokens = packed.tokens.rows(begin, end),
+                      .rows = {{BatchRow::kTargets, packed.rows[BatchRow::kTargets].rows(begin, end)}},
+                      .positions = packed.positions.rows(begin, end)};
     const Tensor alone_losses = test.losses().rows(0, end - begin);
     test.model().forward_backward(alone, test.scale(), test.activations(), alone_losses);
     for (const double loss : values(alone_losses)) losses_alone.push_back(loss);

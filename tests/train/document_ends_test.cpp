@@ -104,7 +104,7 @@ TEST_F(DocumentEndsTest, MicrobatchesHaveTheIndexsDocuments) {
         }
       }
       starts.push_back(static_cast<int32_t>(4 * kSeqLen));
-      EXPECT_EQ(microbatch.documents.cu_seqlens, starts) << step << ' ' << m;
+      EXPECT_EQ(microbatch.documents->cu_seqlens, starts) << step << ' ' << m;
     }
   }
 }

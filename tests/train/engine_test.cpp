@@ -152,8 +152,8 @@ TEST(EngineTest, TargetsWithoutLossDoNotCount) {
     sum += static_cast<double>(losses[i]);
   }
   for (const size_t i : {0, 1}) {
-    ready.engine.load(static_cast<int64_t>(i), std::span(inputs).subspan(i * size, size),
-                      std::span(targets).subspan(i * size, size));
+    ready.engine.load(static_cast<int64_t>(i), microbatch_of(std::span(inputs).subspan(i * size, size),
+                                                             std::span(targets).subspan(i * size, size), {}));
   }
   ready.engine.step({.steps = 1, .tokens = tokens}, num_targets);
   const StepResult result = ready.engine.result();

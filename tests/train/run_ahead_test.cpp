@@ -97,7 +97,8 @@ TEST(RunAhead, NothingHappensAfterAStepThatIsNotFinite) {
   const int64_t step_tokens = config.train.batch_seqs * config.data.seq_len;
   for (int64_t step = 3; step < 3 + Engine::kMaxPending; ++step) {
     for (int64_t i = 0; i < ready.engine.num_microbatches(); ++i) {
-      ready.engine.load(i, step == 3 && i == 1 ? bad : fine, fine, documents_of(fine, config));
+      const Documents documents = documents_of(fine, config);
+      ready.engine.load(i, microbatch_of(step == 3 && i == 1 ? bad : fine, fine, documents));
     }
     ready.engine.step({.steps = step, .tokens = step * step_tokens}, step_tokens);
   }

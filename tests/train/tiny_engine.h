@@ -71,7 +71,8 @@ inline Progress load_random(Engine& engine, const Config& config, int64_t step) 
   for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
     const size_t first = static_cast<size_t>(i * engine.rank().count() + engine.rank().index()) * size;
     const auto microbatch = std::span(inputs).subspan(first, size);
-    engine.load(i, microbatch, std::span(targets).subspan(first, size), documents_of(microbatch, config));
+    const Documents documents = documents_of(microbatch, config);
+    engine.load(i, microbatch_of(microbatch, std::span(targets).subspan(first, size), documents));
   }
   return {.steps = step, .tokens = step * tokens};
 }

@@ -1,7 +1,5 @@
 #include "train/loop/batch_stream.h"
 
-#include <algorithm>
-
 namespace nmoe {
 
 BatchStream::BatchStream(const Config& config, const TrainingData& data, const StreamPlan& plan, int64_t rank)
@@ -18,16 +16,12 @@ void BatchStream::next() {
   batch_.clear();
   schedule_.take(shape_.batch_seqs, batch_);
   refs_.clear();
-  const int64_t size = shape_.microbatch_seqs;
-  for (int64_t first = rank_ * size; first < shape_.batch_seqs; first += config_.parallel.ranks * size) {
-    refs_.insert(refs_.end(), batch_.begin() + first, batch_.begin() + first + size);
+  for (int64_t i = 0; i < num_microbatches(); ++i) {
+    const auto first = batch_.begin() + shape_.part(rank_, config_.parallel.ranks, i).first_seq;
+    refs_.insert(refs_.end(), first, first + shape_.microbatch_seqs);
   }
   if (config_.data.mask_documents) ends_.resize(refs_.size() * static_cast<size_t>(shape_.seq_len + 1));
   reader_.read(refs_, shape_.seq_len, inputs_, targets_, ends_);
-}
-
-int64_t BatchStream::num_targets() const {
-  return static_cast<int64_t>(targets_.size()) - std::ranges::count(targets_, kNoTarget);
 }
 
 double BatchStream::flops(const ModelCost& cost) {
@@ -37,7 +31,7 @@ double BatchStream::flops(const ModelCost& cost) {
   }
   double flops = 0.0;
   for (int64_t i = 0; i < num_microbatches(); ++i) {
-    const std::vector<int32_t>& bounds = microbatch(i).documents.cu_seqlens;
+    const std::vector<int32_t>& bounds = microbatch(i).documents->cu_seqlens;
     for (size_t d = 1; d < bounds.size(); ++d) flops += cost.document_flops(bounds[d] - bounds[d - 1]);
   }
   return flops;
@@ -52,7 +46,7 @@ Microbatch BatchStream::microbatch(int64_t index) {
     const std::span ends = std::span(ends_).subspan(static_cast<size_t>(index) * num_ends, num_ends);
     find_documents(ends, shape_.microbatch_seqs, shape_.seq_len, documents_);
   }
-  return {inputs, std::span(targets_).subspan(first, size), documents_};
+  return microbatch_of(inputs, std::span(targets_).subspan(first, size), documents_);
 }
 
 }  // namespace nmoe

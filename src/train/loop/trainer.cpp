@@ -16,7 +16,7 @@
 #include "config/load.h"
 #include "ops/products/products.h"
 #include "parallel/process_group.h"
-#include "train/loop/batch_stream.h"
+#include "train/loop/batch_source.h"
 #include "train/loop/checkpoint_saver.h"
 #include "train/loop/pace.h"
 #include "train/loop/training_data.h"
@@ -58,7 +58,8 @@ std::string message_of(const std::exception_ptr& failure) {
 class Trainer {
  public:
   // Of each process, the first rank hears `stop`, on its main thread.
-  Trainer(const TrainingRun& run, Communicator& communicator, RunPlace& place, const StopSignal& stop)
+  Trainer(const TrainingRun& run, std::unique_ptr<BatchSource> batches, Communicator& communicator, RunPlace& place,
+          const StopSignal& stop)
       : run_(run),
         place_(place),
         config_(run.config),
@@ -68,8 +69,8 @@ class Trainer {
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage, run.seq_lens),
         pace_(config_.parallel, engine_),
-        batches_(config_, run.data, run.stream, communicator.index()),
-        cursor_(batches_.cursor()),
+        batches_(std::move(batches)),
+        cursor_(batches_->cursor()),
         balance_(config_),
         stop_(communicator.process().index() == 0 ? &stop : nullptr),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
@@ -123,7 +124,7 @@ class Trainer {
   Engine engine_;
   Pace pace_;
   std::set<int64_t> seq_lens_;  // that steps have had
-  BatchStream batches_;
+  std::unique_ptr<BatchSource> batches_;
   std::deque<Enqueued> enqueued_;
   Progress progress_;                    // of steps whose results are known
   StreamCursor cursor_;                  // behind them
@@ -182,7 +183,7 @@ void Trainer::start() {
   }
   const TrainingStart& start = *run_.start;
   if (start.resumes()) {
-    batches_.seek(*start.cursor());
+    batches_->seek(*start.cursor());
     cursor_ = *start.cursor();
     progress_ = start.progress();
     flops_ = start.flops()
@@ -249,7 +250,7 @@ void Trainer::pass_over(const Enqueued& step) {
   recorder_->message(fmt::format(
       "warning: step {}: none of its {} sequences has a token to learn: no loss, and no weight changes. Raise "
       "data.seq_len if prompts are longer; `n data info` counts windows that carry loss",
-      progress_.steps, batches_.shape().batch_seqs));
+      progress_.steps, batches_->shape().batch_seqs));
 }
 
 // False, and nothing enqueued, when a rank was asked to stop or cannot read its data.
@@ -257,7 +258,7 @@ bool Trainer::enqueue_step() {
   const auto begin = std::chrono::steady_clock::now();
   try {
     const Pace::Pause pause(pace_);
-    batches_.next();
+    batches_->next();
   } catch (const std::exception&) {
     data_failure_ = std::current_exception();
   }
@@ -271,12 +272,12 @@ bool Trainer::enqueue_step() {
     int64_t written = 0;  // its part of a checkpoint
     int64_t saves = 0;    // rank 0's word that it is time for the next
   };
-  Share mine{.targets = batches_.num_targets(),
-             .flops = data_failure_ ? 0.0 : batches_.flops(run_.memory.cost),
+  Share mine{.targets = batches_->num_targets(),
+             .flops = data_failure_ ? 0.0 : batches_->flops(run_.memory.cost),
              .stops = stop_requested() || data_failure_ ? 1 : 0,
              .written = saver_.has_written() ? 1 : 0,
              .saves = save_is_due() ? 1 : 0};
-  for (const int32_t target : batches_.targets()) {
+  for (const int32_t target : batches_->targets()) {
     if (target == kNoTarget) continue;
     const int32_t bytes = run_.token_bytes[static_cast<size_t>(target)];
     mine.bytes += bytes;
@@ -300,7 +301,7 @@ bool Trainer::enqueue_step() {
 
   Enqueued step;
   step.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + step_tokens(config_)};
-  step.cursor = batches_.cursor();
+  step.cursor = batches_->cursor();
   step.targets = all.targets;
   step.special = all.special;
   step.bytes = all.bytes;
@@ -313,21 +314,20 @@ bool Trainer::enqueue_step() {
   const int64_t number = step.progress.steps;
   step.log = number == 1 || number == config_.train.steps || number % config_.train.log_every == 0;
   if (step.log) {
-    for (const int32_t target : batches_.targets()) {
+    for (const int32_t target : batches_->targets()) {
       step.is_text.push_back(target != kNoTarget && run_.token_bytes[static_cast<size_t>(target)] > 0 ? 1 : 0);
     }
   }
-  if (seq_lens_.insert(batches_.shape().seq_len).second) {
+  if (seq_lens_.insert(batches_->shape().seq_len).second) {
     finish_steps();
     settle(Pace::kFirstSteps);
   }
   pace_.step_begins();
   if (run_.options.before_step) run_.options.before_step(engine_, number);
   handing_over_ = true;
-  engine_.use_seq_len(batches_.shape().seq_len);
-  for (int64_t i = 0; i < batches_.num_microbatches(); ++i) {
-    const Microbatch part = batches_.microbatch(i);
-    engine_.load(i, part.inputs, part.targets, part.documents);
+  engine_.use_seq_len(batches_->shape().seq_len);
+  for (int64_t i = 0; i < batches_->num_microbatches(); ++i) {
+    engine_.load(i, batches_->microbatch(i));
   }
   engine_.step(step.progress, step.targets, /*in_detail=*/step.log, step.log && phases_due(number));
   handing_over_ = false;
@@ -687,7 +687,8 @@ TrainSummary train(const Config& config, const TrainOptions& options) {
        .stop = &stop},
       [&] { run.emplace(config, options, launch); },
       [&](Communicator& communicator) {
-        const TrainSummary of_rank = Trainer(*run, communicator, place, stop).run();
+        Trainer trainer(*run, run->batches(communicator.index()), communicator, place, stop);
+        const TrainSummary of_rank = trainer.run();
         if (communicator.index() == 0) summary = of_rank;
       });
   return summary;

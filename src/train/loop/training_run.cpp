@@ -70,6 +70,10 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   require_proof(device_options(config.run), fmt::format("{} {}", options.version, options.commit));
 }
 
+std::unique_ptr<BatchSource> TrainingRun::batches(int64_t rank) const {
+  return std::make_unique<BatchStream>(config, data, stream, rank);
+}
+
 void RunPlace::set(fs::path database, const std::string& id) {
   const std::scoped_lock lock(mutex_);
   database_ = std::move(database);

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "config/config.h"
 #include "parallel/launch.h"
+#include "train/loop/batch_source.h"
 #include "train/loop/in_loop_evaluation.h"
 #include "train/loop/resume.h"
 #include "train/loop/sample_texts.h"
@@ -29,6 +30,9 @@ struct ValidSplit {
 // Data shared, read-only, by all ranks of a process.
 struct TrainingRun {
   TrainingRun(const Config& raw, const TrainOptions& chosen, const Launch& launch);
+
+  // What a rank trains on: a source of its own, which reads what all share here.
+  std::unique_ptr<BatchSource> batches(int64_t rank) const;
 
   TrainOptions options;
   TrainingData data;

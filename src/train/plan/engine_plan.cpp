@@ -21,7 +21,7 @@ void count_steps(Engine& engine, const Config& config, const BatchShape& shape) 
   // A step that is checked has values where others leave codes alone: each may need what the other does not.
   const int64_t checked = config.precision.check_every;
   for (const int64_t step : {checked, checked + 1}) {
-    for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, ids, ids, documents);
+    for (int64_t i = 0; i < engine.num_microbatches(); ++i) engine.load(i, microbatch_of(ids, ids, documents));
     engine.step({.steps = step, .tokens = 1}, 1);
     if (!engine.checks_precision()) break;
   }

@@ -71,7 +71,7 @@ int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) 
     engine.initialise();
     const std::vector<int32_t> ids(static_cast<size_t>(tiny.train.microbatch_seqs * tiny.data.seq_len), 1);
     for (int64_t step = 1; step <= 6; ++step) {
-      engine.load(0, ids, ids);
+      engine.load(0, microbatch_of(ids, ids, {}));
       engine.step({.steps = step, .tokens = step}, 1, /*in_detail=*/false, /*with_phases=*/step > 4);
       engine.result();
     }

@@ -94,7 +94,7 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
         find_documents(ends_at_zeros(inputs, config.data.seq_len), config.train.microbatch_seqs, config.data.seq_len,
                        documents);
       }
-      engine.load(i, inputs, targets, documents);
+      engine.load(i, microbatch_of(inputs, targets, documents));
     }
     engine.step({.steps = step, .tokens = step * tokens}, tokens * engine.num_microbatches(), /*in_detail=*/true);
     engine.result();

@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "config/mixture.h"
+#include "model/batch.h"
 #include "rdep/capacity.h"
 
 namespace nmoe {
@@ -19,6 +20,10 @@ struct BatchShape {
 
   int64_t microbatch_tokens() const { return microbatch_seqs * seq_len; }
   int64_t num_microbatches(int64_t num_ranks) const { return batch_seqs / (num_ranks * microbatch_seqs); }
+  // What a microbatch of one of W ranks holds: the m-th of rank i is microbatch m * W + i of the step.
+  SequencePart part(int64_t rank, int64_t num_ranks, int64_t microbatch) const {
+    return {.first_seq = (microbatch * num_ranks + rank) * microbatch_seqs, .whole_len = seq_len};
+  }
 };
 
 // Tokens of an optimizer step, of all ranks together.

@@ -32,9 +32,11 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
       ops_(device_.ops()),
       activations_(storage[ArenaKind::kActivations]),
       shapes_(batch_shapes(config, seq_lens)),
-      upload_([this](Tensor destination, std::span<const int32_t> ids) { device_.upload(destination, ids.data()); }),
-      write_([this](Tensor destination, std::span<const int32_t> ids) {
-        if (!ops_.counting()) std::ranges::copy(ids, destination.data<int32_t>());
+      upload_([this](Tensor destination, std::span<const std::byte> values) {
+        device_.upload(destination, values.data());
+      }),
+      write_([this](Tensor destination, std::span<const std::byte> values) {
+        if (!ops_.counting()) std::ranges::copy(values, static_cast<std::byte*>(destination.raw()));
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
       model_(config_.model, ops_, std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
@@ -53,7 +55,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
   model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
-  inputs_ = allocate_step_inputs(config_, shapes_, step_state);
+  inputs_ = allocate_step_inputs(config_, rank.index(), shapes_, step_state);
   set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
   allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
@@ -287,16 +289,15 @@ void Engine::use_seq_len(int64_t seq_len) {
   shape_ = static_cast<size_t>(shape - shapes_.begin());
 }
 
-void Engine::load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
-                  const Documents& documents) {
+void Engine::load(int64_t index, const Microbatch& microbatch) {
   if (num_pending() == kMaxPending) take_result();
   while (decision_is_pending()) take_result();
   StepSlot& next = slot(num_enqueued_);
   next.set_shape(shape_);
   const Batch& batch = next.batches()[static_cast<size_t>(index)];
-  NMOE_CHECK(static_cast<int64_t>(inputs.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
-             inputs.size(), batch.num_tokens());
-  fill_batch(batch, {.inputs = inputs, .targets = targets, .documents = documents}, write_);
+  NMOE_CHECK(static_cast<int64_t>(microbatch.tokens.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
+             microbatch.tokens.size(), batch.num_tokens());
+  fill_batch(batch, microbatch, write_);
 }
 
 void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
@@ -526,18 +527,18 @@ NonFinite Engine::find_non_finite() {
 }
 
 // In the place of a step's microbatch, which the next step brings anew.
-Batch Engine::place(const MicrobatchArrays& arrays) {
+Batch Engine::place(const Microbatch& microbatch) {
   const Batch& where = inputs_.batches[0][0];
   if (inputs_shape_ != 0) fill_positions(where, upload_);
   inputs_shape_ = 0;
-  return fill_batch(where, arrays, upload_);
+  return fill_batch(where, microbatch, upload_);
 }
 
 void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                       const Documents& documents, std::span<int32_t> predictions) {
   NMOE_CHECK(losses.size() == inputs.size() && (predictions.empty() || predictions.size() == inputs.size()),
              "{} losses and {} predictions for {} inputs", losses.size(), predictions.size(), inputs.size());
-  const Batch batch = place({.inputs = inputs, .targets = targets, .documents = documents});
+  const Batch batch = place(microbatch_of(inputs, targets, documents));
   const Tensor batch_losses = losses_.rows(0, batch.num_tokens());
   const Tensor batch_predictions = predictions.empty() ? Tensor() : predictions_.rows(0, batch.num_tokens());
   model_.forward(batch, activations_, batch_losses, batch_predictions);
@@ -549,12 +550,12 @@ void Engine::evaluate(std::span<const int32_t> inputs, std::span<const int32_t> 
 void Engine::next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
                          const Documents& documents) {
   const std::vector<int32_t> targets(inputs.size(), kNoTarget);
-  const Batch batch = place({.inputs = inputs, .targets = targets, .documents = documents});
+  const Batch batch = place(microbatch_of(inputs, targets, documents));
   const ArenaScope scope(activations_);
   const Tensor wanted = activations_.allocate(DType::kI32, {std::ssize(rows)});
   const Tensor of_rows = activations_.allocate(DType::kF32, {std::ssize(rows), config_.model.vocab_size});
   logits.resize(static_cast<size_t>(of_rows.num_elements()));
-  upload_(wanted, rows);
+  upload_(wanted, std::as_bytes(rows));
   model_.logits(batch, activations_, of_rows, wanted);
   device_.download(logits.data(), of_rows);
   domain_.check();

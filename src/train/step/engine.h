@@ -84,10 +84,9 @@ class Engine {
   // before that step is loaded.
   void use_seq_len(int64_t seq_len);
   int64_t num_microbatches() const { return static_cast<int64_t>(inputs_.batches[shape_].size()); }
-  // Loads microbatch `index` of the next step from host arrays, of as many ids as its shape (train/step/batch_shape.h)
-  // has tokens. `documents`, here and below: those of the inputs if data.mask_documents is set, else empty.
-  void load(int64_t index, std::span<const int32_t> inputs, std::span<const int32_t> targets,
-            const Documents& documents = {});
+  // Loads microbatch `index` of the next step, of as many tokens as its shape (train/step/batch_shape.h) has, and
+  // copies it.
+  void load(int64_t index, const Microbatch& microbatch);
   // Enqueues a step on what was loaded since the last one: forward, backward, clipping, the update of weights and
   // router biases. `progress`: the state after the step. `num_targets`: targets with a loss in the whole step, on all
   // ranks, of which the loss is the mean. Does not wait: from the second step of each sequence length on, it runs a
@@ -139,7 +138,8 @@ class Engine {
   Rebalancing rebalance();
 
   // losses = the token losses, in nats, of up to train.microbatch_seqs sequences of data.seq_len; 0 for targets < 0.
-  // predictions, unless empty, = the likeliest next token at every position.
+  // predictions, unless empty, = the likeliest next token at every position. `documents`: those of the inputs if
+  // data.mask_documents is set, else empty.
   void evaluate(std::span<const int32_t> inputs, std::span<const int32_t> targets, std::span<float> losses,
                 const Documents& documents = {}, std::span<int32_t> predictions = {});
   // logits = the next-token logits of the rows `rows` of up to train.microbatch_seqs sequences of data.seq_len:
@@ -179,7 +179,7 @@ class Engine {
   void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
   void enqueue_results(bool in_detail);
-  Batch place(const MicrobatchArrays& arrays);
+  Batch place(const Microbatch& microbatch);
   void forget_recordings();
   void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
@@ -199,7 +199,7 @@ class Engine {
   Ops& ops_;
   Arena& activations_;
   std::vector<BatchShape> shapes_;  // of steps
-  PutIds upload_, write_;           // to the device, to the host's side
+  PutBytes upload_, write_;         // to the device, to the host's side
   Domain domain_;
   Model model_;
   StepInputs inputs_;        // of the step that is computed

@@ -7,7 +7,7 @@
 
 namespace nmoe {
 
-StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena) {
+StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<const BatchShape> shapes, Arena& arena) {
   StepInputs inputs;
   const int64_t begin = arena.mark();
   inputs.loss_scale = arena.allocate(DType::kF64, {1});
@@ -24,9 +24,10 @@ StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape
           {.num_seqs = shape.microbatch_seqs,
            .seq_len = shape.seq_len,
            .tokens = arena.allocate(DType::kI32, {T}),
-           .targets = arena.allocate(DType::kI32, {T}),
+           .rows = {{BatchRow::kTargets, arena.allocate(row_info(BatchRow::kTargets).dtype, {T})}},
            .positions = arena.allocate(DType::kI32, {T}),
-           .cu_seqlens = config.data.mask_documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor()});
+           .cu_seqlens = config.data.mask_documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor(),
+           .part = shape.part(rank, config.parallel.ranks, i)});
     }
     end = std::max(end, arena.mark());
   }
@@ -35,40 +36,48 @@ StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape
   return inputs;
 }
 
-Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put) {
-  const auto& [inputs, targets, documents] = arrays;
-  const int64_t T = static_cast<int64_t>(inputs.size());
-  NMOE_CHECK(targets.size() == inputs.size() && T % batch.seq_len == 0 && T <= batch.num_tokens(),
-             "a microbatch of {} inputs and {} targets, at most {} tokens", inputs.size(), targets.size(),
-             batch.num_tokens());
+Batch fill_batch(Batch batch, const Microbatch& microbatch, const PutBytes& put) {
+  const auto T = static_cast<int64_t>(microbatch.tokens.size());
+  NMOE_CHECK(T % batch.seq_len == 0 && T <= batch.num_tokens(),
+             "a microbatch of {} tokens, at most {} in sequences of {}", T, batch.num_tokens(), batch.seq_len);
   const bool masks_documents = batch.cu_seqlens.defined();
-  NMOE_CHECK(documents.empty() != masks_documents, "data.mask_documents is {}, and a microbatch came with {} documents",
-             masks_documents, documents.cu_seqlens.size());
+  NMOE_CHECK((microbatch.documents != nullptr) == masks_documents,
+             "data.mask_documents is {}, and a microbatch came with{} documents", masks_documents,
+             microbatch.documents != nullptr ? "" : "out");
   batch.num_seqs = T / batch.seq_len;
   batch.tokens = batch.tokens.rows(0, T);
-  batch.targets = batch.targets.rows(0, T);
   batch.positions = batch.positions.rows(0, T);
-  put(batch.tokens, inputs);
-  put(batch.targets, targets);
+  put(batch.tokens, std::as_bytes(microbatch.tokens));
+  for (size_t i = 0; i < kBatchRows.size(); ++i) {
+    const auto row = static_cast<BatchRow>(i);
+    const std::span<const std::byte> values = microbatch.rows[row];
+    const size_t room = batch.rows[row].defined() ? static_cast<size_t>(T) * dtype_bytes(row_info(row).dtype) : 0;
+    NMOE_CHECK(values.size() == room, "{} bytes of {} for {} tokens, in a step that has {}", values.size(),
+               row_info(row).name, T, room);
+    if (room == 0) continue;
+    batch.rows[row] = batch.rows[row].rows(0, T);
+    put(batch.rows[row], values);
+  }
   if (masks_documents) {
+    const Documents& documents = *microbatch.documents;
     const auto capacity = static_cast<size_t>(batch.cu_seqlens.dim(0));
-    NMOE_CHECK(documents.positions.size() == inputs.size() && documents.cu_seqlens.size() <= capacity,
-               "{} positions and {} document bounds for {} inputs", documents.positions.size(),
-               documents.cu_seqlens.size(), inputs.size());
+    NMOE_CHECK(documents.positions.size() == microbatch.tokens.size() && documents.cu_seqlens.size() <= capacity,
+               "{} positions and {} document bounds for {} tokens", documents.positions.size(),
+               documents.cu_seqlens.size(), T);
     std::vector<int32_t> cu_seqlens(capacity, static_cast<int32_t>(T));
     std::ranges::copy(documents.cu_seqlens, cu_seqlens.begin());
-    put(batch.cu_seqlens, cu_seqlens);
-    put(batch.positions, documents.positions);
+    put(batch.cu_seqlens, std::as_bytes(std::span(cu_seqlens)));
+    put(batch.positions, std::as_bytes(std::span(documents.positions)));
   }
   return batch;
 }
 
-void fill_positions(const Batch& batch, const PutIds& put) {
+void fill_positions(const Batch& batch, const PutBytes& put) {
   std::vector<int32_t> positions(static_cast<size_t>(batch.num_tokens()));
   for (size_t i = 0; i < positions.size(); ++i) {
-    positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % batch.seq_len);
+    positions[i] = static_cast<int32_t>(batch.part.first_position + static_cast<int64_t>(i) % batch.seq_len);
   }
-  put(batch.positions, positions);
+  put(batch.positions, std::as_bytes(std::span(positions)));
 }
 
 double RouterHealth::bias_range() const {
@@ -79,7 +88,7 @@ double RouterHealth::bias_range() const {
 StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, const Model& model, const Rank& rank,
                    Arena& arena, bool with_expert_rows, Tensor rounding_counts)
     : device_(rank.device),
-      inputs_(allocate_step_inputs(config, shapes, arena)),
+      inputs_(allocate_step_inputs(config, rank.index(), shapes, arena)),
       num_tokens_(static_cast<double>(step_tokens(config))),
       sums_(arena.allocate(DType::kF64, {2})),
       losses_(arena.allocate(rank.device.ops().stat_dtype(), {step_tokens(config) / config.parallel.ranks})),
@@ -116,8 +125,8 @@ void StepSlot::set_shape(size_t shape) {
 void StepSlot::fill_positions() {
   if (device_.counting()) return;
   for (const Batch& batch : batches()) {
-    nmoe::fill_positions(batch, [](Tensor destination, std::span<const int32_t> ids) {
-      std::ranges::copy(ids, destination.data<int32_t>());
+    nmoe::fill_positions(batch, [](Tensor destination, std::span<const std::byte> values) {
+      std::ranges::copy(values, static_cast<std::byte*>(destination.raw()));
     });
   }
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,12 +14,12 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/stream/documents.h"
 #include "model/model.h"
 #include "parallel/rank.h"
 #include "tensor/arena.h"
 #include "train/precision/precision_checks.h"
 #include "train/step/batch_shape.h"
+#include "train/step/microbatch.h"
 #include "train/step/step_phase.h"
 
 namespace nmoe {
@@ -34,22 +35,17 @@ struct StepInputs {
   Tensor block;         // all of the above, [bytes] u8
 };
 
-// Of one of config.parallel.ranks, for steps of each of `shapes`. The same layout in whichever arena.
-StepInputs allocate_step_inputs(const Config& config, std::span<const BatchShape> shapes, Arena& arena);
+// Of the rank `rank` of config.parallel.ranks, for steps of each of `shapes`. The same layout in whichever arena.
+StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<const BatchShape> shapes, Arena& arena);
 
-// A microbatch's host arrays, of at most as many tokens as a Batch has room for. `documents` are those of the inputs
-// if data.mask_documents is set, else empty.
-struct MicrobatchArrays {
-  std::span<const int32_t> inputs, targets;
-  const Documents& documents;
-};
+// Copies values of the destination's dtype to it.
+using PutBytes = std::function<void(Tensor destination, std::span<const std::byte> values)>;
 
-using PutIds = std::function<void(Tensor destination, std::span<const int32_t> ids)>;
-
-// `batch` with its first rows filled through `put`, as that many sequences.
-Batch fill_batch(Batch batch, const MicrobatchArrays& arrays, const PutIds& put);
+// `batch` filled through `put` with a microbatch of at most as many tokens as it has room for, as that many sequences.
+// The microbatch has the rows of the batch and no others.
+Batch fill_batch(Batch batch, const Microbatch& microbatch, const PutBytes& put);
 // The positions of sequences that are one document each, which fill_batch() leaves as they are.
-void fill_positions(const Batch& batch, const PutIds& put);
+void fill_positions(const Batch& batch, const PutBytes& put);
 
 // A router's behaviour over one step, on all ranks.
 struct RouterHealth {
