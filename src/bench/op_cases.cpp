@@ -271,9 +271,9 @@ class Cases {
 
     void forward() {
       weights.begin_step();  // codes of weights are made, gradients written, as in a step of one microbatch
-      moe.forward(pass, coded(x), y, y);
+      applied = moe.forward(pass, coded(x), y, y);
     }
-    void backward() { moe.backward(pass, coded(y), dx); }
+    void backward() { moe.backward(pass, applied, x, coded(y), dx); }
     // With their codes, where there are any: as norms leave them in a model.
     CodedRows coded(Tensor rows) {
       if (codes.defined()) pass.ops.quantize(quantize_rows(rows, codes));
@@ -297,6 +297,7 @@ class Cases {
     Batch batch;
     RopeTables rope;
     Pass pass;
+    Application applied;
   };
 
   void add_layer(std::vector<OpCase>& cases, const Sizes::Layer& size) const {

@@ -15,14 +15,25 @@ class Block {
   // Over the weights described for the layer, whose configuration must outlive it.
   Block(const Layer& layer, WeightSet& weights);
 
-  // x [T, D] must live until backward (pass.recompute determines what else is kept). Returns the block's output, [T, D]
-  // on the activation stack.
-  Tensor forward(const Pass& pass, Tensor x);
+  // What one application keeps for its backward.
+  struct Kept {
+    Tensor input;  // [T, D]
+    Norm::Kept mixer_norm;
+    Tensor mixer_x;  // [T, D], normed
+    Application mixer;
+    Norm::Kept feed_forward_norm;
+    Tensor feed_forward_x;  // [T, D], normed
+    Application feed_forward;
+  };
+
+  // x [T, D] must live until backward (pass.recompute determines what else is kept); kept =. Returns the block's
+  // output, [T, D] on the activation stack.
+  Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
   // The same with a cache of earlier tokens (model/parts/mixer.h); x becomes the output.
-  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots);
-  // dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that of the input, with
-  // its codes in pass.gradient_codes if `leaves_codes`.
-  void backward(const Pass& pass, const CodedRows& dx, bool leaves_codes);
+  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) const;
+  // Of an application. dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that
+  // of the input, with its codes in pass.gradient_codes if `leaves_codes`.
+  void backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;
   // Whether codes of the output's gradient are used.
   bool takes_codes() const { return feed_forward_->takes_codes(); }
 
@@ -31,20 +42,20 @@ class Block {
  private:
   // x + mixer(norm(x)), where mix(normed, mixed) adds to `mixed`.
   template <class Mix>
-  Tensor run_mixer(const Pass& pass, Tensor x, const Mix& mix);
+  Tensor run_mixer(const Pass& pass, Tensor x, Kept& kept, const Mix& mix) const;
   // mixed + feed-forward(norm(mixed))
-  Tensor run_feed_forward(const Pass& pass, Tensor mixed);
-  Tensor run(const Pass& pass, Tensor x);
-  // Backward of the last run().
-  void run_backward(const Pass& pass, const CodedRows& dx, bool leaves_codes);
+  Tensor run_feed_forward(const Pass& pass, Tensor mixed, Kept& kept) const;
+  Tensor run(const Pass& pass, Tensor x, Kept& kept) const;
+  // Backward of a run().
+  void run_backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;
 
   int64_t layer_;
+  WeightSet& weights_;
+  WeightRange mixer_weights_, feed_forward_weights_;  // norms included
   Norm mixer_norm_;
   std::unique_ptr<Mixer> mixer_;
-  size_t first_feed_forward_;  // index of the first weight after the mixer's
   Norm feed_forward_norm_;
   std::unique_ptr<FeedForward> feed_forward_;
-  Tensor input_;  // [T, D]
 };
 
 }  // namespace nmoe

@@ -155,18 +155,23 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
     pass.normed_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
     pass.gradient_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
   }
+  const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");
+  const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, weights_.all().size()};
+  weights_.begin_application(before_blocks);
+  weights_.begin_application(after_blocks);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
   pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
+  std::vector<Block::Kept> kept(blocks_.size());
   std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
-  for (const auto& block : blocks_) {
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     marks.push_back(activations.mark());
-    x = block->forward(pass, x);
+    x = blocks_[layer]->forward(pass, x, kept[layer]);
   }
   marks.push_back(activations.mark());
   const Tensor normed = pass.push(stream);
-  final_norm_.forward(pass, x, normed);
+  const Norm::Kept kept_by_norm = final_norm_.forward(pass, x, normed);
   pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
 
   ops_.head_loss({.x = normed,
@@ -179,16 +184,18 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
                   .accumulate_dw = head_.weight().accumulate_grad()});
   pass.capture(Intermediate::kLosses, kNoLayer, losses);
   RowCodes dx_codes = blocks_.back()->takes_codes() ? pass.gradient_codes : RowCodes{};
-  final_norm_.backward(pass, dx, dx, /*accumulate=*/false, dx_codes);
+  final_norm_.backward(pass, kept_by_norm, dx, dx, /*accumulate=*/false, dx_codes);
+  weights_.end_application(after_blocks);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     activations.rewind(marks[layer + 1]);
     const bool leaves_codes = layer > 0 && blocks_[layer - 1]->takes_codes();
-    blocks_[layer]->backward(pass, {dx, dx_codes}, leaves_codes);
+    blocks_[layer]->backward(pass, kept[layer], {dx, dx_codes}, leaves_codes);
     dx_codes = leaves_codes ? pass.gradient_codes : RowCodes{};
   }
   ops_.embedding_backward({.ids = batch.tokens, .dy = dx, .dtable = embedding_.grad_to_add_to(ops_)});
+  weights_.end_application(before_blocks);
   weights_.check_grads();
-  pass.tell_ready(0);
+  pass.tell_ready(weights_.complete_from());
 }
 
 Tensor Model::hidden_states(const Pass& pass) {
@@ -198,7 +205,8 @@ Tensor Model::hidden_states(const Pass& pass) {
   ops_.embedding_forward({.ids = pass.batch.tokens, .table = embedding_.value, .y = x});
   for (const auto& block : blocks_) {
     const ArenaScope scope(pass.activations);
-    ops_.copy({.source = block->forward(pass, x), .destination = x});
+    Block::Kept kept;
+    ops_.copy({.source = block->forward(pass, x, kept), .destination = x});
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);

@@ -1,5 +1,7 @@
 #include "model/weight.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/rng.h"
 #include "rdep/placement.h"
@@ -201,12 +203,19 @@ WeightSet::WeightSet(std::vector<WeightSpec> specs, DomainShare share) : share_(
     const bool is_new = index_.emplace(weight.spec.name, index).second;
     NMOE_CHECK(is_new, "two weights named {}", weight.spec.name);
   }
+  applications_.resize(weights_.size());
 }
 
 size_t WeightSet::index_of(std::string_view name) const {
   const auto found = index_.find(name);
   NMOE_CHECK(found != index_.end(), "no weight is named {}", name);
   return found->second;
+}
+
+size_t WeightSet::end_of(std::string_view prefix) const {
+  size_t end = weights_.size();
+  while (end > 0 && !weights_[end - 1].spec.name.starts_with(prefix)) --end;
+  return end;
 }
 
 void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
@@ -267,12 +276,30 @@ void WeightSet::restart_rounding() {
 }
 
 void WeightSet::begin_microbatch() {
+  std::ranges::fill(applications_, 0);
   const int64_t first_shard = ++microbatch_ * share_.num_ranks + share_.first_rank;
   for (Weight& weight : weights_) {
     const bool is_stacked = weight.spec.group == WeightGroup::kExperts;
     weight.begin_microbatch(is_stacked ? first_shard : first_shard + share_.index);
     if (share_.in_order && !is_stacked) weight.begin_step();
   }
+}
+
+void WeightSet::begin_application(const WeightRange& weights) {
+  for (size_t i = weights.begin; i < weights.end; ++i) ++applications_[i];
+}
+
+void WeightSet::end_application(const WeightRange& weights) {
+  for (size_t i = weights.begin; i < weights.end; ++i) {
+    NMOE_CHECK(applications_[i] > 0, "{}: more backwards than forwards", weights_[i].spec.name);
+    --applications_[i];
+  }
+}
+
+size_t WeightSet::complete_from() const {
+  size_t first = applications_.size();
+  while (first > 0 && applications_[first - 1] == 0) --first;
+  return first;
 }
 
 void WeightSet::check_grads() const {

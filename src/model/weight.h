@@ -164,6 +164,11 @@ struct FlatWeights {
   Tensor totals;            // stat: their gradients, summed over the ranks; undefined: those are in grads
 };
 
+// Weights that are neighbours in definition order.
+struct WeightRange {
+  size_t begin = 0, end = 0;
+};
+
 // All weights of a description, in its order; of stacked experts only this rank's. References to weights stay valid as
 // long as the set lives.
 class WeightSet {
@@ -175,6 +180,8 @@ class WeightSet {
   const DomainShare& share() const { return share_; }
   Weight& at(std::string_view name) { return weights_[index_of(name)]; }
   size_t index_of(std::string_view name) const;
+  // The end of the weights whose names begin like that, which are neighbours.
+  size_t end_of(std::string_view prefix) const;
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
@@ -187,12 +194,19 @@ class WeightSet {
   void begin_microbatch();
   // To be called before a pass outside a step.
   void restart_rounding();
+  // A part says for each of its applications in a pass with backward which weights it uses, before its forward and when
+  // its backward has enqueued what changes their gradients: these are complete after the last of them.
+  void begin_application(const WeightRange& weights);
+  void end_application(const WeightRange& weights);
+  // The lowest index from which on all gradients are complete.
+  size_t complete_from() const;
   // Checks that this step has written the gradient of every trained weight: another would keep the last step's.
   void check_grads() const;
 
  private:
   DomainShare share_;
-  int64_t microbatch_ = -1;  // of this step
+  int64_t microbatch_ = -1;        // of this step
+  std::vector<int> applications_;  // of each weight in the microbatch, that have not ended
   std::deque<Weight> weights_;
   std::vector<FlatWeights> flat_;
   std::map<std::string, size_t, std::less<>> index_;

@@ -47,18 +47,20 @@ struct OverflowWork {
   std::function<void(const RaggedRows& chunk)> work_off;
 };
 
-// A layer's exchange. From plan() to the end of the layer's backward it keeps the plan of one routing on the activation
-// stack. The order of rows is a function of the routing alone.
+// The exchange of one routing: the tokens' way to their experts and back, in forward and backward. Until the end of
+// backward its plan is on the activation stack. The order of rows is a function of the routing alone.
 //
 // A transfer that begin_x() starts overlaps with the work that is enqueued before the matching end_x(); its arguments
-// may not change before that. Only one transfer is under way at a time.
-class TokenExchange {
+// may not change before that. Only one transfer is under way at a time, of all exchanges through one window.
+class RoutedExchange {
  public:
-  virtual ~TokenExchange() = default;
+  RoutedExchange() = default;
+  RoutedExchange(const RoutedExchange&) = delete;
+  RoutedExchange& operator=(const RoutedExchange&) = delete;
+  virtual ~RoutedExchange() = default;
 
-  // Plans where each copy goes: top_idx [T, K] i32 are the experts of the tokens. counts [E] i32 += the copies of each
-  // expert (undefined: not wanted). The capacity follows from T; the parts' offsets are valid after end_dispatch().
-  virtual RoutedRows plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) = 0;
+  // The capacity follows from T; the parts' offsets are valid after end_dispatch().
+  const RoutedRows& routed() const { return routed_; }
 
   // Sends tokens x [T, D] and their gate weights [T, K] stat to the experts: returns the rows [R, D], which are picked
   // from x or are in memory that end_dispatch() pushes; row_weight [R] stat =. If x has codes, these are sent, and the
@@ -82,6 +84,18 @@ class TokenExchange {
   virtual void begin_dispatch_backward(const ExchangePass& pass, Tensor drows, Tensor drow_weight) = 0;
   virtual void end_dispatch_backward(const ExchangePass& pass, Tensor dx, Tensor dweights, bool accumulate,
                                      const OverflowWork& overflow) = 0;
+
+ protected:
+  RoutedRows routed_;
+};
+
+// A layer's exchange. It keeps nothing of a pass.
+class TokenExchange {
+ public:
+  virtual ~TokenExchange() = default;
+  // Plans where each copy goes: top_idx [T, K] i32 are the experts of the tokens. counts [E] i32 += the copies of each
+  // expert (undefined: not wanted).
+  virtual std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const = 0;
 };
 
 // For experts that are all on this rank. They read tokens where those lie; combine sums a token's K rows in the order

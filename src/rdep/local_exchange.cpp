@@ -3,17 +3,16 @@
 namespace nmoe {
 namespace {
 
-class LocalExchange final : public TokenExchange {
+class LocalRouting final : public RoutedExchange {
  public:
-  explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
-
-  RoutedRows plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) override {
+  LocalRouting(const ExchangePass& pass, int64_t num_experts, Tensor top_idx, Tensor counts)
+      : plan_{.offsets = pass.push_i32({num_experts + 1}),
+              .row_of = pass.push_i32(top_idx.shape()),
+              .token_of = pass.push_i32({top_idx.num_elements()})} {
     const int64_t capacity = top_idx.num_elements();
-    plan_ = {.offsets = pass.push_i32({num_experts_ + 1}),
-             .row_of = pass.push_i32(top_idx.shape()),
-             .token_of = pass.push_i32({capacity})};
     pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
-    return {.capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
+    routed_ = {
+        .capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
 
   void begin_dispatch(const ExchangePass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
@@ -49,10 +48,21 @@ class LocalExchange final : public TokenExchange {
     return {.rows = {tokens, plan_.token_of, plan_.row_of}, .codes = x_.codes};
   }
 
-  int64_t num_experts_;
-  MoePlan plan_;
+  const MoePlan plan_;
   CodedRows x_{Tensor()};  // what was begun
   Tensor rows_, weights_;
+};
+
+class LocalExchange final : public TokenExchange {
+ public:
+  explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
+
+  std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const override {
+    return std::make_unique<LocalRouting>(pass, num_experts_, top_idx, counts);
+  }
+
+ private:
+  int64_t num_experts_;
 };
 
 }  // namespace

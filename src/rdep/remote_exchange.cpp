@@ -8,32 +8,35 @@ namespace nmoe {
 
 namespace {
 
-class RemoteExchange final : public TokenExchange {
- public:
-  RemoteExchange(ExchangeWindow& window, int64_t layer, Tensor places, const ExchangeStats& stats)
-      : window_(window),
-        peers_(window.peers()),
-        layer_(layer),
-        apart_(window.received() == Received::kApart),
-        places_(places),
-        stats_(stats) {}
+// A layer's place in the exchange of all.
+struct RemoteLayer {
+  ExchangeWindow& window;
+  int64_t layer;
+  Tensor places;  // [E] i32
+  ExchangeStats stats;
+};
 
-  RoutedRows plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) override {
+class RemoteRouting final : public RoutedExchange {
+ public:
+  RemoteRouting(const RemoteLayer& of, const ExchangePass& pass, Tensor top_idx, Tensor counts)
+      : window_(of.window),
+        peers_(window_.peers()),
+        layer_(of.layer),
+        apart_(window_.received() == Received::kApart),
+        stats_(of.stats),
+        top_idx_(top_idx) {
     const ExpertRows& room = window_.expert_rows();
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
                   U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = room.kept;
-    top_idx_ = top_idx;
-    sent_ = {.send_row = pass.push_i32({T, W}), .num_sent = pass.push_i32({W}), .placement = places_, .num_slots = U};
+    sent_ = {.send_row = pass.push_i32({T, W}), .num_sent = pass.push_i32({W}), .placement = of.places, .num_slots = U};
     num_received_ = pass.push_i32({W});
     if (apart_) tokens_ = pass.push_i32({W, M});
     row_of_ = pass.push_i32({W * M, K});
     pass.ops.build_exchange_plan(
         {.top_idx = top_idx, .plan = sent_, .counts = counts, .traffic = counts.defined() ? stats_.traffic : Tensor()});
-    RoutedRows routed{.capacity = capacity, .parts = {}, .overflow = {}};
-    parts_.clear();
-    chunks_.clear();
+    routed_.capacity = capacity;
     for (int64_t i = 0; i < num_parts; ++i) {
-      const RaggedRows& rows = routed.parts.emplace_back(RaggedRows{
+      const RaggedRows& rows = routed_.parts.emplace_back(RaggedRows{
           .begin = capacity / num_parts * i, .end = capacity / num_parts * (i + 1), .offsets = pass.push_i32({U + 1})});
       parts_.push_back({.first_rank = i,
                         .num_ranks = W / num_parts,
@@ -41,21 +44,20 @@ class RemoteExchange final : public TokenExchange {
                         .plan = {.offsets = rows.offsets,
                                  .row_of = row_of_.rows(W * M / num_parts * i, W * M / num_parts * (i + 1))}});
     }
-    if (room.num_chunks == 0) return routed;
+    if (room.num_chunks == 0) return;
 
     // The offsets of all rows, and those of what is kept and of each chunk.
     loads_ = pass.push_i32({W});
     offsets_ = parts_[0].plan.offsets;
     part_offsets_ = pass.push_i32({1 + room.num_chunks, U + 1});
-    parts_[0].plan.offsets = parts_[0].rows.offsets = routed.parts[0].offsets = part_offsets_[0];
+    parts_[0].plan.offsets = parts_[0].rows.offsets = routed_.parts[0].offsets = part_offsets_[0];
     for (int64_t i = 0; i < room.num_chunks; ++i) {
       Part& chunk = chunks_.emplace_back(parts_[0]);
       chunk.rows = {.begin = 0, .end = room.chunk, .offsets = part_offsets_[1 + i]};
       chunk.plan.offsets = chunk.rows.offsets;
       chunk.plan.first_row = room.kept + i * room.chunk;
-      routed.overflow.push_back(chunk.rows);
+      routed_.overflow.push_back(chunk.rows);
     }
-    return routed;
   }
 
   void begin_dispatch(const ExchangePass& pass, const CodedRows& x, Tensor weights) override {
@@ -335,9 +337,8 @@ class RemoteExchange final : public TokenExchange {
   const Peers& peers_;
   const int64_t layer_;
   const bool apart_;
-  const Tensor places_;  // [E] i32
   const ExchangeStats stats_;
-  Tensor top_idx_;                        // [T, K] i32
+  const Tensor top_idx_;                  // [T, K] i32
   ExchangePlan sent_;                     // this rank's tokens
   Tensor num_received_;                   // [W] i32 tokens of each rank
   Tensor tokens_;                         // [W, M] i32, received apart: which of their ranks' tokens they are
@@ -353,11 +354,23 @@ class RemoteExchange final : public TokenExchange {
   const ExchangeInbox* arrived_ = nullptr;  // where the tokens are
 };
 
+class RemoteExchange final : public TokenExchange {
+ public:
+  explicit RemoteExchange(const RemoteLayer& layer) : layer_(layer) {}
+
+  std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const override {
+    return std::make_unique<RemoteRouting>(layer_, pass, top_idx, counts);
+  }
+
+ private:
+  const RemoteLayer layer_;
+};
+
 }  // namespace
 
 std::unique_ptr<TokenExchange> make_remote_exchange(ExchangeWindow& window, int64_t layer, Tensor places,
                                                     const ExchangeStats& stats) {
-  return std::make_unique<RemoteExchange>(window, layer, places, stats);
+  return std::make_unique<RemoteExchange>(RemoteLayer{window, layer, places, stats});
 }
 
 }  // namespace nmoe

@@ -41,9 +41,8 @@ TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
   const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), x = pool.normal({kTokens, kWidth});
   const Tensor dy = pool.normal(x.shape()), weights = pool.normal({kTokens, kTopK});
 
-  const auto exchange = make_local_exchange(kExperts);
-  const RoutedRows routed = exchange->plan(pass, top_idx, {});
-  ASSERT_EQ(routed.capacity, kRows);
+  const auto exchange = make_local_exchange(kExperts)->plan(pass, top_idx, {});
+  ASSERT_EQ(exchange->routed().capacity, kRows);
   const Tensor row_weight = pool.full({kRows}, NAN), room = pool.full({kRows, kWidth}, NAN);
   const int64_t mark = activations.mark();
   exchange->begin_dispatch(pass, x, weights);
@@ -94,8 +93,7 @@ TEST(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
   const CodedRows x = coded(pool.normal({kTokens, kWidth})), dy = coded(pool.normal({kTokens, kWidth}));
   EXPECT_NE(values(widened(x)), values(x.rows));
   const auto rows_of = [&](const CodedRows& sent, const CodedRows& gradients) {
-    const auto exchange = make_local_exchange(kExperts);
-    exchange->plan(pass, top_idx, {});
+    const auto exchange = make_local_exchange(kExperts)->plan(pass, top_idx, {});
     exchange->begin_dispatch(pass, sent, weights);
     std::vector<double> all = rows_read(exchange->end_dispatch(pass, pool.full({kRows}, NAN)).rows);
     exchange->begin_combine_backward(pass, gradients, Tensor(), {});

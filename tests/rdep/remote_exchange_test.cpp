@@ -238,10 +238,11 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const ArenaScope scope(test.arena());
     const Tensor counts = test.arena().allocate(DType::kI32, {kExperts});
     test.ops.fill({counts, 0.0});
-    const RoutedRows routed = test.exchange->plan(test.pass, test.top_idx, counts);
+    const auto exchange = test.exchange->plan(test.pass, test.top_idx, counts);
+    const RoutedRows& routed = exchange->routed();
     const Tensor row_weight = test.push_stat({routed.capacity});
-    test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
-    Tensor rows = rows_with_codes(test, routed, test.exchange->end_dispatch(test.pass, row_weight));
+    exchange->begin_dispatch(test.pass, test.sent, test.gate);
+    Tensor rows = rows_with_codes(test, routed, exchange->end_dispatch(test.pass, row_weight));
 
     ASSERT_EQ(routed.parts.size(), apart() ? static_cast<size_t>(num_ranks()) : 1U);
     for (int64_t i = 0; const RaggedRows& part : routed.parts) {
@@ -268,19 +269,19 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     const Tensor y = test.pass.push({test.num_tokens, kWidth}), dx = test.pass.push({test.num_tokens, kWidth});
     const Tensor dweights = test.push_stat({test.num_tokens, kTopK});
     test.ops.fill({y, 1.0});
-    test.exchange->combine(test.pass, rows, y, /*accumulate=*/true, forward);
+    exchange->combine(test.pass, rows, y, /*accumulate=*/true, forward);
     EXPECT_EQ(chunk, routed.overflow.size());
 
     const Tensor drows = test.pass.push({routed.capacity, kWidth});
     if (again) {
       const Tensor once_more = test.push_stat({routed.capacity});
-      test.exchange->begin_dispatch(test.pass, test.sent, test.gate);
-      rows = rows_with_codes(test, routed, test.exchange->end_dispatch(test.pass, once_more));
-      test.exchange->begin_combine_backward(test.pass, test.sent, Tensor(), {});
+      exchange->begin_dispatch(test.pass, test.sent, test.gate);
+      rows = rows_with_codes(test, routed, exchange->end_dispatch(test.pass, once_more));
+      exchange->begin_combine_backward(test.pass, test.sent, Tensor(), {});
     } else {
-      test.exchange->begin_combine_backward(test.pass, test.sent, test.sent, test.gate);
+      exchange->begin_combine_backward(test.pass, test.sent, test.sent, test.gate);
     }
-    rows_with_codes(test, routed, test.exchange->end_combine_backward(test.pass, drows));
+    rows_with_codes(test, routed, exchange->end_combine_backward(test.pass, drows));
     chunk = 0;
     OverflowWork backward{.rows = rows.rows(0, chunk_rows),
                           .row_weight = more_weights,
@@ -301,8 +302,8 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
                             }
                             ++chunk;
                           }};
-    test.exchange->begin_dispatch_backward(test.pass, drows, row_weight);
-    test.exchange->end_dispatch_backward(test.pass, dx, dweights, /*accumulate=*/false, backward);
+    exchange->begin_dispatch_backward(test.pass, drows, row_weight);
+    exchange->end_dispatch_backward(test.pass, dx, dweights, /*accumulate=*/false, backward);
     EXPECT_EQ(chunk, routed.overflow.size());
     const auto sums = test.download<float>(y), gradients = test.download<float>(dx),
                weights = test.download<float>(dweights);
@@ -421,7 +422,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
                               .exposed_since = test.arena().allocate(DType::kI64, {1})};
     for (const Tensor& tensor : stats.tensors()) test.ops.fill({tensor, 0.0});
     test.pass.timed = true;
-    const auto exchange = make_remote_exchange(test.window, 0, test.places, stats);
+    const auto layer = make_remote_exchange(test.window, 0, test.places, stats);
     const std::array inboxes = {test.window.next_inbox(),
                                 test.window.next_inbox()};  // in the order of their next turns
 
@@ -480,7 +481,8 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
       rows_there += static_cast<double>(ranks.size());
     }
 
-    const RoutedRows routed = exchange->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
+    const auto exchange = layer->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
+    const RoutedRows& routed = exchange->routed();
     const Tensor row_weight = test.push_stat({routed.capacity});
     const auto tensors_of = [](const ExchangeInbox& in) {
       return std::vector{in.rows, in.slots, in.weights, in.tokens, in.codes.values, in.codes.scales};

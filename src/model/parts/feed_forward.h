@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "model/application.h"
 #include "model/pass.h"
 #include "model/spec/spec.h"
 #include "model/weight.h"
@@ -15,12 +16,15 @@ namespace nmoe {
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
-  // y [T, D] = residual [T, D], which may be y, plus the output for x [T, D] (normed).
-  virtual void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) = 0;
+  // y [T, D] = residual [T, D], which may be y, plus the output for x [T, D] (normed). Returns what backward needs
+  // besides x.
+  virtual Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const = 0;
   // The same for generation: no backward can follow.
-  virtual void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) { forward(pass, x, residual, y); }
-  // dx [T, D] =; dy [T, D] is not changed.
-  virtual void backward(const Pass& pass, const CodedRows& dy, Tensor dx) = 0;
+  virtual void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) const {
+    forward(pass, x, residual, y);
+  }
+  // Of that application, for the same x: dx [T, D] =; dy [T, D] is not changed.
+  virtual void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const = 0;
   // Whether codes of x and dy are used.
   virtual bool takes_codes() const = 0;
 };

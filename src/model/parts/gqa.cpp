@@ -45,65 +45,67 @@ double GroupedQueryAttention::softmax_scale() const {
   return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
 }
 
-void GroupedQueryAttention::project(const Pass& pass, const CodedRows& x) {
+GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const CodedRows& x) const {
   Ops& ops = pass.ops;
   const int64_t T = x.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor qkv = pass.push({T, (H + G + G) * C});
   // What norms make of queries and keys lies elsewhere: backward needs both.
   const Tensor qk = q_norm_ ? pass.push({T, (H + G) * C}) : qkv;
-  saved_.x = x.rows;
-  saved_.q = heads_of(qk, 0, H, C);
-  saved_.k = heads_of(qk, H, G, C);
-  saved_.v = heads_of(qkv, H + G, G, C);
+  Kept kept;
+  kept.q = heads_of(qk, 0, H, C);
+  kept.k = heads_of(qk, H, G, C);
+  kept.v = heads_of(qkv, H + G, G, C);
   qkv_.forward(ops, x, qkv);
-  if (q_norm_) q_norm_->forward(pass, heads_of(qkv, 0, H, C), saved_.q);
-  if (k_norm_) k_norm_->forward(pass, heads_of(qkv, H, G, C), saved_.k);
+  if (q_norm_) kept.q_norm = q_norm_->forward(pass, heads_of(qkv, 0, H, C), kept.q);
+  if (k_norm_) kept.k_norm = k_norm_->forward(pass, heads_of(qkv, H, G, C), kept.k);
   ops.rope_forward(pass.rotation(heads_of(qk, 0, H + G, C), C, config_.rope.layout));
-  pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
-  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k);
-  pass.capture(Intermediate::kAttentionValue, layer_, saved_.v);
+  pass.capture(Intermediate::kAttentionQuery, layer_, kept.q);
+  pass.capture(Intermediate::kAttentionKey, layer_, kept.k);
+  pass.capture(Intermediate::kAttentionValue, layer_, kept.v);
+  return kept;
 }
 
-void GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+Application GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const int64_t T = x.rows.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
-  project(pass, x);
-  saved_.out = pass.push({T, H, C});
-  saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
+  Kept kept = project(pass, x);
+  kept.out = pass.push({T, H, C});
+  kept.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
   if (const Batch& batch = pass.batch; batch.parents.defined()) {
     ops.tree_attention({.scale = softmax_scale(),
                         .window = window_,
-                        .q = saved_.q,
-                        .k = saved_.k,
-                        .v = saved_.v,
-                        .out = saved_.out,
+                        .q = kept.q,
+                        .k = kept.k,
+                        .v = kept.v,
+                        .out = kept.out,
                         .positions = batch.positions,
                         .bounds = batch.cu_seqlens,
                         .parents = batch.parents});
   } else {
     ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
-                           .q = saved_.q,
-                           .k = saved_.k,
-                           .v = saved_.v,
-                           .out = saved_.out,
-                           .lse = saved_.lse});
+                           .q = kept.q,
+                           .k = kept.k,
+                           .v = kept.v,
+                           .out = kept.out,
+                           .lse = kept.lse});
   }
-  pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
-  out_.forward(ops, saved_.out.reshape({T, H * C}), y, residual);
+  pass.capture(Intermediate::kAttentionHeads, layer_, kept.out);
+  out_.forward(ops, kept.out.reshape({T, H * C}), y, residual);
+  return Application(kept);
 }
 
 void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
-                                           Tensor residual, Tensor y) {
+                                           Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor positions = pass.batch.positions, keys = cache.tensors[0], values = cache.tensors[1];
-  project(pass, x);
-  ops.cache_write({.rows = saved_.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = keys});
-  ops.cache_write({.rows = saved_.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = values});
+  const Kept kept = project(pass, x);
+  ops.cache_write({.rows = kept.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = keys});
+  ops.cache_write({.rows = kept.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = values});
   const Tensor out = pass.push({T, H, C});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
-                        .q = saved_.q,
+                        .q = kept.q,
                         .slots = slots,
                         .positions = positions,
                         .keys = keys,
@@ -113,32 +115,34 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Lay
   out_.forward(ops, out.reshape({T, H * C}), y, residual);
 }
 
-void GroupedQueryAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
+void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy,
+                                     Tensor dx) const {
+  const auto& kept = of.as<Kept>();
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const int64_t T = dy.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
-  out_.backward(ops, saved_.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
+  out_.backward(ops, kept.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
 
   const Tensor dqkv = pass.push({T, (H + G + G) * C});
   const Tensor dq = heads_of(dqkv, 0, H, C), dk = heads_of(dqkv, H, G, C), dv = heads_of(dqkv, H + G, G, C);
   ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
-                          .q = saved_.q,
-                          .k = saved_.k,
-                          .v = saved_.v,
-                          .out = saved_.out,
-                          .lse = saved_.lse,
+                          .q = kept.q,
+                          .k = kept.k,
+                          .v = kept.v,
+                          .out = kept.out,
+                          .lse = kept.lse,
                           .dout = dout,
                           .dq = dq,
                           .dk = dk,
                           .dv = dv,
                           .rope = pass.rotation({}, C, config_.rope.layout),
                           .rope_keys = true});
-  if (q_norm_) q_norm_->backward(pass, dq, dq);
-  if (k_norm_) k_norm_->backward(pass, dk, dk);
+  if (q_norm_) q_norm_->backward(pass, kept.q_norm, dq, dq);
+  if (k_norm_) k_norm_->backward(pass, kept.k_norm, dk, dk);
 
-  qkv_.backward(ops, saved_.x, dqkv, dx);
+  qkv_.backward(ops, x, dqkv, dx);
 }
 
 }  // namespace nmoe

@@ -18,24 +18,24 @@ class GroupedQueryAttention final : public Mixer {
   static MixerSpec describe(const Layer& layer, WeightList& weights);
   GroupedQueryAttention(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
   bool takes_codes() const override { return out_.weight().takes_codes(); }
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
-                      Tensor y) override;
+                      Tensor y) const override;
 
  private:
-  struct Saved {
-    Tensor x;    // [T, D]
+  struct Kept {
     Tensor q;    // [T, H, C], normed and rotated
     Tensor k;    // [T, G, C], normed and rotated
     Tensor v;    // [T, G, C]
     Tensor out;  // [T, H, C]
     Tensor lse;  // [B, H, S]
+    Norm::Kept q_norm, k_norm;
   };
   double softmax_scale() const;
-  // Fills saved_.q, .k and .v.
-  void project(const Pass& pass, const CodedRows& x);
+  // All but out and lse.
+  Kept project(const Pass& pass, const CodedRows& x) const;
 
   const ModelConfig& config_;
   int64_t layer_;
@@ -44,7 +44,6 @@ class GroupedQueryAttention final : public Mixer {
   Linear out_;        // [D, H * C]
   std::optional<Norm> q_norm_;
   std::optional<Norm> k_norm_;
-  Saved saved_;
 };
 
 }  // namespace nmoe

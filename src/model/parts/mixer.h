@@ -3,14 +3,13 @@
 // A kind is a class derived from Mixer and a function that describes its weights, both in one file pair, named in
 // mixer.cpp.
 //
-// Threads: driven by the one that drives the device
-// (ops/device.h). What forward keeps is in the activations arena
-// until backward.
+// Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <memory>
 #include <string>
 
+#include "model/application.h"
 #include "model/kv_cache.h"
 #include "model/pass.h"
 #include "model/spec/spec.h"
@@ -24,16 +23,17 @@ inline std::string attention_prefix(const Layer& layer) { return layer.name + "a
 class Mixer {
  public:
   virtual ~Mixer() = default;
-  // y [T, D] = residual [T, D], which may be y, plus the output for x [T, D] (normed).
-  virtual void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) = 0;
-  // dx [T, D] =; dy [T, D] is not changed.
-  virtual void backward(const Pass& pass, const CodedRows& dy, Tensor dx) = 0;
+  // y [T, D] = residual [T, D], which may be y, plus the output for x [T, D] (normed). Returns what backward needs
+  // besides x.
+  virtual Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const = 0;
+  // Of that application, for the same x: dx [T, D] =; dy [T, D] is not changed.
+  virtual void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const = 0;
   // Whether codes of x and dy are used.
   virtual bool takes_codes() const = 0;
   // As forward, but each row is added to the cache of its slot and then sees what is cached there. No backward can
   // follow. slots [T] i32; positions are the batch's.
   virtual void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
-                              Tensor y) = 0;
+                              Tensor y) const = 0;
 };
 
 // Adds the weights of a layer's mixer and returns its other properties.

@@ -62,78 +62,81 @@ Rope LatentAttention::rotation_of_shared_key(const Pass& pass, Tensor k_rope) co
   return pass.rotation(k_rope.reshape({k_rope.dim(0), 1, P}), P, config_.rope.layout);
 }
 
-Tensor LatentAttention::queries(const Pass& pass, const Projections& raw) {
+Tensor LatentAttention::queries(const Pass& pass, const Projections& raw, Kept& kept) const {
   const int64_t T = raw.all.dim(0), H = config_.num_heads,
                 C = config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim;
   if (!q_low_rank_) return raw.q.reshape({T, H, C});
-  saved_.q_latent = pass.push({T, config_.mla.q_lora_rank});
+  kept.q_latent = pass.push({T, config_.mla.q_lora_rank});
   const Tensor q = pass.push({T, H, C});
-  q_low_rank_->norm.forward(pass, raw.q, saved_.q_latent);
-  q_low_rank_->up.forward(pass.ops, saved_.q_latent, q.reshape({T, H * C}));
+  kept.q_norm = q_low_rank_->norm.forward(pass, raw.q, kept.q_latent);
+  q_low_rank_->up.forward(pass.ops, kept.q_latent, q.reshape({T, H * C}));
   return q;
 }
 
-Tensor LatentAttention::project(const Pass& pass, const CodedRows& x) {
+LatentAttention::Kept LatentAttention::project(const Pass& pass, const CodedRows& x) const {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.rows.dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
-  saved_.x = x.rows;
-  saved_.kv_latent = pass.push({T, mla.kv_lora_rank});
+  Kept kept;
+  kept.kv_latent = pass.push({T, mla.kv_lora_rank});
   const Projections raw = push_projections(pass, T);
   projections_.forward(ops, x, raw.all);
 
-  saved_.q = queries(pass, raw);
-  ops.rope_forward(pass.rotation(saved_.q, P, config_.rope.layout, N));
-  kv_norm_.forward(pass, raw.kv_latent, saved_.kv_latent);
+  kept.q = queries(pass, raw, kept);
+  ops.rope_forward(pass.rotation(kept.q, P, config_.rope.layout, N));
+  kept.kv_norm = kv_norm_.forward(pass, raw.kv_latent, kept.kv_latent);
   ops.rope_forward(rotation_of_shared_key(pass, raw.k_rope));
-  return raw.k_rope;
+  kept.k_rope = raw.k_rope;
+  return kept;
 }
 
-void LatentAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+Application LatentAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
   const int64_t T = x.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, U = mla.v_head_dim;
-  saved_.k_rope = project(pass, x);
-  saved_.kv = pass.push({T, H, N + U});
-  saved_.out = pass.push({T, H, U});
-  saved_.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  kv_up_.forward(ops, saved_.kv_latent, saved_.kv.reshape({T, H * (N + U)}));
-  pass.capture(Intermediate::kAttentionQuery, layer_, saved_.q);
-  pass.capture(Intermediate::kAttentionKey, layer_, saved_.k_rope);
-  pass.capture(Intermediate::kAttentionValue, layer_, saved_.kv);
+  Kept kept = project(pass, x);
+  kept.kv = pass.push({T, H, N + U});
+  kept.out = pass.push({T, H, U});
+  kept.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
+  kv_up_.forward(ops, kept.kv_latent, kept.kv.reshape({T, H * (N + U)}));
+  pass.capture(Intermediate::kAttentionQuery, layer_, kept.q);
+  pass.capture(Intermediate::kAttentionKey, layer_, kept.k_rope);
+  pass.capture(Intermediate::kAttentionValue, layer_, kept.kv);
 
   if (const Batch& batch = pass.batch; batch.parents.defined()) {
     ops.mla_tree_attention({.scale = softmax_scale(),
                             .window = window_,
-                            .q = saved_.q,
-                            .kv = saved_.kv,
-                            .k_rope = saved_.k_rope,
-                            .out = saved_.out,
+                            .q = kept.q,
+                            .kv = kept.kv,
+                            .k_rope = kept.k_rope,
+                            .out = kept.out,
                             .positions = batch.positions,
                             .bounds = batch.cu_seqlens,
                             .parents = batch.parents});
   } else {
     ops.mla_attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
-                               .q = saved_.q,
-                               .kv = saved_.kv,
-                               .k_rope = saved_.k_rope,
-                               .out = saved_.out,
-                               .lse = saved_.lse});
+                               .q = kept.q,
+                               .kv = kept.kv,
+                               .k_rope = kept.k_rope,
+                               .out = kept.out,
+                               .lse = kept.lse});
   }
-  pass.capture(Intermediate::kAttentionHeads, layer_, saved_.out);
-  out_.forward(ops, saved_.out.reshape({T, H * U}), y, residual);
+  pass.capture(Intermediate::kAttentionHeads, layer_, kept.out);
+  out_.forward(ops, kept.out.reshape({T, H * U}), y, residual);
+  return Application(kept);
 }
 
 void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
-                                     Tensor y) {
+                                     Tensor y) const {
   const int64_t T = x.dim(0), H = config_.num_heads, U = config_.mla.v_head_dim;
   const RopeTable& rope = pass.rope.of(config_.mla.qk_rope_head_dim);
   const Projections raw = push_projections(pass, T);
   projections_.forward(pass.ops, x, raw.all);
+  Kept kept;
   const Tensor out = pass.push({T, H, U});
   pass.ops.mla_cached_attention({.scale = softmax_scale(),
                                  .window = window_,
-                                 .q = queries(pass, raw),
+                                 .q = queries(pass, raw, kept),
                                  .kv_latent = raw.kv_latent,
                                  .k_rope = raw.k_rope,
                                  .gain = kv_norm_.gain().value,
@@ -149,7 +152,9 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
   out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
 }
 
-void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
+void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy,
+                               Tensor dx) const {
+  const auto& kept = of.as<Kept>();
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const MlaConfig& mla = config_.mla;
@@ -157,18 +162,18 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
                 U = mla.v_head_dim;
 
   const Tensor dout = pass.push({T, H, U});
-  out_.backward(ops, saved_.out.reshape({T, H * U}), dy, dout.reshape({T, H * U}));
+  out_.backward(ops, kept.out.reshape({T, H * U}), dy, dout.reshape({T, H * U}));
 
   const Projections d = push_projections(pass, T);
   const Tensor dq = q_low_rank_ ? pass.push({T, H, N + P}) : d.q.reshape({T, H, N + P});
   const Tensor dkv = pass.push({T, H, N + U});
   const RowCodes dkv_codes = kv_up_.push_codes(pass.activations, T, H * (N + U));
   ops.mla_attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
-                              .q = saved_.q,
-                              .kv = saved_.kv,
-                              .k_rope = saved_.k_rope,
-                              .out = saved_.out,
-                              .lse = saved_.lse,
+                              .q = kept.q,
+                              .kv = kept.kv,
+                              .k_rope = kept.k_rope,
+                              .out = kept.out,
+                              .lse = kept.lse,
                               .dout = dout,
                               .dq = dq,
                               .dkv = dkv,
@@ -179,16 +184,16 @@ void LatentAttention::backward(const Pass& pass, const CodedRows& dy, Tensor dx)
   // Keys and values: through the shared rotated part, and through the latent.
   ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  kv_up_.backward(ops, saved_.kv_latent, {dkv.reshape({T, H * (N + U)}), dkv_codes}, dkv_latent);
-  kv_norm_.backward(pass, dkv_latent, d.kv_latent);
+  kv_up_.backward(ops, kept.kv_latent, {dkv.reshape({T, H * (N + U)}), dkv_codes}, dkv_latent);
+  kv_norm_.backward(pass, kept.kv_norm, dkv_latent, d.kv_latent);
 
   // Queries.
   if (q_low_rank_) {
     const Tensor dq_latent = pass.push({T, mla.q_lora_rank});
-    q_low_rank_->up.backward(ops, saved_.q_latent, dq.reshape({T, H * (N + P)}), dq_latent);
-    q_low_rank_->norm.backward(pass, dq_latent, d.q);
+    q_low_rank_->up.backward(ops, kept.q_latent, dq.reshape({T, H * (N + P)}), dq_latent);
+    q_low_rank_->norm.backward(pass, kept.q_norm, dq_latent, d.q);
   }
-  projections_.backward(ops, saved_.x, d.all, dx);
+  projections_.backward(ops, x, d.all, dx);
 }
 
 }  // namespace nmoe

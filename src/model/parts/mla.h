@@ -20,11 +20,11 @@ class LatentAttention final : public Mixer {
   static MixerSpec describe(const Layer& layer, WeightList& weights);
   LatentAttention(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
   bool takes_codes() const override { return out_.weight().takes_codes(); }
   void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
-                      Tensor y) override;
+                      Tensor y) const override;
 
  private:
   // Queries through a latent of their own (q_lora_rank > 0).
@@ -39,8 +39,7 @@ class LatentAttention final : public Mixer {
     Tensor kv_latent;  // [T, Rkv], before its norm
     Tensor k_rope;     // [T, P]
   };
-  struct Saved {
-    Tensor x;          // [T, D]
+  struct Kept {
     Tensor q_latent;   // [T, Rq], normed; undefined without a query latent
     Tensor kv_latent;  // [T, Rkv], normed
     Tensor q;          // [T, H, N + P], rotated
@@ -48,13 +47,14 @@ class LatentAttention final : public Mixer {
     Tensor k_rope;     // [T, P], rotated: the key part that heads share
     Tensor out;        // [T, H, U]
     Tensor lse;        // [B, H, S]
+    Norm::Kept q_norm, kv_norm;
   };
   double softmax_scale() const;
   Projections push_projections(const Pass& pass, int64_t num_tokens) const;
-  // [T, H, N + P], before their rotation; fills saved_.q_latent.
-  Tensor queries(const Pass& pass, const Projections& raw);
-  // Fills saved_.q_latent, .q and .kv_latent. Returns the rotated key part that heads share, [T, P].
-  Tensor project(const Pass& pass, const CodedRows& x);
+  // [T, H, N + P], before their rotation; fills q_latent and its norm.
+  Tensor queries(const Pass& pass, const Projections& raw, Kept& kept) const;
+  // All but kv, out and lse.
+  Kept project(const Pass& pass, const CodedRows& x) const;
   // The rotation of k_rope [T, P], as one head.
   Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
 
@@ -66,7 +66,6 @@ class LatentAttention final : public Mixer {
   Norm kv_norm_;
   Linear kv_up_;  // [H * (N + U), Rkv]
   Linear out_;    // [D, H * U]
-  Saved saved_;
 };
 
 }  // namespace nmoe

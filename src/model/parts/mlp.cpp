@@ -25,14 +25,14 @@ Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSe
       in_(weights, layer.name + prefix + "in"),
       out_(weights, layer.name + prefix + "out") {}
 
-void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) {
+Application Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
   const int64_t T = x.rows.dim(0), W = pre_activation_width(activation_, hidden_);
-  saved_ = {.x = x.rows, .pre = {}, .pre_codes = {}, .hidden = {}};
-  if (pass.keeps_pre_codes()) saved_.pre_codes = push_row_codes(pass.activations, T, W);
+  Kept kept;
+  if (pass.keeps_pre_codes()) kept.pre_codes = push_row_codes(pass.activations, T, W);
   const int64_t without_pre = pass.activations.mark();
-  saved_.pre = pass.push({T, W});
+  kept.pre = pass.push({T, W});
   const int64_t without_hidden = pass.activations.mark();
-  saved_.hidden = pass.push({T, hidden_});
+  kept.hidden = pass.push({T, hidden_});
   {
     const ArenaScope scope(pass.activations);
     const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
@@ -43,50 +43,52 @@ void Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor 
                            {.kind = activation_,
                             .x = x.rows,
                             .w = {},
-                            .pre = saved_.pre,
-                            .h = saved_.hidden,
+                            .pre = kept.pre,
+                            .h = kept.hidden,
                             .h_codes = codes,
                             .keeps_h = !codes_alone,
-                            .pre_codes = saved_.pre_codes},
+                            .pre_codes = kept.pre_codes},
                            x.codes);
-    pass.capture(hidden_as_, layer_, saved_.hidden);
-    out_.forward(pass.ops, saved_.hidden, y, residual, codes);
+    pass.capture(hidden_as_, layer_, kept.hidden);
+    out_.forward(pass.ops, kept.hidden, y, residual, codes);
   }
   if (pass.drops_pre()) {
     pass.activations.rewind(without_pre);
   } else if (pass.drops_hidden()) {
     pass.activations.rewind(without_hidden);
   }
+  return Application(kept);
 }
 
-void Mlp::backward(const Pass& pass, const CodedRows& dy, Tensor dx) {
+void Mlp::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const {
   const ArenaScope scope(pass.activations);
+  Kept kept = of.as<Kept>();
   const int64_t T = dy.rows.dim(0), W = pre_activation_width(activation_, hidden_);
-  if (pass.drops_pre()) saved_.pre = pass.push({T, W});
+  if (pass.drops_pre()) kept.pre = pass.push({T, W});
   if (pass.drops(Recompute::kExperts)) {
-    in_.forward(pass.ops, saved_.x, saved_.pre);
+    in_.forward(pass.ops, x, kept.pre);
     if (pass.saves_codes()) {
-      saved_.pre_codes = push_row_codes(pass.activations, T, W);
-      pass.ops.quantize(quantize_rows(saved_.pre, saved_.pre_codes));
+      kept.pre_codes = push_row_codes(pass.activations, T, W);
+      pass.ops.quantize(quantize_rows(kept.pre, kept.pre_codes));
     }
   }
   const bool makes_hidden = pass.drops_hidden();
-  if (makes_hidden) saved_.hidden = pass.push({T, hidden_});
+  if (makes_hidden) kept.hidden = pass.push({T, hidden_});
   const Tensor dhidden = pass.push({T, hidden_});
   // Random bits are numbered in the order in which they are drawn.
   const OperandRounding of_out_weight = out_.weight().weight_gradient_rounding();
   out_.backward_input(pass.ops, dy, dhidden);
-  const Tensor dpre = saved_.pre;  // not needed after its gradient is known
+  const Tensor dpre = kept.pre;  // not needed after its gradient is known
   const RowCodes codes = in_.push_codes(pass.activations, T, W);
   pass.ops.activation_backward({.kind = activation_,
-                                .pre = saved_.pre,
+                                .pre = kept.pre,
                                 .dh = dhidden,
                                 .dpre = dpre,
                                 .dpre_codes = codes,
-                                .h = makes_hidden ? saved_.hidden : Tensor(),
-                                .pre_codes = saved_.pre_codes});
-  out_.backward_weight(pass.ops, saved_.hidden, dy.rows, of_out_weight);
-  in_.backward_weight(pass.ops, saved_.x, dpre);
+                                .h = makes_hidden ? kept.hidden : Tensor(),
+                                .pre_codes = kept.pre_codes});
+  out_.backward_weight(pass.ops, kept.hidden, dy.rows, of_out_weight);
+  in_.backward_weight(pass.ops, x, dpre);
   in_.backward_input(pass.ops, {dpre, codes}, dx);
 }
 

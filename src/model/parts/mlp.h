@@ -24,13 +24,12 @@ class Mlp final : public FeedForward {
   // `hidden_as`: the intermediate as which its hidden units are captured.
   Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
-  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
   bool takes_codes() const override { return in_.weight().takes_codes(); }
 
  private:
-  struct Saved {
-    Tensor x;            // [T, D]
+  struct Kept {
     Tensor pre;          // [T, W]
     RowCodes pre_codes;  // [T, W], if they wait for backward instead of pre
     Tensor hidden;       // [T, F]
@@ -42,7 +41,6 @@ class Mlp final : public FeedForward {
   int64_t hidden_;
   Linear in_;   // [W, D]
   Linear out_;  // [D, F]
-  Saved saved_;
 };
 
 }  // namespace nmoe

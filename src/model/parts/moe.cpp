@@ -90,7 +90,7 @@ RouterLoss Moe::loss(const Pass& pass) const {
 
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
-void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
+void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) const {
   experts_in_.forward_activation(pass.ops,
                                  {.kind = config_.activation,
                                   .x = part.of(of.rows),
@@ -106,20 +106,21 @@ void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertP
                                  part.of(of.rows, of.source_codes));
 }
 
-bool Moe::multiplies_columns() const {
-  return experts_out_.weight().rounds_gradient_in_fp8() && saved_.routed.chunk_capacity() == 0;
+bool Moe::multiplies_columns(const Kept& kept) const {
+  return experts_out_.weight().rounds_gradient_in_fp8() && kept.routed().chunk_capacity() == 0;
 }
 
-std::vector<ColumnCodes> Moe::push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const {
+std::vector<ColumnCodes> Moe::push_columns(const Pass& pass, const Kept& kept, const GroupedLinear& of,
+                                           int64_t width) const {
   std::vector<ColumnCodes> columns;
-  for (const RaggedRows& part : saved_.routed.parts) {
+  for (const RaggedRows& part : kept.routed().parts) {
     columns.push_back(of.push_columns(pass.activations, part.end - part.begin, width));
   }
   return columns;
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
-                           const ExpertGradients& gradients) {
+                           const ExpertGradients& gradients) const {
   Ops& ops = pass.ops;
   const OperandRows dy = part.of(gradients.dy);
   const Tensor dpre = part.of(of.pre);  // not needed after its gradient is known
@@ -148,20 +149,20 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.drows), dpre_codes);
 }
 
-void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) {
+void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) const {
   experts_in_.backward_weight(pass.ops, part.of(of.rows), part.of(of.pre), part.offsets,
                               experts_in_.weight().weight_gradient_rounding(), {}, of.pre_columns);
 }
 
-void Moe::for_each_part(const std::function<void(const RaggedRows&, size_t)>& work) {
-  for (size_t part = 0; part < saved_.routed.parts.size(); ++part) {
+void Moe::for_each_part(const Kept& kept, const std::function<void(const RaggedRows&, size_t)>& work) const {
+  for (size_t part = 0; part < kept.routed().parts.size(); ++part) {
     for (Weight* weight : expert_weights()) weight->begin_part(static_cast<int64_t>(part));
-    work(saved_.routed.parts[part], part);
+    work(kept.routed().parts[part], part);
   }
 }
 
-OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
-  const int64_t C = saved_.routed.chunk_capacity();
+OverflowWork Moe::overflow_forward(const Pass& pass, const Kept& kept, Tensor rows_out) const {
+  const int64_t C = kept.routed().chunk_capacity();
   if (C == 0) return {};
   // What is not kept has served.
   const auto room = [&](Tensor saved, bool has_served) {
@@ -169,8 +170,8 @@ OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
   };
   const ExpertPass chunk_rows{.rows = rows_out.rows(0, C),
                               .row_weight = pass.push_stat({C}),
-                              .pre = room(saved_.pre, pass.drops_pre()),
-                              .hidden = room(saved_.hidden, pass.drops_hidden())};
+                              .pre = room(kept.pre, pass.drops_pre()),
+                              .hidden = room(kept.hidden, pass.drops_hidden())};
   return {.rows = chunk_rows.rows.source,
           .row_weight = chunk_rows.row_weight,
           .drows = {},
@@ -182,14 +183,14 @@ OverflowWork Moe::overflow_forward(const Pass& pass, Tensor rows_out) {
           }};
 }
 
-OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gradients) {
-  const int64_t C = saved_.routed.chunk_capacity();
+OverflowWork Moe::overflow_backward(const Pass& pass, const Kept& kept, const ExpertGradients& gradients) const {
+  const int64_t C = kept.routed().chunk_capacity();
   if (C == 0) return {};
-  const ExpertPass chunk_rows{.rows = saved_.rows.source.rows(0, C),
-                              .row_weight = saved_.row_weight.rows(0, C),
-                              .pre = saved_.pre.rows(0, C),
-                              .hidden = saved_.hidden.rows(0, C),
-                              .pre_codes = saved_.routed.overflow.front().of(saved_.pre_codes),
+  const ExpertPass chunk_rows{.rows = kept.rows.source.rows(0, C),
+                              .row_weight = kept.row_weight.rows(0, C),
+                              .pre = kept.pre.rows(0, C),
+                              .hidden = kept.hidden.rows(0, C),
+                              .pre_codes = kept.routed().overflow.front().of(kept.pre_codes),
                               .makes_hidden = pass.saves_codes()};
   const ExpertGradients chunk_gradients{.dy = gradients.drows.rows(0, C),
                                         .drows = gradients.drows.rows(0, C),
@@ -205,110 +206,112 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const ExpertGradients& gra
           }};
 }
 
-void Moe::route(const Pass& pass) {
+void Moe::route(const Pass& pass, Tensor x, const Kept& kept) const {
   Ops& ops = pass.ops;
-  router_.forward(ops, saved_.x, saved_.logits);
-  pass.capture(Intermediate::kRouterLogits, layer_, saved_.logits);
+  router_.forward(ops, x, kept.logits);
+  pass.capture(Intermediate::kRouterLogits, layer_, kept.logits);
   ops.router_forward({.rule = rule(),
                       .loss = pass.statistics ? loss(pass) : RouterLoss{},
-                      .logits = saved_.logits,
+                      .logits = kept.logits,
                       .bias = router_bias_.value,
-                      .scores = saved_.scores,
-                      .top_idx = saved_.top_idx,
-                      .weights = saved_.weights,
+                      .scores = kept.scores,
+                      .top_idx = kept.top_idx,
+                      .weights = kept.weights,
                       .aux_loss = stats_.aux_loss,
                       .entropy = pass.statistics ? stats_.entropy : Tensor()});
-  pass.capture(Intermediate::kExpertChoices, layer_, saved_.top_idx);
-  pass.capture(Intermediate::kGateWeights, layer_, saved_.weights);
+  pass.capture(Intermediate::kExpertChoices, layer_, kept.top_idx);
+  pass.capture(Intermediate::kGateWeights, layer_, kept.weights);
 }
 
-void Moe::forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y) {
+void Moe::forward_experts(const Pass& pass, const Kept& kept, const RowCodes& source_codes, Tensor y) const {
   Ops& ops = pass.ops;
-  const int64_t R = saved_.routed.capacity;
+  const int64_t R = kept.routed().capacity;
   const ArenaScope scope(pass.activations);
   const RowCodes hidden_codes = experts_out_.push_codes(pass.activations, R, expert_dim_);
-  const bool keeps_columns = !saved_.hidden_columns.empty();
+  const bool keeps_columns = !kept.hidden_columns.empty();
   // Whether nobody reads hidden units but as codes.
   const bool codes_alone = hidden_codes.defined() && (keeps_columns || pass.drops_hidden()) && !pass.watchers.inspect &&
                            !experts_out_.weight().measures_forward();
-  for (size_t i = 0; i < saved_.routed.parts.size(); ++i) {
-    const RaggedRows& part = saved_.routed.parts[i];
-    ExpertPass rows = saved_rows();
+  for (size_t i = 0; i < kept.routed().parts.size(); ++i) {
+    const RaggedRows& part = kept.routed().parts[i];
+    ExpertPass rows = kept.expert_rows();
     rows.hidden_codes = hidden_codes;
     rows.source_codes = source_codes;
     rows.keeps_hidden = !codes_alone;
-    if (codes_alone && keeps_columns) rows.hidden_columns = saved_.hidden_columns[i], rows.hidden = {};
+    if (codes_alone && keeps_columns) rows.hidden_columns = kept.hidden_columns[i], rows.hidden = {};
     forward_hidden(pass, part, rows);
     if (keeps_columns && !codes_alone) {
       ops.activation_forward({.kind = config_.activation,
-                              .pre = part.of(saved_.pre),
-                              .row_weight = part.of(saved_.row_weight),
+                              .pre = part.of(kept.pre),
+                              .row_weight = part.of(kept.row_weight),
                               .h = {},
                               .num_rows = part.count(),
-                              .h_columns = saved_.hidden_columns[i],
+                              .h_columns = kept.hidden_columns[i],
                               .offsets = part.offsets});
     }
-    pass.capture(Intermediate::kExpertHidden, layer_, part.of(saved_.hidden), part.count());
+    pass.capture(Intermediate::kExpertHidden, layer_, part.of(kept.hidden), part.count());
   }
   const Tensor rows_out = pass.push({R, config_.dim});
-  for (const RaggedRows& part : saved_.routed.parts) {
-    experts_out_.forward(ops, part.of(saved_.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
+  for (const RaggedRows& part : kept.routed().parts) {
+    experts_out_.forward(ops, part.of(kept.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
   }
-  exchange_->combine(exchange_pass(pass), rows_out, y, /*accumulate=*/true, overflow_forward(pass, rows_out));
+  kept.exchange->combine(exchange_pass(pass), rows_out, y, /*accumulate=*/true, overflow_forward(pass, kept, rows_out));
 }
 
-void Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, Tensor y) {
+Application Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const Tensor x = coded_x.rows;
   const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F);
-  saved_ = {.x = x,
-            .logits = pass.push_stat({T, E}),
+  Kept kept{.logits = pass.push_stat({T, E}),
             .scores = pass.push_stat({T, E}),
             .top_idx = pass.push_i32({T, K}),
             .weights = pass.push_stat({T, K}),
-            .routed = {},
+            .exchange = {},
             .row_weight = {},
             .rows = {},
             .pre = {},
             .pre_codes = {},
             .hidden = {},
-            .hidden_columns = {}};
-  route(pass);
-  saved_.routed = exchange_->plan(exchange_pass(pass), saved_.top_idx, pass.statistics ? stats_.counts : Tensor());
-  const int64_t R = saved_.routed.capacity;
-  exchange_->begin_dispatch(exchange_pass(pass), sent(pass, coded_x), saved_.weights);
+            .hidden_columns = {},
+            .shared = {}};
+  route(pass, x, kept);
+  kept.exchange = exchange_->plan(exchange_pass(pass), kept.top_idx, pass.statistics ? stats_.counts : Tensor());
+  RoutedExchange& exchange = *kept.exchange;
+  const int64_t R = kept.routed().capacity;
+  exchange.begin_dispatch(exchange_pass(pass), sent(pass, coded_x), kept.weights);
   if (shared_) {
-    shared_->forward(pass, coded_x, residual, y);
+    kept.shared = shared_->forward(pass, coded_x, residual, y);
   } else if (residual.raw() != y.raw()) {
     ops.copy({.source = residual, .destination = y});
   }
-  saved_.row_weight = pass.push_stat({R});
+  kept.row_weight = pass.push_stat({R});
   const int64_t router_only = pass.activations.mark();
-  const ArrivedRows arrived = exchange_->end_dispatch(exchange_pass(pass), saved_.row_weight);
-  saved_.rows = arrived.rows;
-  if (pass.keeps_pre_codes()) saved_.pre_codes = push_row_codes(pass.activations, R, W);
+  const ArrivedRows arrived = exchange.end_dispatch(exchange_pass(pass), kept.row_weight);
+  kept.rows = arrived.rows;
+  if (pass.keeps_pre_codes()) kept.pre_codes = push_row_codes(pass.activations, R, W);
   const int64_t without_pre = pass.activations.mark();
-  saved_.pre = pass.push({R, W});
-  const bool keeps_columns = multiplies_columns() && !pass.drops_pre();
-  if (keeps_columns) saved_.hidden_columns = push_columns(pass, experts_out_, F);
+  kept.pre = pass.push({R, W});
+  const bool keeps_columns = multiplies_columns(kept) && !pass.drops_pre();
+  if (keeps_columns) kept.hidden_columns = push_columns(pass, kept, experts_out_, F);
   const int64_t without_hidden = pass.activations.mark();
-  saved_.hidden = pass.push({R, F});
-  forward_experts(pass, codes_of(arrived, coded_x), y);
+  kept.hidden = pass.push({R, F});
+  forward_experts(pass, kept, codes_of(arrived, coded_x), y);
   if (keeps_columns) {
-    saved_.hidden = {};
+    kept.hidden = {};
     pass.activations.rewind(without_hidden);
-    return;
+    return Application(kept);
   }
   if (pass.drops(Recompute::kExperts)) {
     pass.activations.rewind(router_only);
   } else if (pass.drops_hidden()) {
     pass.activations.rewind(pass.drops_pre() ? without_pre : without_hidden);
   }
+  return Application(kept);
 }
 
 // A few tokens are routed at once: steps of generation are many short operations.
-void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) {
+void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F), R = T * K;
@@ -341,72 +344,72 @@ void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) 
   ops.moe_combine({.rows = rows_out, .plan = plan, .y = y, .accumulate = true});
 }
 
-void Moe::backward(const Pass& pass, const CodedRows& coded_dy, Tensor dx) {
+void Moe::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& coded_dy, Tensor dx) const {
   Ops& ops = pass.ops;
   const Tensor dy = coded_dy.rows;
   const ArenaScope scope(pass.activations);
+  Kept kept = of.as<Kept>();
+  RoutedExchange& exchange = *kept.exchange;
   const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
-                R = saved_.routed.capacity;
+                R = kept.routed().capacity;
 
   // What was not kept. The router's decisions always are: rows go where they went.
-  if (pass.drops_pre()) saved_.pre = pass.push(saved_.pre.shape());
+  if (pass.drops_pre()) kept.pre = pass.push(kept.pre.shape());
   if (pass.drops(Recompute::kExperts)) {
-    exchange_->begin_dispatch(exchange_pass(pass), sent(pass, saved_.x), saved_.weights);
-    const ArrivedRows arrived = exchange_->end_dispatch(exchange_pass(pass), saved_.row_weight);
-    saved_.rows = arrived.rows;
-    saved_.hidden = pass.push(saved_.hidden.shape());
-    if (pass.saves_codes()) saved_.pre_codes = push_row_codes(pass.activations, R, saved_.pre.dim(1));
-    ExpertPass rows = saved_rows();
-    rows.source_codes = codes_of(arrived, saved_.x);
-    for (const RaggedRows& part : saved_.routed.parts) forward_hidden(pass, part, rows);
+    exchange.begin_dispatch(exchange_pass(pass), sent(pass, x), kept.weights);
+    const ArrivedRows arrived = exchange.end_dispatch(exchange_pass(pass), kept.row_weight);
+    kept.rows = arrived.rows;
+    kept.hidden = pass.push(kept.hidden.shape());
+    if (pass.saves_codes()) kept.pre_codes = push_row_codes(pass.activations, R, kept.pre.dim(1));
+    ExpertPass rows = kept.expert_rows();
+    rows.source_codes = codes_of(arrived, x);
+    for (const RaggedRows& part : kept.routed().parts) forward_hidden(pass, part, rows);
   }
-  const bool makes_hidden =
-      pass.saves_codes() || (pass.recompute == Recompute::kNorms && saved_.hidden_columns.empty());
-  if (pass.saves_codes() && multiplies_columns()) {
-    saved_.hidden_columns = push_columns(pass, experts_out_, expert_dim_);
-    saved_.hidden = {};
+  const bool makes_hidden = pass.saves_codes() || (pass.recompute == Recompute::kNorms && kept.hidden_columns.empty());
+  if (pass.saves_codes() && multiplies_columns(kept)) {
+    kept.hidden_columns = push_columns(pass, kept, experts_out_, expert_dim_);
+    kept.hidden = {};
   } else if (makes_hidden && !pass.drops(Recompute::kExperts)) {
-    saved_.hidden = pass.push(saved_.hidden.shape());
+    kept.hidden = pass.push(kept.hidden.shape());
   }
 
   // Overflow alone wants tokens once more, where forward's were the last.
-  const bool wants_tokens = saved_.routed.chunk_capacity() > 0 && !pass.drops(Recompute::kExperts);
-  exchange_->begin_combine_backward(exchange_pass(pass), sent(pass, coded_dy),
-                                    wants_tokens ? sent(pass, saved_.x) : CodedRows({}),
-                                    wants_tokens ? saved_.weights : Tensor());
-  if (shared_) shared_->backward(pass, coded_dy, dx);
+  const bool wants_tokens = kept.routed().chunk_capacity() > 0 && !pass.drops(Recompute::kExperts);
+  exchange.begin_combine_backward(exchange_pass(pass), sent(pass, coded_dy),
+                                  wants_tokens ? sent(pass, x) : CodedRows({}), wants_tokens ? kept.weights : Tensor());
+  if (shared_) shared_->backward(pass, kept.shared, x, coded_dy, dx);
   ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
-  const ArrivedRows arrived = exchange_->end_combine_backward(exchange_pass(pass), gradients.drows);
+  const ArrivedRows arrived = exchange.end_combine_backward(exchange_pass(pass), gradients.drows);
   gradients.dy = arrived.rows;
   gradients.source_codes = codes_of(arrived, coded_dy);
   const std::vector<ColumnCodes> pre_columns =
-      push_columns(pass, experts_in_, pre_activation_width(config_.activation, expert_dim_));
+      push_columns(pass, kept, experts_in_, pre_activation_width(config_.activation, expert_dim_));
   const bool keeps_gradient = experts_in_.weight().measures_gradient();
   const auto rows_of_part = [&](size_t part) {
-    ExpertPass rows = saved_rows();
-    if (!saved_.hidden_columns.empty()) rows.hidden_columns = saved_.hidden_columns[part];
+    ExpertPass rows = kept.expert_rows();
+    if (!kept.hidden_columns.empty()) rows.hidden_columns = kept.hidden_columns[part];
     rows.pre_columns = pre_columns[part];
     rows.makes_hidden = makes_hidden;
     rows.keeps_gradient = keeps_gradient;
     return rows;
   };
   for_each_part(
-      [&](const RaggedRows& rows, size_t part) { backward_experts(pass, rows, rows_of_part(part), gradients); });
-  exchange_->begin_dispatch_backward(exchange_pass(pass), gradients.drows, gradients.drow_weight);
-  for_each_part([&](const RaggedRows& rows, size_t part) { backward_in_weight(pass, rows, rows_of_part(part)); });
+      kept, [&](const RaggedRows& rows, size_t part) { backward_experts(pass, rows, rows_of_part(part), gradients); });
+  exchange.begin_dispatch_backward(exchange_pass(pass), gradients.drows, gradients.drow_weight);
+  for_each_part(kept, [&](const RaggedRows& rows, size_t part) { backward_in_weight(pass, rows, rows_of_part(part)); });
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange_->end_dispatch_backward(exchange_pass(pass), dx, dweights, /*accumulate=*/shared_.has_value(),
-                                   overflow_backward(pass, gradients));
+  exchange.end_dispatch_backward(exchange_pass(pass), dx, dweights, /*accumulate=*/shared_.has_value(),
+                                 overflow_backward(pass, kept, gradients));
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),
-                       .logits = saved_.logits,
-                       .scores = saved_.scores,
-                       .top_idx = saved_.top_idx,
-                       .weights = saved_.weights,
+                       .logits = kept.logits,
+                       .scores = kept.scores,
+                       .top_idx = kept.top_idx,
+                       .weights = kept.weights,
                        .dweights = dweights,
                        .dlogits = dlogits});
-  router_.backward(ops, saved_.x, dlogits, dx, /*accumulate=*/true);
+  router_.backward(ops, x, dlogits, dx, /*accumulate=*/true);
 }
 
 }  // namespace nmoe

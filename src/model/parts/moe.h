@@ -27,10 +27,10 @@ class Moe final : public FeedForward {
   static void describe(const Layer& layer, WeightList& weights);
   Moe(const Layer& layer, WeightSet& weights);
 
-  void forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) override;
+  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   // Requires all experts to be on this rank.
-  void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) override;
-  void backward(const Pass& pass, const CodedRows& dy, Tensor dx) override;
+  void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
   bool takes_codes() const override {
     return wire_ == RowFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
   }
@@ -48,20 +48,6 @@ class Moe final : public FeedForward {
   int64_t layer() const { return layer_; }  // its index among all layers of the model
 
  private:
-  struct Saved {
-    Tensor x;        // [T, D]
-    Tensor logits;   // [T, E]
-    Tensor scores;   // [T, E]
-    Tensor top_idx;  // [T, K] i32
-    Tensor weights;  // [T, K]
-    RoutedRows routed;
-    Tensor row_weight;                        // [R] weights dispatched
-    OperandRows rows;                         // [R, D] x dispatched
-    Tensor pre;                               // [R, W]
-    RowCodes pre_codes;                       // [R, W], if they wait for backward instead of pre
-    Tensor hidden;                            // [R, F], times row_weight; undefined if hidden_columns are kept instead
-    std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, if the gradient of the second weight uses codes
-  };
   // The form in which x [T, D], or a gradient, is sent. Missing codes are
   // made, in memory of the activations arena.
   CodedRows sent(const Pass& pass, const CodedRows& x) const;
@@ -90,38 +76,51 @@ class Moe final : public FeedForward {
     Tensor drow_weight;          // [N]
     RowCodes source_codes = {};  // of dy's source, if it has codes
   };
-  ExpertPass saved_rows() const {
-    return {.rows = saved_.rows,
-            .row_weight = saved_.row_weight,
-            .pre = saved_.pre,
-            .hidden = saved_.hidden,
-            .pre_codes = saved_.pre_codes};
-  }
-  // saved_'s logits, scores, top_idx and weights = of saved_.x.
-  void route(const Pass& pass);
-  // y += the experts' outputs for saved_.rows. Leaves pre and hidden, or codes of hidden if saved_.hidden_columns has
+  struct Kept {
+    Tensor logits;   // [T, E]
+    Tensor scores;   // [T, E]
+    Tensor top_idx;  // [T, K] i32
+    Tensor weights;  // [T, K]
+    std::shared_ptr<RoutedExchange> exchange;
+    Tensor row_weight;                        // [R] weights dispatched
+    OperandRows rows;                         // [R, D] x dispatched
+    Tensor pre;                               // [R, W]
+    RowCodes pre_codes;                       // [R, W], if they wait for backward instead of pre
+    Tensor hidden;                            // [R, F], times row_weight; undefined if hidden_columns are kept instead
+    std::vector<ColumnCodes> hidden_columns;  // [R, F], by parts, if the gradient of the second weight uses codes
+    Application shared;                       // of the shared experts
+
+    const RoutedRows& routed() const { return exchange->routed(); }
+    ExpertPass expert_rows() const {
+      return {.rows = rows, .row_weight = row_weight, .pre = pre, .hidden = hidden, .pre_codes = pre_codes};
+    }
+  };
+  // kept's logits, scores, top_idx and weights = of x.
+  void route(const Pass& pass, Tensor x, const Kept& kept) const;
+  // y += the experts' outputs for kept.rows. Leaves pre and hidden, or codes of hidden if kept.hidden_columns has
   // memory for them, and codes of pre if pre_codes has. source_codes: of the rows' source, if it has codes.
-  void forward_experts(const Pass& pass, const RowCodes& source_codes, Tensor y);
+  void forward_experts(const Pass& pass, const Kept& kept, const RowCodes& source_codes, Tensor y) const;
   // Whether the gradient of the second weight takes hidden units as codes of columns; chunks of overflow want them as
   // they are.
-  bool multiplies_columns() const;
+  bool multiplies_columns(const Kept& kept) const;
   // Memory for the codes of columns of rows [R, width] that the gradient of `of`'s weight uses, one for each part.
-  std::vector<ColumnCodes> push_columns(const Pass& pass, const GroupedLinear& of, int64_t width) const;
+  std::vector<ColumnCodes> push_columns(const Pass& pass, const Kept& kept, const GroupedLinear& of,
+                                        int64_t width) const;
   // pre and hidden, or their codes, = from a part's rows.
-  void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertPass& of) const;
   // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
   // those of the rows. pre is overwritten by its gradient.
   void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertPass& of,
-                        const ExpertGradients& gradients);
+                        const ExpertGradients& gradients) const;
   // The gradient of the first weight from a part's rows, after backward_experts().
-  void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of);
+  void backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertPass& of) const;
   // Calls work(rows, index) for each part of the rows; each has its own random bits for rounding gradients.
-  void for_each_part(const std::function<void(const RaggedRows&, size_t part)>& work);
+  void for_each_part(const Kept& kept, const std::function<void(const RaggedRows&, size_t part)>& work) const;
   // How overflow is processed by the experts: forward in the memory of rows_out and more that it pushes; backward in
   // the memory of the rows that forward kept, which are no longer needed (unless all overflow is empty: OverflowWork).
   // `pass` must outlive what they return.
-  OverflowWork overflow_forward(const Pass& pass, Tensor rows_out);
-  OverflowWork overflow_backward(const Pass& pass, const ExpertGradients& gradients);
+  OverflowWork overflow_forward(const Pass& pass, const Kept& kept, Tensor rows_out) const;
+  OverflowWork overflow_backward(const Pass& pass, const Kept& kept, const ExpertGradients& gradients) const;
 
   const ModelConfig& config_;
   int64_t layer_;
@@ -134,7 +133,6 @@ class Moe final : public FeedForward {
   std::unique_ptr<TokenExchange> exchange_;  // local until exchange_through()
   std::optional<Mlp> shared_;
   RouterStats stats_;
-  Saved saved_;
 };
 
 }  // namespace nmoe

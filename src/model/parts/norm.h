@@ -14,25 +14,31 @@ class Norm {
   // The gain of that name (WeightList::gain); normalises vectors of its length.
   Norm(WeightSet& weights, std::string_view name, double eps) : gain_(weights.at(name)), eps_(eps) {}
 
-  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. Keeps a reference to x and one number per
-  // vector. y_codes: = y's, if defined.
-  void forward(const Pass& pass, Tensor x, Tensor y, const RowCodes& y_codes = {}) {
-    saved_.x = x;
-    saved_.rstd = pass.push_stat({norm_vectors(x)});
-    normalise(pass, y, y_codes);
+  // What one application keeps for backward.
+  struct Kept {
+    Tensor x;     // as in forward
+    Tensor rstd;  // [N] stat, N vectors
+  };
+
+  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. y_codes: = y's, if defined.
+  Kept forward(const Pass& pass, Tensor x, Tensor y, const RowCodes& y_codes = {}) const {
+    const Kept kept{.x = x, .rstd = pass.push_stat({norm_vectors(x)})};
+    normalise(pass, kept, y, y_codes);
+    return kept;
   }
 
   // y = once more, with the same bits.
-  void forward_again(const Pass& pass, Tensor y) { normalise(pass, y, {}); }
+  void forward_again(const Pass& pass, const Kept& kept, Tensor y) const { normalise(pass, kept, y, {}); }
 
   const Weight& gain() const { return gain_; }
   double eps() const { return eps_; }
 
   // dx = or, with accumulate, +=. dx may be the storage of dy. dx_codes: = dx's, if defined.
-  void backward(const Pass& pass, Tensor dy, Tensor dx, bool accumulate = false, const RowCodes& dx_codes = {}) {
-    pass.ops.rms_norm_backward({.x = saved_.x,
+  void backward(const Pass& pass, const Kept& kept, Tensor dy, Tensor dx, bool accumulate = false,
+                const RowCodes& dx_codes = {}) const {
+    pass.ops.rms_norm_backward({.x = kept.x,
                                 .gain = gain_.value,
-                                .rstd = saved_.rstd,
+                                .rstd = kept.rstd,
                                 .dy = dy,
                                 .dx = dx,
                                 .dgain = gain_.grad_to_add_to(pass.ops),
@@ -41,19 +47,13 @@ class Norm {
   }
 
  private:
-  struct Saved {
-    Tensor x;     // as in forward
-    Tensor rstd;  // [N] stat
-  };
-
-  void normalise(const Pass& pass, Tensor y, const RowCodes& y_codes) const {
+  void normalise(const Pass& pass, const Kept& kept, Tensor y, const RowCodes& y_codes) const {
     pass.ops.rms_norm_forward(
-        {.x = saved_.x, .gain = gain_.value, .eps = eps_, .y = y, .rstd = saved_.rstd, .y_codes = y_codes});
+        {.x = kept.x, .gain = gain_.value, .eps = eps_, .y = y, .rstd = kept.rstd, .y_codes = y_codes});
   }
 
   Weight& gain_;
   double eps_;
-  Saved saved_;
 };
 
 }  // namespace nmoe
