@@ -146,7 +146,6 @@ class RerunModel {
     return {.num_seqs = 1,
             .seq_len = size,
             .tokens = tokens_.rows(0, size),
-            .targets = tokens_.rows(0, size),
             .positions = positions_.rows(0, size)};
   }
 
