@@ -148,7 +148,7 @@ class Steps {
   void take_result() {
     const StepResult result = engine_.take_result();
     if (!result.finite) throw runtime_error("a step's loss or gradient is not finite", "lower the learning rates");
-    losses_.push_back(result.loss);
+    losses_.push_back(result.loss(kNextToken));
     if (result.routers.empty()) return;
     loads_.push_back(fullest_expert(result.routers).over_mean);
     traffic_ = result.traffic;

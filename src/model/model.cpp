@@ -35,7 +35,7 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOpt
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
-      passes_(passes),
+      passes_(std::move(passes)),
       spec_(describe_model(config_)),
       weights_(spec_.weights, std::move(share)),
       embedding_(weights_.at("embedding")),
@@ -45,7 +45,7 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOpt
   for (const auto& block : blocks_) {
     if (block->moe() == nullptr) continue;
     moe_layers_.push_back(block->moe());
-    block->moe()->send_as(passes.wire);
+    block->moe()->send_as(passes_.wire);
   }
 }
 
@@ -174,14 +174,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Norm::Kept kept_by_norm = final_norm_.forward(pass, x, normed);
   pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
 
-  ops_.head_loss({.x = normed,
-                  .w = head_.weight().value,
-                  .targets = batch.rows[BatchRow::kTargets],
-                  .grad_scale = scale.loss,
-                  .losses = losses,
-                  .dx = dx,
-                  .dw = head_.weight().grad,
-                  .accumulate_dw = head_.weight().accumulate_grad()});
+  head_.forward_backward(pass, normed, passes_.objectives, losses, dx);
   pass.capture(Intermediate::kLosses, kNoLayer, losses);
   RowCodes dx_codes = blocks_.back()->takes_codes() ? pass.gradient_codes : RowCodes{};
   final_norm_.backward(pass, kept_by_norm, dx, dx, /*accumulate=*/false, dx_codes);
@@ -217,42 +210,14 @@ void Model::forward(const Batch& batch, Arena& activations, Tensor losses, Tenso
   const ArenaScope scope(activations);
   Pass pass = make_pass(batch, activations);
   pass.statistics = statistics;
-  const Tensor normed = hidden_states(pass);
-  ops_.head_loss({.x = normed,
-                  .w = head_.weight().value,
-                  .targets = batch.rows[BatchRow::kTargets],
-                  .grad_scale = {},
-                  .losses = losses,
-                  .dx = {},
-                  .dw = {},
-                  .predictions = predictions});
-}
-
-void Model::write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) {
-  if (!rows.defined()) return head_.forward(ops_, normed, logits);
-  const Tensor chosen = pass.push({rows.dim(0), config_.dim});
-  ops_.embedding_forward({.ids = rows, .table = normed, .y = chosen});
-  head_.forward(ops_, chosen, logits);
-}
-
-void Model::write_scores(const Pass& pass, Tensor normed, const ScoredRows& scored) {
-  const Tensor chosen = pass.push({scored.rows.dim(0), config_.dim});
-  ops_.embedding_forward({.ids = scored.rows, .table = normed, .y = chosen});
-  ops_.head_loss({.x = chosen,
-                  .w = head_.weight().value,
-                  .targets = scored.targets,
-                  .grad_scale = {},
-                  .losses = scored.losses,
-                  .dx = {},
-                  .dw = {},
-                  .predictions = scored.predictions});
+  head_.losses(pass, hidden_states(pass), losses, predictions);
 }
 
 void Model::logits(const Batch& batch, Arena& activations, Tensor logits, Tensor rows) {
   const ArenaScope scope(activations);
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
-  write_logits(pass, hidden_states(pass), rows, logits);
+  head_.logits(pass, hidden_states(pass), rows, logits);
 }
 
 void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& scored) {
@@ -264,7 +229,7 @@ void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& sco
   for (int64_t begin = 0; begin < count; begin += kScoredAtOnce) {
     const ArenaScope of_part(activations);
     const int64_t end = std::min(begin + kScoredAtOnce, count);
-    write_scores(pass, normed,
+    head_.scores(pass, normed,
                  {.rows = scored.rows.rows(begin, end),
                   .targets = scored.targets.rows(begin, end),
                   .losses = scored.losses.rows(begin, end),
@@ -303,7 +268,7 @@ void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& a
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
   const Tensor normed = cached_hidden_states(pass, rows, cache);
-  if (wanted.dim(0) > 0) write_logits(pass, normed, wanted, logits);
+  if (wanted.dim(0) > 0) head_.logits(pass, normed, wanted, logits);
 }
 
 void Model::cached_scores(const CachedRows& rows, const KvCache& cache, Arena& activations, const ScoredRows& scored) {
@@ -312,7 +277,7 @@ void Model::cached_scores(const CachedRows& rows, const KvCache& cache, Arena& a
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
   const Tensor normed = cached_hidden_states(pass, rows, cache);
-  if (scored.rows.dim(0) > 0) write_scores(pass, normed, scored);
+  if (scored.rows.dim(0) > 0) head_.scores(pass, normed, scored);
 }
 
 void Model::update_router_bias(Tensor grad_scale) {

@@ -1,4 +1,4 @@
-// The whole language model: embedding, blocks, final norm, head with its loss.
+// The whole language model: embedding, blocks, final norm, head.
 //
 // T tokens of a microbatch, D model width, V vocabulary.
 //
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "model/block.h"
-#include "model/parts/linear.h"
+#include "model/heads/language_head.h"
 #include "model/pass.h"
 #include "model/spec/spec.h"
 #include "model/weight.h"
@@ -18,20 +18,12 @@
 
 namespace nmoe {
 
-// Rows of a pass for which the likelihood of a following token is computed: L pairs
-// of a row and a token; a row may be in several.
-struct ScoredRows {
-  Tensor rows;         // [L] i32: indices among the pass's rows
-  Tensor targets;      // [L] i32: the token that follows the row
-  Tensor losses;       // [L] stat =: its loss in nats, over all of V
-  Tensor predictions;  // [L] i32 =: the likeliest token, the lowest id of several
-};
-
-// What passes keep, and in which formats.
+// What passes keep, in which formats, and what they minimise.
 struct PassOptions {
   Recompute recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
   RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
   RowFormat saved = RowFormat::kDevice;    // Pass::saved, of forward_backward
+  Objectives objectives = {{&kNextToken}};
 };
 
 class Model {
@@ -58,13 +50,14 @@ class Model {
 
   // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
-  // Computes the gradients of (sum of token losses) * scale.loss + auxiliary losses: = in the first microbatch of a
-  // step, += in later ones (but see DomainShare::in_order). losses [T] stat =, in nats. GradientsReady is called once
-  // in each layer, and with 0 at the end.
+  // Computes the gradients of the objectives' losses, the sum of each one's token losses times its element of
+  // scale.loss, and of auxiliary losses: = in the first microbatch of a step, += in later ones (but see
+  // DomainShare::in_order). losses [objectives, T] stat =. GradientsReady is called once in each layer, and with 0 at
+  // the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Watchers& watchers = {});
-  // Token losses, and, if `predictions` is defined, the likeliest next tokens: [T] i32 =. Router statistics, which are
-  // those of a step, do not change unless `statistics`.
+  // Token losses, the negative log-probabilities of the batch's targets, and, if `predictions` is defined, the
+  // likeliest next tokens: [T] i32 =. Router statistics, which are those of a step, do not change unless `statistics`.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);
   // Next-token logits [T, V] = of every position, or [L, V] = of the positions `rows`
   // [L] i32 (of T). Router statistics do not change.
@@ -88,7 +81,7 @@ class Model {
   WeightSet& weights() { return weights_; }
   const WeightSet& weights() const { return weights_; }
   // The layer from normed hidden states [N, D] to logits [N, V].
-  const Linear& head() const { return head_; }
+  const Linear& head() const { return head_.linear(); }
   const std::vector<Moe*>& moe_layers() const { return moe_layers_; }  // in layer order
   // The statistics of all routers: rows of each expert, [L, E] i32, and sums, [L, 3] f64.
   Tensor router_counts() const { return router_counts_; }
@@ -102,8 +95,6 @@ class Model {
   Tensor hidden_states(const Pass& pass);
   // The same for rows that see the cache and are added to it.
   Tensor cached_hidden_states(const Pass& pass, const CachedRows& rows, const KvCache& cache);
-  void write_logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits);
-  void write_scores(const Pass& pass, Tensor normed, const ScoredRows& scored);
 
   ModelConfig config_;
   Ops& ops_;
@@ -114,7 +105,7 @@ class Model {
   Weight& embedding_;  // [V, D]
   std::vector<std::unique_ptr<Block>> blocks_;
   Norm final_norm_;
-  Linear head_;  // [V, D]; the embedding itself when tied
+  LanguageHead head_;  // [V, D]; the embedding itself when tied
   std::vector<Moe*> moe_layers_;
   std::optional<ExchangeWindow> window_;
   Tensor places_;                       // [L, E] i32 of the experts; with a window

@@ -18,7 +18,9 @@ namespace nmoe {
 struct StepScale {
   int64_t num_seqs = 1;
   int64_t num_tokens = 1;  // router z-loss
-  Tensor loss;  // [1] f64: 1 / (target tokens of the step), for the cross-entropy; undefined without backward
+  // [objectives] f64: of each, what its token losses count: coefficient / divisor (model/heads/objective.h). Undefined
+  // without backward.
+  Tensor loss;
 };
 
 // Called several times in backward, each time with a lower index in definition order: the gradients of the weights from

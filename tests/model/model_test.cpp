@@ -212,6 +212,42 @@ TEST_P(EveryModel, PackedDocumentsAreAsIfAlone) {
   for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(near(grads_alone[i], grads[i], 1e-9)) << "gradient " << i;
 }
 
+// The road of objectives whose weights depend on the log-probabilities: those first, then a weight for each target, the
+// derivative of the loss to its negative log-probability, then backward. Here the loss is the mean square of the
+// difference to old log-probabilities.
+TEST_P(EveryModel, WeightsOfTargetsGiveTheGradientOfAnyLossOfTheirLogProbabilities) {
+  if (GetParam().config.moe.balance_loss > 0) GTEST_SKIP() << "auxiliary losses have gradients of their own";
+  TestModel test(GetParam().config);
+  const Tensor old = test.pool().normal({kSeqs * kLen}), weights = test.pool().zeros({kSeqs * kLen});
+  const auto loss = [&] {
+    test.model().forward(test.batch(), test.activations(), test.losses());
+    double sum = 0;
+    for (int64_t t = 0; t < kSeqs * kLen; ++t) sum += std::pow(get(test.losses(), t) - get(old, t), 2);
+    return sum / static_cast<double>(kSeqs * kLen);
+  };
+  loss();
+  for (int64_t t = 0; t < kSeqs * kLen; ++t) set(weights, t, 2 * (get(test.losses(), t) - get(old, t)));
+  Batch batch = test.batch();
+  batch.rows[BatchRow::kTargetWeights] = weights;
+  test.model().begin_step();
+  test.model().forward_backward(batch, test.scale(), test.activations(), test.losses());
+  for (Weight& weight : test.model().weights().all()) {
+    if (!weight.grad.defined()) continue;
+    const Tensor grad = test.pool().clone(weight.grad);
+    EXPECT_TRUE(near(grad, numeric_gradient(loss, weight.value, 1e-5), 1e-5)) << weight.spec.name;
+  }
+}
+
+// A part of sequences divided over ranks, which attention of this model cannot see.
+TEST(ModelTest, PartsOfSequencesAreRefused) {
+  TestModel test(small_models().front().config);
+  Batch batch = test.batch();
+  batch.part = {.first_position = kLen, .whole_len = 2 * kLen};
+  EXPECT_THROW(test.model().forward(batch, test.activations(), test.losses()), CheckFailure);
+  batch.part = {.first_seq = 8, .whole_len = kLen};
+  test.model().forward(batch, test.activations(), test.losses());
+}
+
 TEST_P(EveryModel, AnotherDocumentChangesNothing) {
   TestModel test(GetParam().config);
   Batch packed = test.batch();

@@ -92,7 +92,8 @@ TEST(EngineTest, StepsOfSeveralLengths) {
     both.engine.use_seq_len(64);
     ASSERT_EQ(both.engine.num_microbatches(), 2);
     for (int64_t step = 1; step <= 3; ++step) {
-      EXPECT_EQ(random_step(both.engine, longer, step).loss, random_step(alone.engine, longer, step).loss);
+      EXPECT_EQ(random_step(both.engine, longer, step).loss(kNextToken),
+                random_step(alone.engine, longer, step).loss(kNextToken));
     }
     EXPECT_EQ(snapshot(both.engine), snapshot(alone.engine));
     const auto go_on = [&] {  // base as both is
@@ -112,9 +113,9 @@ TEST(EngineTest, StepsOfSeveralLengths) {
     for (int64_t step = 4; step <= 9; ++step) {
       both.engine.use_seq_len(step % 4 < 2 ? 16 : 64);
       if (step % 4 < 2) go_on();
-      const double loss = random_step(both.engine, step % 4 < 2 ? shorter : longer, step).loss;
+      const double loss = random_step(both.engine, step % 4 < 2 ? shorter : longer, step).loss(kNextToken);
       if (step % 4 < 2) {
-        EXPECT_EQ(loss, random_step(base.engine, shorter, step).loss) << step;
+        EXPECT_EQ(loss, random_step(base.engine, shorter, step).loss(kNextToken)) << step;
       }
     }
     EXPECT_THROW(both.engine.use_seq_len(32), CheckFailure);
@@ -157,7 +158,7 @@ TEST(EngineTest, TargetsWithoutLossDoNotCount) {
   }
   ready.engine.step({.steps = 1, .tokens = tokens}, num_targets);
   const StepResult result = ready.engine.result();
-  EXPECT_LE(std::abs(result.loss - sum / static_cast<double>(num_targets)), 1e-5);
+  EXPECT_LE(std::abs(result.loss(kNextToken) - sum / static_cast<double>(num_targets)), 1e-5);
 }
 
 // The same eight sequences in one, two and four microbatches. Only the order of sums over tokens
@@ -167,14 +168,15 @@ TEST(EngineTest, MicrobatchesAddUpToTheBatch) {
   ReadyEngine expected(whole);
   const StepResult expected_result = random_step(expected.engine, whole, 1);
   // Near ln V before any training, but not there: the model is not silent.
-  EXPECT_NEAR(expected_result.loss, std::log(kVocab), 0.1);
+  EXPECT_NEAR(expected_result.loss(kNextToken), std::log(kVocab), 0.1);
 
   for (const int64_t microbatch : {4, 2}) {
     SCOPED_TRACE(microbatch);
     const Config cut = config_with({fmt::format("train.microbatch_seqs={}", microbatch)});
     ReadyEngine ready(cut);
     const StepResult result = random_step(ready.engine, cut, 1);
-    EXPECT_LE(std::abs(result.loss - expected_result.loss), 1e-6 * expected_result.loss);
+    EXPECT_LE(std::abs(result.loss(kNextToken) - expected_result.loss(kNextToken)),
+              1e-6 * expected_result.loss(kNextToken));
     EXPECT_LE(std::abs(result.grad_norm - expected_result.grad_norm), 1e-5 * expected_result.grad_norm);
     const auto& weights = ready.engine.model().weights().all();
     auto other = expected.engine.model().weights().all().begin();

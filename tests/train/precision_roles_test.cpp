@@ -113,9 +113,9 @@ TEST_P(PrecisionFormats, AHealthyRunTripsNoneAndRepeats) {
   unchecked.precision.fallback = PrecisionFallback::kOff;
   test::ReadyEngine first(config), again(config, /*num_threads=*/2), off(unchecked);
   for (int64_t step = 1; step <= 16; ++step) {
-    const double loss = test::random_step(first.engine, config, step).loss;
-    EXPECT_EQ(test::random_step(again.engine, config, step).loss, loss);
-    EXPECT_EQ(test::random_step(off.engine, unchecked, step).loss, loss);
+    const double loss = test::random_step(first.engine, config, step).loss(kNextToken);
+    EXPECT_EQ(test::random_step(again.engine, config, step).loss(kNextToken), loss);
+    EXPECT_EQ(test::random_step(off.engine, unchecked, step).loss(kNextToken), loss);
     EXPECT_EQ(test::parts_in_act(first.engine.precision()), "") << "step " << step;
   }
   const auto state = test::snapshot(first.engine);

@@ -12,11 +12,12 @@ struct HeadLoss {
   Tensor w;            // [V, D]
   Tensor targets;      // [T] i32; negative: no loss at this position
   Tensor grad_scale;   // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
-  Tensor losses;       // = [T] stat: token losses in nats, 0 where there is no target
+  Tensor losses;       // = [T] stat: token losses in nats, times their weights; 0 where there is no target
   Tensor dx;           // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
   Tensor dw;           // = [V, D] stat; undefined with dx
   Tensor predictions;  // = [T] i32: the id of the largest logit, the lowest id of several; undefined: not wanted
   bool accumulate_dw = false;
+  Tensor weights = {};  // [T] stat, by which token losses are multiplied; undefined: 1
 };
 
 }  // namespace nmoe

@@ -60,7 +60,9 @@ void head_loss(Context& ctx, const HeadLoss& args) {
         }
         const int32_t target = args.targets.data<int32_t>()[begin + row];
         NMOE_CHECK(target < vocab, "target {} of token {} is beyond the vocabulary of {}", target, begin + row, vocab);
-        args.losses.data<Real>()[begin + row] = cross_entropy_row(row_logits, vocab, target, want_gradient, grad_scale);
+        const Real weight = args.weights.defined() && target >= 0 ? args.weights.data<Real>()[begin + row] : Real{1};
+        args.losses.data<Real>()[begin + row] =
+            weight * cross_entropy_row(row_logits, vocab, target, want_gradient, weight * grad_scale);
       }
     });
     if (!want_gradient) continue;

@@ -51,6 +51,16 @@ std::string message_of(const std::exception_ptr& failure) {
   }
 }
 
+// "loss 2.5", as metrics call it, and more where the run has more.
+std::string losses_text(const StepResult& result) {
+  std::string text;
+  for (const auto& [objective, value] : result.losses) {
+    const std::string_view tag = objective->metric.tag;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", tag.substr(tag.find('/') + 1), value);
+  }
+  return text;
+}
+
 // One rank of a run. Rank 0 also prints, records and saves; the first of each process hears signals.
 //
 // All ranks enqueue, finish, validate and stop in the same steps. What each sees for itself, a signal or its targets,
@@ -377,7 +387,7 @@ void Trainer::fail_non_finite(const StepResult& result) {
   enqueued_.clear();  // they have changed nothing
   throw RunFailure(
       RunStatus::kFailedNan,
-      fmt::format("step {}: loss {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, result.loss,
+      fmt::format("step {}: {}, gradient norm {}; first bad tensor: {}", progress_.steps + 1, losses_text(result),
                   result.grad_norm, culprit.empty() ? "none within a microbatch (their sum overflowed)" : culprit),
       fmt::format("the weights after step {} are kept; start another run.name with lower learning rates in [optim], a "
                   "longer optim.schedule.warmup or optim.clip_norm",

@@ -126,10 +126,12 @@ void Recorder::message(std::string_view text) {
 
 void Recorder::show(const StepReport& report, bool milestone) {
   const int64_t step = report.progress.steps;
-  last_ = {
-      .step = step, .tokens = report.progress.tokens, .loss = report.result.loss, .tokens_per_s = tokens_per_s(report)};
+  last_ = {.step = step,
+           .tokens = report.progress.tokens,
+           .loss = report.result.loss(kNextToken),
+           .tokens_per_s = tokens_per_s(report)};
   const std::string detail =
-      fmt::format("loss {:.4f}{}  lr {:.2e}  norm {:.3g}  {}  {}  MFU {:.1f} %", report.result.loss,
+      fmt::format("loss {:.4f}{}  lr {:.2e}  norm {:.3g}  {}  {}  MFU {:.1f} %", last_->loss,
                   report.bits_per_byte ? fmt::format("  {:.3f} bits/byte", *report.bits_per_byte) : "",
                   rate(report.progress, WeightGroup::kMatrices), report.result.grad_norm,
                   human_seconds(report.seconds / static_cast<double>(report.steps)),
@@ -152,7 +154,7 @@ void Recorder::record(const StepReport& report) {
   const std::span<const RouterHealth> routers = report.result.routers;
   MetricRecord record{.step = report.progress.steps, .ts_ms = now_ms()};
   const auto put = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
-  put("train/loss", report.result.loss);
+  for (const auto& [objective, value] : report.result.losses) put(objective->metric.tag, value);
   if (report.bits_per_byte) put("train/bpb", *report.bits_per_byte);
   put("train/special_share", report.special_share);
   put("train/grad_norm", report.result.grad_norm);
@@ -186,9 +188,10 @@ void Recorder::append(const MetricRecord& record, bool is_step) {
 }
 
 void Recorder::record_failure(int64_t step, const StepResult& result) {
-  append({.step = step,
-          .ts_ms = now_ms(),
-          .scalars = {{"train/loss", result.loss}, {"train/grad_norm", result.grad_norm}}});
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  for (const auto& [objective, value] : result.losses) record.scalars.emplace_back(objective->metric.tag, value);
+  record.scalars.emplace_back("train/grad_norm", result.grad_norm);
+  append(record);
 }
 
 void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {

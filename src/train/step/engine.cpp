@@ -39,8 +39,12 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
         if (!ops_.counting()) std::ranges::copy(values, static_cast<std::byte*>(destination.raw()));
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
+      objectives_(objectives_of(config_.train)),
       model_(config_.model, ops_, std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
-             {.recompute = config_.train.recompute, .wire = config_.precision.wire, .saved = config_.precision.saved},
+             {.recompute = config_.train.recompute,
+              .wire = config_.precision.wire,
+              .saved = config_.precision.saved,
+              .objectives = objectives_},
              {.index = domain_.index(),
               .count = domain_.count(),
               .by_matrix = Optimizer::by_matrix(config_.optim),
@@ -70,7 +74,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   forget_recordings();
 
   const int64_t tokens = exchange_limits(config_, shapes_).max_tokens;
-  losses_ = step_state.allocate(ops_.stat_dtype(), {step_tokens(config_) / config_.parallel.ranks});
+  losses_ =
+      step_state.allocate(ops_.stat_dtype(), {std::ssize(objectives_) * step_tokens(config_) / config_.parallel.ranks});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
   allocate_sums(step_state);
   grad_scale_ = step_state.allocate(DType::kF64, {1});
@@ -115,14 +120,15 @@ void Engine::allocate_sums(Arena& state) {
   const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
   int64_t num_chunks = 0;
   for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
-  const int64_t num_losses = in_order() ? config_.parallel.logical_shards : 1,
-                num_squares = in_order() ? num_chunks : 1;
+  const int64_t num_objectives = std::ssize(objectives_), num_parts = in_order() ? config_.parallel.logical_shards : 1,
+                num_losses = num_objectives * num_parts, num_squares = in_order() ? num_chunks : 1;
   partial_sums_ = state.allocate(DType::kF64, {num_losses + num_squares});
   partial_losses_ = partial_sums_.rows(0, num_losses);
   partial_squares_ = partial_sums_.rows(num_losses, num_losses + num_squares);
-  sums_ = state.allocate(DType::kF64, {2});
-  loss_sum_ = sums_.rows(0, 1);
-  square_sum_ = sums_.rows(1, 2);
+  sums_ = state.allocate(DType::kF64, {num_objectives + 1});
+  loss_sums_ = sums_.rows(0, num_objectives);
+  square_sum_ = sums_.rows(num_objectives, num_objectives + 1);
+  all_losses_ = num_objectives == 1 ? loss_sums_ : state.allocate(DType::kF64, {1});
 
   // Whether one product leaves the step's gradient of an expert: nothing is added by other microbatches or for other
   // ranks.
@@ -151,6 +157,12 @@ void Engine::allocate_sums(Arena& state) {
     square_order_ = state.allocate(DType::kI32, {num_chunks});
     set_places(experts_.places);
   }
+}
+
+// Of the i-th objective: one part, or one a logical shard.
+Tensor Engine::parts_of_loss(int64_t i) const {
+  const int64_t num_parts = partial_losses_.dim(0) / std::ssize(objectives_);
+  return partial_losses_.rows(i * num_parts, (i + 1) * num_parts);
 }
 
 void Engine::forget_recordings() {
@@ -330,15 +342,20 @@ void Engine::enqueue_gradients(const Marker& mark) {
     first_summed = first_weight;
   };
   const std::vector<Batch>& batches = inputs_.batches[inputs_shape_];
-  int64_t first = 0;  // of the rank's tokens
+  const int64_t num_objectives = std::ssize(objectives_);
+  int64_t first = 0;  // of the losses of the rank's tokens
   for (const Batch& batch : batches) {
-    const Tensor losses = losses_.rows(first, first + batch.num_tokens());
-    first += batch.num_tokens();
+    const int64_t T = batch.num_tokens();
+    const Tensor losses = losses_.rows(first, first + num_objectives * T).reshape({num_objectives, T});
+    first += num_objectives * T;
     const bool is_last = &batch == &batches.back();
     const bool sums_at_once = is_last && !in_order() && !domain_.alone();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
                             {.mark = mark, .gradients_ready = sums_at_once ? sum_ready : GradientsReady()});
-    ops_.sum({losses, in_order() ? partial_losses_.rows(shard, shard + 1) : partial_losses_});
+    for (int64_t i = 0; i < num_objectives; ++i) {
+      const Tensor parts = parts_of_loss(i);
+      ops_.sum({losses[i], in_order() ? parts.rows(shard, shard + 1) : parts});
+    }
     if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
   }
@@ -376,9 +393,10 @@ void Engine::enqueue_update() {
   if (checks_) domain_.all_reduce_sum(ops_, counts);
   ops_.sums_of_squares(squares_);
   domain_.all_reduce_sum(ops_, summed_);
-  ops_.sum_in_order({partial_losses_, loss_sum_});
+  for (int64_t i = 0; i < loss_sums_.dim(0); ++i) ops_.sum_in_order({parts_of_loss(i), loss_sums_.rows(i, i + 1)});
+  if (loss_sums_.dim(0) > 1) ops_.sum_in_order({loss_sums_, all_losses_});
   ops_.sum_in_order({partial_squares_, square_sum_, square_order_});
-  ops_.clip_scale({square_sum_, loss_sum_, config_.optim.clip_norm, grad_scale_, stopped_});
+  ops_.clip_scale({square_sum_, all_losses_, config_.optim.clip_norm, grad_scale_, stopped_});
   optimizer_->step(grad_scale_);
   model_.update_router_bias(grad_scale_);
   gather_values();
@@ -510,7 +528,8 @@ NonFinite Engine::find_non_finite() {
   for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     model_.begin_step();
-    model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses_.rows(0, batch.num_tokens()),
+    model_.forward_backward(batch, step_scale(inputs_shape_), activations_,
+                            losses_.rows(0, std::ssize(objectives_) * batch.num_tokens()),
                             {.inspect = [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
                               int32_t count = 0;
                               if (num_rows.defined() && first.name.empty()) {

@@ -89,10 +89,11 @@ class Engine {
   void load(int64_t index, const Microbatch& microbatch);
   // Enqueues a step on what was loaded since the last one: forward, backward, clipping, the update of weights and
   // router biases. `progress`: the state after the step. `num_targets`: targets with a loss in the whole step, on all
-  // ranks, of which the loss is the mean. Does not wait: from the second step of each sequence length on, it runs a
-  // recording. `in_detail`: the result includes the routers' health and the token losses. `with_phases`: it also
-  // includes the times of phases, except in the first step of a length and while the result of another timed step has
-  // not been taken. Timed steps have their own recordings, so that other steps take no longer; the bits are the same.
+  // ranks, by which objectives divide (Objective::divisor). Does not wait: from the second step of each sequence length
+  // on, it runs a recording. `in_detail`: the result includes the routers' health and the token losses. `with_phases`:
+  // it also includes the times of phases, except in the first step of a length and while the result of another timed
+  // step has not been taken. Timed steps have their own recordings, so that other steps take no longer; the bits are
+  // the same.
   //
   // A step that is not finite changes no weight, bias or moment, nor does any later step until initialise() or
   // restore(), even one that was already enqueued.
@@ -186,6 +187,7 @@ class Engine {
   void allocate_staging();
   void allocate_exchange(Arena& state);  // of tokens between ranks, where others share the experts
   void allocate_sums(Arena& state);
+  Tensor parts_of_loss(int64_t objective) const;
   void collect_shared_tensors();  // summed_, summed_across_, grads_ and values_
   bool in_order() const { return config_.parallel.logical_shards > 0; }
   void gather_values();  // of weights that every rank has, from the ranks that updated them
@@ -201,6 +203,7 @@ class Engine {
   std::vector<BatchShape> shapes_;  // of steps
   PutBytes upload_, write_;         // to the device, to the host's side
   Domain domain_;
+  Objectives objectives_;
   Model model_;
   StepInputs inputs_;        // of the step that is computed
   size_t shape_ = 0;         // of the next step
@@ -212,15 +215,16 @@ class Engine {
   int64_t timed_step_ = -1;             // number of the last timed step
   StateTensors staging_;                // empty before its first use
   ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
-  Tensor losses_;                       // [tokens of the rank's part of a step] stat
+  Tensor losses_;                       // microbatch by microbatch of the rank: [objectives, T] stat
   Tensor predictions_;                  // [T] i32
   Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
-  Tensor partial_losses_;               // its parts: one, or one a logical shard
+  Tensor partial_losses_;               // its parts: of each objective one, or one a logical shard
   Tensor partial_squares_;              //            one, or one a chunk of a weight
   SumsOfSquares squares_;               // that this rank sums
   Tensor square_order_;                 // i32: with logical shards, squares of experts in the experts' order
-  Tensor sums_;                         // [2] f64: of all token losses, of all squares
-  Tensor loss_sum_, square_sum_;        // [1] f64 each, its parts
+  Tensor sums_;                         // [objectives + 1] f64: of each one's token losses, then of all squares
+  Tensor loss_sums_, square_sum_;       // its parts
+  Tensor all_losses_;                   // [1] f64: the sum of loss_sums_
   Tensor grad_scale_;                   // [1] f64
   Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
   Tensor bad_count_;                    // [1] i32

@@ -10,7 +10,7 @@ namespace nmoe {
 StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<const BatchShape> shapes, Arena& arena) {
   StepInputs inputs;
   const int64_t begin = arena.mark();
-  inputs.loss_scale = arena.allocate(DType::kF64, {1});
+  inputs.loss_scale = arena.allocate(DType::kF64, {std::ssize(objectives_of(config.train))});
   inputs.rates = Optimizer::allocate_rates(arena);
   inputs.rounding_key = arena.allocate(DType::kI64, {1});
   const int64_t batches = arena.mark();
@@ -80,6 +80,12 @@ void fill_positions(const Batch& batch, const PutBytes& put) {
   put(batch.positions, std::as_bytes(std::span(positions)));
 }
 
+double StepResult::loss(const Objective& objective) const {
+  const auto found = std::ranges::find(losses, &objective, &StepLoss::objective);
+  NMOE_CHECK(found != losses.end(), "{} is no objective of the run", objective.metric.tag);
+  return found->value;
+}
+
 double RouterHealth::bias_range() const {
   const auto [low, high] = std::ranges::minmax(bias);
   return static_cast<double>(high) - static_cast<double>(low);
@@ -89,9 +95,11 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
                    Arena& arena, bool with_expert_rows, Tensor rounding_counts)
     : device_(rank.device),
       inputs_(allocate_step_inputs(config, rank.index(), shapes, arena)),
-      num_tokens_(static_cast<double>(step_tokens(config))),
-      sums_(arena.allocate(DType::kF64, {2})),
-      losses_(arena.allocate(rank.device.ops().stat_dtype(), {step_tokens(config) / config.parallel.ranks})),
+      objectives_(objectives_of(config.train)),
+      counts_{.num_targets = 1, .num_tokens = step_tokens(config)},
+      sums_(arena.allocate(DType::kF64, {std::ssize(objectives_) + 1})),
+      losses_(arena.allocate(rank.device.ops().stat_dtype(),
+                             {std::ssize(objectives_) * step_tokens(config) / config.parallel.ranks})),
       expert_rows_(model.router_counts()),
       rounding_counts_(rounding_counts),
       done_(rank.device.make_event(Lane::kCompute)) {
@@ -132,9 +140,14 @@ void StepSlot::fill_positions() {
 }
 
 void StepSlot::set_num_targets(int64_t num_targets) {
-  num_targets_ = static_cast<double>(std::max<int64_t>(1, num_targets));  // a step without any has loss 0
+  counts_.num_targets = std::max<int64_t>(1, num_targets);  // a step without any has loss 0
+  counts_.num_seqs = counts_.num_tokens / batches().front().seq_len;
   has_routers_ = has_losses_ = has_counts_ = false;
-  if (!device_.counting()) *inputs_.loss_scale.data<double>() = 1.0 / num_targets_;
+  if (device_.counting()) return;
+  for (size_t i = 0; i < objectives_.size(); ++i) {
+    const auto& [objective, coefficient] = objectives_[i];
+    inputs_.loss_scale.data<double>()[i] = coefficient / static_cast<double>(objective->divisor(counts_));
+  }
 }
 
 void StepSlot::fetch_results(Tensor sums) {
@@ -176,13 +189,16 @@ std::span<const double> StepSlot::rounding_counts() const {
 StepResult StepSlot::wait() const {
   done_->wait();
   StepResult result;
-  result.loss = sums_.data<double>()[0] / num_targets_;
-  result.grad_norm = std::sqrt(sums_.data<double>()[1]);
-  result.finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (has_losses_) {
-    const auto losses = losses_.span<float>();
-    result.token_losses.assign(losses.begin(), losses.end());
+  result.finite = true;
+  for (size_t i = 0; i < objectives_.size(); ++i) {
+    const auto& [objective, coefficient] = objectives_[i];
+    const double mean = sums_.data<double>()[i] / static_cast<double>(objective->divisor(counts_));
+    result.losses.push_back({objective, coefficient * mean});
+    result.finite = result.finite && std::isfinite(mean);
   }
+  result.grad_norm = std::sqrt(sums_.data<double>()[objectives_.size()]);
+  result.finite = result.finite && std::isfinite(result.grad_norm);
+  if (has_losses_) result.token_losses = next_token_losses();
   if (fetched_expert_rows_.defined()) {
     const auto rows = fetched_expert_rows_.span<int32_t>();
     result.expert_rows.assign(rows.begin(), rows.end());
@@ -195,11 +211,25 @@ StepResult StepSlot::wait() const {
     health.counts.assign(counts.begin(), counts.end());
     health.balance_loss = stats.aux_loss.data<double>()[0];
     health.z_loss = stats.aux_loss.data<double>()[1];
-    health.entropy = stats.entropy.data<double>()[0] / num_tokens_;
+    health.entropy = stats.entropy.data<double>()[0] / static_cast<double>(counts_.num_tokens);
     health.bias.assign(bias.span<float>().begin(), bias.span<float>().end());
     if (exchanges_.traffic.defined()) result.traffic.push_back(traffic_of(static_cast<int64_t>(i)));
   }
   return result;
+}
+
+// Each microbatch's are the first of its objectives'.
+std::vector<float> StepSlot::next_token_losses() const {
+  std::vector<float> of_tokens;
+  const auto all = losses_.span<float>();
+  size_t first = 0;
+  for (const Batch& batch : batches()) {
+    const auto T = static_cast<size_t>(batch.num_tokens());
+    const auto mine = all.subspan(first, T);
+    of_tokens.insert(of_tokens.end(), mine.begin(), mine.end());
+    first += objectives_.size() * T;
+  }
+  return of_tokens;
 }
 
 // Of the i-th layer with experts.

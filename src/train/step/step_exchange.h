@@ -29,7 +29,7 @@ struct StepInputs {
   // By shape: the rank's microbatches, with cu_seqlens for as many documents as tokens. A step has one shape: the
   // batches of all shapes use the same memory.
   std::vector<std::vector<Batch>> batches;
-  Tensor loss_scale;    // [1] f64: 1 / (targets with a loss in the step, on all ranks)
+  Tensor loss_scale;    // [objectives] f64: of each, its coefficient over its divisor in the step (StepScale::loss)
   Tensor rates;         // optim/optimizer.h
   Tensor rounding_key;  // [1] i64: for stochastic rounding of gradients (model/spec/operand_formats.h) and moments
   Tensor block;         // all of the above, [bytes] u8
@@ -75,18 +75,27 @@ struct LayerTraffic {
   std::vector<RankTraffic> ranks;  // of the run
 };
 
+// An objective's loss over a step: the sum of its token losses over its divisor, times its coefficient.
+struct StepLoss {
+  const Objective* objective = nullptr;
+  double value = 0.0;
+};
+
 // The same on every rank, except for the phases.
 struct StepResult {
-  double loss = 0.0;                // mean cross-entropy over the step's target tokens, nats
-  double grad_norm = 0.0;           // of all gradients of the step, before clipping
-  bool finite = true;               // false: loss or gradient is not finite, and no weight was changed
-  std::vector<float> token_losses;  // nats of this rank's targets, microbatch by microbatch, if asked for in detail
+  std::vector<StepLoss> losses;  // of each of the run's objectives
+  double grad_norm = 0.0;        // of all gradients of the step, before clipping
+  bool finite = true;            // false: loss or gradient is not finite, and no weight was changed
+  // kNextToken's losses of this rank's targets, microbatch by microbatch, if asked for in detail.
+  std::vector<float> token_losses;
   // In layer order, if the step was asked for in detail; traffic if ranks share the experts.
   std::vector<RouterHealth> routers;
   std::vector<LayerTraffic> traffic;
   std::vector<PhaseTime> phases;     // of this rank, if the step was timed; else empty
   std::vector<int32_t> expert_rows;  // [L * E], as routers' counts, if wanted for every step; else empty
   PrecisionReport precision;         // if the step was checked and is finite
+
+  double loss(const Objective& objective) const;  // of the run's objectives
 };
 
 // The host's side of one step on one rank, in memory that the device copies to and from.
@@ -103,10 +112,11 @@ class StepSlot {
   const std::vector<Batch>& batches() const { return inputs_.batches[shape_]; }
   void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
 
-  // Enqueues copies of the step's results on the device; sums [2] f64: of token losses, of squares of gradients.
+  // Enqueues copies of the step's results on the device; sums [objectives + 1] f64: of each one's token losses, then of
+  // squares of gradients.
   void fetch_results(Tensor sums);
   void fetch_routers(const Model& model);
-  void fetch_losses(Tensor losses);  // of the rank's tokens, stat
+  void fetch_losses(Tensor losses);  // microbatch by microbatch: [objectives, T] stat
   void fetch_rounding_counts();
   // Of its step, after wait() has returned; empty if it was not checked.
   std::span<const double> rounding_counts() const;
@@ -121,15 +131,16 @@ class StepSlot {
   };
 
   void fill_positions();
+  std::vector<float> next_token_losses() const;
   LayerTraffic traffic_of(int64_t i) const;
 
   Device& device_;
   StepInputs inputs_;
   size_t shape_ = 0;
-  double num_tokens_;
-  double num_targets_ = 1.0;
-  Tensor sums_;                  // [2] f64
-  Tensor losses_;                // of the rank's tokens, stat
+  Objectives objectives_;
+  StepCounts counts_;            // of its step
+  Tensor sums_;                  // [objectives + 1] f64
+  Tensor losses_;                // as fetch_losses() has them
   bool has_losses_ = false;      // of this step
   std::vector<Router> routers_;  // in layer order
   ExchangeStats exchanges_;      // undefined where a rank is alone

@@ -1,5 +1,5 @@
 // Logits of a chunk of rows by one product, then a kernel that turns each row into its loss, its prediction and, in the
-// same place, its gradient g = grad_scale * (softmax - onehot(target)), then two products of the gradient.
+// same place, its gradient g = grad_scale * weight * (softmax - onehot(target)), then two products of the gradient.
 //
 // Logits from which gradients are made are act, like those: in BF16 they are off by up to 2^-9 of themselves, a loss by
 // up to twice that, either way. Where the loss alone is wanted they are F32.
@@ -127,6 +127,7 @@ struct RowArgs {
   T* logits;                 // [rows, V]; with grad_scale = their gradients
   const int32_t* targets;    // [rows]
   const double* grad_scale;  // [1]; null: no gradients
+  const float* weights;      // [rows]; null: 1
   float* losses;             // = [rows]
   int32_t* predictions;      // = [rows]; null: not wanted
   int num_rows, vocab;
@@ -199,15 +200,17 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
     if (has_target && in_slice >= 0 && in_slice < size) result.target_logit = to_float(logits[in_slice]);
     result = merge_cluster(result, turn % 2);
     softmax = result.softmax;
+    const float weight = args.weights != nullptr && has_target ? args.weights[row] : 1.0F;
     if (threadIdx.x == 0 && begin == 0) {
       if (args.predictions != nullptr) args.predictions[row] = softmax.argmax < args.vocab ? softmax.argmax : 0;
       float loss = 0.0F;
       if (has_target) loss = logf(softmax.sum) - (result.target_logit - softmax.max);
       if (target >= args.vocab) loss = nanf("");
-      args.losses[row] = loss;
+      args.losses[row] = weight * loss;
     }
     if (args.grad_scale != nullptr) {
-      const float scale = has_target ? static_cast<float>(*args.grad_scale) : 0.0F, factor = scale / softmax.sum;
+      const float scale = has_target ? weight * static_cast<float>(*args.grad_scale) : 0.0F,
+                  factor = scale / softmax.sum;
       T* const gradient = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
       for (int first = 0; first < size; first += kSegment) {
 #pragma unroll
@@ -302,6 +305,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) 
     row_args.logits = chunk.data<T>();
     row_args.targets = args.targets.data<int32_t>() + begin;
     row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
+    row_args.weights = args.weights.defined() ? args.weights.data<float>() + begin : nullptr;
     row_args.losses = args.losses.data<float>() + begin;
     row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
     row_args.num_rows = static_cast<int>(rows);

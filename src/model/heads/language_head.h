@@ -1,0 +1,46 @@
+// The language-model head: from normed hidden states to logits, to log-probabilities of given tokens, and back.
+//
+// T rows of a pass, D model width, V vocabulary.
+//
+// Threads: driven by the one that drives the device (ops/device.h). The WeightSet must outlive it.
+#pragma once
+
+#include "model/heads/objectives.h"
+#include "model/parts/linear.h"
+#include "model/pass.h"
+#include "model/weight.h"
+
+namespace nmoe {
+
+// Rows of a pass for which the likelihood of a following token is computed: L pairs
+// of a row and a token; a row may be in several.
+struct ScoredRows {
+  Tensor rows;         // [L] i32: indices among the pass's rows
+  Tensor targets;      // [L] i32: the token that follows the row
+  Tensor losses;       // [L] stat =: its loss in nats, over all of V
+  Tensor predictions;  // [L] i32 =: the likeliest token, the lowest id of several
+};
+
+class LanguageHead {
+ public:
+  // The weight [V, D] of that name.
+  LanguageHead(WeightSet& weights, std::string_view name) : linear_(weights, name) {}
+
+  // logits [T, V] = of every row of normed [T, D], or [L, V] = of the rows `rows` [L] i32.
+  void logits(const Pass& pass, Tensor normed, Tensor rows, Tensor logits) const;
+  // `scored` = of rows of normed [T, D].
+  void scores(const Pass& pass, Tensor normed, const ScoredRows& scored) const;
+  // The negative log-probabilities of the batch's targets, losses [T] stat =, and, if `predictions` is defined, the
+  // likeliest next tokens, [T] i32 =.
+  void losses(const Pass& pass, Tensor normed, Tensor losses, Tensor predictions) const;
+  // losses [objectives, T] stat = the token losses of each; dx [T, D] = the gradient of their sums, each times its
+  // element of pass.scale.loss, to normed [T, D]; the weight's gradient likewise, as model/weight.h says.
+  void forward_backward(const Pass& pass, Tensor normed, const Objectives& objectives, Tensor losses, Tensor dx) const;
+
+  const Linear& linear() const { return linear_; }
+
+ private:
+  Linear linear_;
+};
+
+}  // namespace nmoe
