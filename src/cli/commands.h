@@ -16,6 +16,7 @@
 #include "hf/import.h"
 #include "hf/parity.h"
 #include "infer/sampler.h"
+#include "track/tags/losses.h"
 
 namespace nmoe::cli {
 
@@ -200,7 +201,7 @@ struct RunsArguments {
   // Of what is done with runs.
   std::vector<std::string> runs;
   std::string by = "step";
-  std::string tag = "train/loss";
+  std::string tag = std::string(tags::kLoss.tag);
   std::string format = "csv";
   std::string out;
   std::string note;

@@ -120,8 +120,8 @@ void runs_show_command(const RunsArguments& arguments) {
   text += fmt::format("\n{:<44}{:>14}  {:<12}{}\n", "last value of", "", "unit", "step");
   for (const MetricsView::Last& value : last) {
     if (value.is_array) continue;
-    const TagInfo* info = find_tag(value.tag);
-    text += fmt::format("{:<44}{:>14.6g}  {:<12}{}\n", value.tag, value.value, info == nullptr ? "" : info->unit,
+    const Metric* metric = find_tag(value.tag);
+    text += fmt::format("{:<44}{:>14.6g}  {:<12}{}\n", value.tag, value.value, metric == nullptr ? "" : metric->unit,
                         value.step);
   }
   if (!alerts.empty()) text += "\nalerts\n";

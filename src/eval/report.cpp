@@ -4,6 +4,8 @@
 
 #include "base/json.h"
 #include "eval/evaluate.h"
+#include "track/tag.h"
+#include "track/tags/evaluation.h"
 
 namespace nmoe {
 namespace {
@@ -119,26 +121,29 @@ std::string item_lines(const EvalReport& report) {
 std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report) {
   std::vector<std::pair<std::string, double>> metrics;
   for (const TaskReport& task : report.tasks) {
-    const std::string tag = fmt::format("eval/{}/", task.name());
+    const auto put = [&](const Metric& metric, double value) {
+      metrics.emplace_back(tag_of(metric, {task.name()}), value);
+    };
     if (task.has_accuracy()) {
-      metrics.emplace_back(tag + "acc", task.accuracy());
-      metrics.emplace_back(tag + "centered", task.centred());
+      put(tags::kEvalTaskAcc, task.accuracy());
+      put(tags::kEvalTaskCentered, task.centred());
       if (task.task.is_generated()) {
         for (const int64_t k : pass_counts(task.task.generation)) {
-          if (k > 1) metrics.emplace_back(fmt::format("{}pass_at_{}", tag, k), task.pass_at(k));
+          if (k == 1) continue;
+          metrics.emplace_back(tag_of(tags::kEvalTaskPassAt, {task.name(), std::to_string(k)}), task.pass_at(k));
         }
         if (task.task.generation.metric != AnswerMetric::kCode) {
-          metrics.emplace_back(tag + "flexible", task.accuracy_by(AnswerMetric::kFlexible));
+          put(tags::kEvalTaskFlexible, task.accuracy_by(AnswerMetric::kFlexible));
         }
       }
     } else {
-      metrics.emplace_back(tag + "bpb", task.bits_per_byte());
+      put(tags::kEvalTaskBpb, task.bits_per_byte());
     }
-    metrics.emplace_back(tag + "n", static_cast<double>(task.items));
+    put(tags::kEvalTaskN, static_cast<double>(task.items));
   }
   for (const SuiteMean& mean : report.means) {
-    metrics.emplace_back("eval/" + mean.name, mean.value);
-    metrics.emplace_back(fmt::format("eval/{}_v2", mean.name), mean.value_v2);
+    metrics.emplace_back(tag_of(tags::kEvalSuite, {mean.name}), mean.value);
+    metrics.emplace_back(tag_of(tags::kEvalSuiteV2, {mean.name}), mean.value_v2);
   }
   return metrics;
 }

@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "track/run_query.h"
+#include "track/tags/losses.h"
+#include "track/tags/training.h"
 
 namespace nmoe::mon {
 namespace {
@@ -55,7 +57,7 @@ Monitor::Monitor(fs::path run_dir, const std::string& run)
 }
 
 void Monitor::open(const RunRow& run) {
-  const std::string shown = data_ ? data_->shown() : "train/loss";
+  const std::string shown = data_ ? data_->shown() : std::string(tags::kLoss.tag);
   data_ = std::make_unique<RunData>(run_dir_, run, store_.config(run.id));
   data_->show(shown);
   scroll_ = 0;
@@ -289,7 +291,7 @@ void Monitor::draw_title(Grid& grid) const {
   if (data_->total_steps() > 0) {
     const double total = static_cast<double>(data_->total_steps());
     right += fmt::format("/{:.0f}  {:.0f} %", total, 100.0 * step / total);
-    const auto ms = data_->value("throughput/ms_per_step");
+    const auto ms = data_->value(tags::kMsPerStep);
     if (run.status == RunStatus::kRunning && ms && step < total) {
       right += fmt::format("  ETA {}", human_seconds(1e-3 * *ms * (total - step)));
     }

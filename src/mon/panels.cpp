@@ -13,6 +13,11 @@
 #include "base/text.h"
 #include "track/braille_plot.h"
 #include "track/catalogue.h"
+#include "track/tags/exchange.h"
+#include "track/tags/gpu.h"
+#include "track/tags/losses.h"
+#include "track/tags/training.h"
+#include "track/tags/validation.h"
 
 namespace nmoe::mon {
 namespace {
@@ -66,7 +71,7 @@ void draw_bar(Grid& grid, int x, int y, int width, double share, std::string_vie
   grid.set(x + 1 + inside, y, U']', Style::kDim);
 }
 
-// What NVML's bits say (track/catalogue.h).
+// What NVML's bits say (track/tags/gpu.h).
 std::string throttled_by(double reasons) {
   const auto bits = static_cast<uint64_t>(std::max(0.0, reasons));
   static constexpr std::array<std::pair<uint64_t, std::string_view>, 5> kNames = {
@@ -90,20 +95,21 @@ struct StepPart {
 
 // What a step's time went to. Waits and transfers are within phases, nearly all of them in those of experts.
 std::vector<StepPart> parts_of_step(const RunData& data, double step_ms) {
-  const auto share = [&](std::string_view tag) {
-    return std::clamp(data.value(std::string(tag)).value_or(0.0) / step_ms, 0.0, 1.0);
+  const auto share = [&](const Metric& metric) {
+    return std::clamp(data.value(metric).value_or(0.0) / step_ms, 0.0, 1.0);
   };
-  const double loading = share("throughput/loader_wait_ms"), waiting = share("exchange_agg/wait_ms");
-  const double hidden = data.value("exchange_agg/hidden_share").value_or(0.0);
-  const double sending = share("exchange_agg/transfer_ms") * (1.0 - hidden);
+  const double loading = share(tags::kLoaderWaitMs), waiting = share(tags::kExchangesWaitMs);
+  const double hidden = data.value(tags::kExchangesHiddenShare).value_or(0.0);
+  const double sending = share(tags::kExchangesTransferMs) * (1.0 - hidden);
   std::vector<StepPart> parts;
   double rest = 1.0 - loading - waiting - sending;
-  if (data.value("phase/update")) {
-    const double experts = share("phase/feed_forward_forward") + share("phase/feed_forward_backward");
-    parts = {{"attention", U'█', Style::kGood, share("phase/attention_forward") + share("phase/attention_backward")},
-             {"feed-forward", U'▓', Style::kCurve, std::max(0.0, experts - waiting - sending)},
-             {"head", U'▒', Style::kCool, share("phase/embedding") + share("phase/head_and_loss")},
-             {"update", U'█', Style::kHot, share("phase/begin") + share("phase/update")}};
+  if (data.value(tags::kPhaseUpdate)) {
+    const double experts = share(tags::kPhaseFeedForwardForward) + share(tags::kPhaseFeedForwardBackward);
+    parts = {
+        {"attention", U'█', Style::kGood, share(tags::kPhaseAttentionForward) + share(tags::kPhaseAttentionBackward)},
+        {"feed-forward", U'▓', Style::kCurve, std::max(0.0, experts - waiting - sending)},
+        {"head", U'▒', Style::kCool, share(tags::kPhaseEmbedding) + share(tags::kPhaseHeadAndLoss)},
+        {"update", U'█', Style::kHot, share(tags::kPhaseBegin) + share(tags::kPhaseUpdate)}};
     for (const StepPart& part : parts) rest -= part.share;
     parts.push_back({"other", U'·', Style::kDim, std::max(0.0, rest)});
   } else {
@@ -151,19 +157,19 @@ void draw_heading(Grid& grid, Rect rect, std::string_view text) {
 
 void draw_figures(Grid& grid, Rect rect, const RunData& data) {
   Figures losses(grid, rect, 0);
-  losses.add_known("loss", data.value("train/loss"), "{:.4f}");
-  losses.add_known("bits/byte", data.value("train/bpb"), "{:.4f}");
-  losses.add_known("valid", data.value("valid/loss"), "{:.4f}");
-  losses.add_known("norm", data.value("train/grad_norm"), "{:.3g}");
-  losses.add_known("lr", data.value("optimizer/lr"), "{:.2e}");
+  losses.add_known("loss", data.value(tags::kLoss), "{:.4f}");
+  losses.add_known("bits/byte", data.value(tags::kBpb), "{:.4f}");
+  losses.add_known("valid", data.value(tags::kValidLoss), "{:.4f}");
+  losses.add_known("norm", data.value(tags::kGradNorm), "{:.3g}");
+  losses.add_known("lr", data.value(tags::kLr), "{:.2e}");
   Figures speed(grid, rect, 1);
-  const auto ms = data.value("throughput/ms_per_step");
+  const auto ms = data.value(tags::kMsPerStep);
   speed.add_known("ms/step", ms, "{:.1f}");
-  if (const auto rate = data.value("throughput/tokens_per_s")) speed.add("tokens/s", human_count(*rate));
-  if (const auto mfu = data.value("efficiency/mfu")) speed.add("MFU", fmt::format("{:.1f} %", 100.0 * *mfu));
-  speed.add_known("TFLOP/s", data.value("efficiency/tflops"), "{:.4g}");
-  if (const auto tokens = data.value("train/tokens_seen")) speed.add("tokens", human_count(*tokens));
-  speed.add_known("GiB", data.value("memory/resident_gib"), "{:.2f}");
+  if (const auto rate = data.value(tags::kTokensPerS)) speed.add("tokens/s", human_count(*rate));
+  if (const auto mfu = data.value(tags::kMfu)) speed.add("MFU", fmt::format("{:.1f} %", 100.0 * *mfu));
+  speed.add_known("TFLOP/s", data.value(tags::kTflops), "{:.4g}");
+  if (const auto tokens = data.value(tags::kTokensSeen)) speed.add("tokens", human_count(*tokens));
+  speed.add_known("GiB", data.value(tags::kResidentGib), "{:.2f}");
   if (!ms || !(*ms > 0.0)) return;
 
   draw_step_bar(grid, {rect.x, rect.y + 2, rect.width, 1}, parts_of_step(data, *ms));
@@ -172,9 +178,9 @@ void draw_figures(Grid& grid, Rect rect, const RunData& data) {
 void draw_curve(Grid& grid, Rect rect, const RunData& data, const CurveWindow& window) {
   constexpr int kAxis = 10;
   const Series& series = data.series();
-  const TagInfo* info = find_tag(data.shown());
+  const Metric* metric = find_tag(data.shown());
   const std::string name =
-      info == nullptr || info->unit.empty() ? data.shown() : fmt::format("{}, {}", data.shown(), info->unit);
+      metric == nullptr || metric->unit.empty() ? data.shown() : fmt::format("{}, {}", data.shown(), metric->unit);
   const int columns = rect.width - kAxis, rows = rect.height - 2;
   if (series.empty() || columns < 8 || rows < 1) {
     draw_heading(grid, rect, name);
@@ -282,19 +288,20 @@ void draw_gpus(Grid& grid, Rect rect, const RunData& data, int first) {
     const RunData::Gpu& gpu = gpus[static_cast<size_t>(first + line - 1)];
     const int y = rect.y + line;
     int x = grid.put(rect.x, y, fmt::format("{:>3}/{} ", gpu.rank, gpu.number), Style::kLabel);
-    const double use = gpu.value("utilization").value_or(0.0);
+    const double use = gpu.value(tags::kGpuUtilization).value_or(0.0);
     draw_bar(grid, x, y, bar, use / 100.0, fmt::format("{:.0f} %", use), Style::kGood);
-    const double used = gpu.value("memory_used_gib").value_or(0.0), total = gpu.value("memory_total_gib").value_or(0.0);
+    const double used = gpu.value(tags::kGpuMemoryUsedGib).value_or(0.0),
+                 total = gpu.value(tags::kGpuMemoryTotalGib).value_or(0.0);
     const double share = total > 0.0 ? used / total : 0.0;
     draw_bar(grid, x + bar, y, bar, share, fmt::format("{:.0f}/{:.0f} G", used, total),
              share > 0.97 ? Style::kWarn : Style::kCurve);
     Figures rest(grid, {x + 2 * bar, rect.y, rect.x + rect.width - x - 2 * bar, rect.height}, line);
-    rest.add("", fmt::format("{}/{} W", count_or_dash(gpu.value("power_w"), "{:.0f}"),
-                             count_or_dash(gpu.value("power_limit_w"), "{:.0f}")));
-    rest.add("", fmt::format("{} C", count_or_dash(gpu.value("temperature_c"), "{:.0f}")));
-    rest.add("", fmt::format("{} MHz", count_or_dash(gpu.value("clock_sm_mhz"), "{:.0f}")));
-    if (gpu.value("ecc_uncorrected").value_or(0.0) > 0.0) rest.add("", "memory errors", Style::kBad);
-    const std::string reason = throttled_by(gpu.value("throttle_reasons").value_or(0.0));
+    rest.add("", fmt::format("{}/{} W", count_or_dash(gpu.value(tags::kGpuPowerW), "{:.0f}"),
+                             count_or_dash(gpu.value(tags::kGpuPowerLimitW), "{:.0f}")));
+    rest.add("", fmt::format("{} C", count_or_dash(gpu.value(tags::kGpuTemperatureC), "{:.0f}")));
+    rest.add("", fmt::format("{} MHz", count_or_dash(gpu.value(tags::kGpuClockSmMhz), "{:.0f}")));
+    if (gpu.value(tags::kGpuEccUncorrected).value_or(0.0) > 0.0) rest.add("", "memory errors", Style::kBad);
+    const std::string reason = throttled_by(gpu.value(tags::kGpuThrottleReasons).value_or(0.0));
     if (!reason.empty()) rest.add("", reason, reason == "power limit" ? Style::kWarn : Style::kBad);
     if (gpu.sent_gib_per_s) {
       rest.add("NVLink",

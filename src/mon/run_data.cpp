@@ -4,32 +4,43 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "track/log_tail.h"
+#include "track/tag.h"
+#include "track/tags/exchange.h"
+#include "track/tags/gpu.h"
+#include "track/tags/losses.h"
+#include "track/tags/router.h"
+#include "track/tags/training.h"
+#include "track/tags/validation.h"
 
 namespace nmoe::mon {
 namespace {
 
-constexpr const char* kValidation = "valid/loss";
+const std::string kValidation(tags::kValidLoss.tag);
 
-// The number behind `prefix` in a tag such as "router/layer_03/load", which is cut off in front; nothing where the tag
-// begins otherwise.
-std::optional<int64_t> take_number(std::string_view& tag, std::string_view prefix) {
-  if (!tag.starts_with(prefix)) return std::nullopt;
-  int64_t number = 0;
-  const char* begin = tag.data() + prefix.size();
-  const auto [end, error] = std::from_chars(begin, tag.data() + tag.size(), number);
-  if (error != std::errc() || end == begin) return std::nullopt;
-  tag.remove_prefix(static_cast<size_t>(end - tag.data()));
-  return number;
+// The metrics of a list that a tag is of, with the parts of that tag; null where it is of none.
+struct Found {
+  const Metric* metric = nullptr;
+  std::vector<std::string_view> parts = {};
+};
+Found find_in(std::span<const Metric* const> metrics, std::string_view tag) {
+  for (const Metric* metric : metrics) {
+    if (auto parts = parts_of(*metric, tag)) return {metric, std::move(*parts)};
+  }
+  return {};
 }
+
+constexpr std::array kWaits = {&tags::kExchangeWaitDispatchMs, &tags::kExchangeWaitCombineMs,
+                               &tags::kExchangeWaitCombineBackwardMs, &tags::kExchangeWaitDispatchBackwardMs};
 
 }  // namespace
 
@@ -45,8 +56,8 @@ double RunData::RouterLayer::cv() const {
   return middle > 0.0 ? 100.0 * std::sqrt(squares / static_cast<double>(load.size())) / middle : 0.0;
 }
 
-std::optional<double> RunData::Gpu::value(const std::string& name) const {
-  const auto found = values.find(name);
+std::optional<double> RunData::Gpu::value(const Metric& metric) const {
+  const auto found = values.find(&metric);
   return found == values.end() ? std::nullopt : std::optional(found->second);
 }
 
@@ -88,7 +99,7 @@ bool RunData::load_piece() {
   if (!routers_are_loaded_) {
     std::vector<std::string> tags;
     for (const MetricsView::Last& last : values_) {
-      if (last.is_array && last.tag.starts_with("router/") && last.tag.ends_with("/load")) tags.push_back(last.tag);
+      if (last.is_array && parts_of(tags::kRouterLoad, last.tag)) tags.push_back(last.tag);
     }
     readers_[0]->load_last(tags);
     routers_are_loaded_ = true;
@@ -113,7 +124,7 @@ bool RunData::poll() {
     }
     if (changed && !readers_.empty()) read_values();
     // Tags that were recorded for the first time.
-    for (const char* tag : {shown_.c_str(), kValidation}) {
+    for (const std::string& tag : {shown_, kValidation}) {
       if (!readers_.empty() && readers_[0]->has(tag) && readers_[0]->series(tag).empty()) shown_is_loaded_ = false;
     }
   } catch (const std::exception& error) {
@@ -134,7 +145,7 @@ const Series& RunData::series() const {
 
 const Series& RunData::validation() const {
   static const Series kNone;
-  return readers_.empty() || shown_ != "train/loss" ? kNone : readers_[0]->series(kValidation);
+  return readers_.empty() || shown_ != tags::kLoss.tag ? kNone : readers_[0]->series(kValidation);
 }
 
 std::vector<std::string> RunData::scalar_tags() const {
@@ -145,7 +156,7 @@ std::vector<std::string> RunData::scalar_tags() const {
   return tags;
 }
 
-std::optional<double> RunData::value(const std::string& tag) const {
+std::optional<double> RunData::value(std::string_view tag) const {
   const auto found = std::ranges::lower_bound(values_, tag, {}, &MetricsView::Last::tag);
   if (found == values_.end() || found->tag != tag) return std::nullopt;
   return found->value;
@@ -163,9 +174,8 @@ void RunData::read_values() {
 void RunData::read_routers() {
   routers_.clear();
   for (const MetricsView::Last& last : values_) {
-    std::string_view rest = last.tag;
-    const auto layer = take_number(rest, "router/layer_");
-    if (!layer || rest != "/load") continue;
+    const auto layer = number_of(tags::kRouterLoad, last.tag);
+    if (!layer) continue;
     const std::vector<float>& row = readers_[0]->last_row(last.tag);
     if (!row.empty()) routers_.push_back({*layer, row});
   }
@@ -174,25 +184,24 @@ void RunData::read_routers() {
 
 void RunData::read_gpus(int64_t rank, const std::vector<MetricsView::Last>& tags) {
   for (const MetricsView::Last& last : tags) {
-    std::string_view rest = last.tag;
-    if (!take_number(rest, "gpu/") || !rest.starts_with('/')) continue;
-    const std::string number = last.tag.substr(4, last.tag.size() - 4 - rest.size());
-    const std::string name(rest.substr(1));
+    const auto [metric, parts] = find_in(tags::kGpuMetrics, last.tag);
+    if (metric == nullptr) continue;
+    const std::string number(parts.front());
     auto gpu = std::ranges::find_if(gpus_, [&](const Gpu& g) { return g.rank == rank && g.number == number; });
     if (gpu == gpus_.end()) gpu = gpus_.insert(gpus_.end(), {.rank = rank, .number = number});
-    const auto before = gpu->values.find(name);
+    const auto before = gpu->values.find(metric);
     // Counters become rates over the time between two samples.
     const double seconds = 1e-3 * static_cast<double>(last.ts_ms - gpu->last_ms);
     if (before != gpu->values.end() && seconds > 0.0 && last.value >= before->second) {
       const double rate = (last.value - before->second) / seconds;
-      if (name == "nvlink_sent_gib") gpu->sent_gib_per_s = rate;
-      if (name == "nvlink_received_gib") gpu->received_gib_per_s = rate;
+      if (metric == &tags::kGpuNvlinkSentGib) gpu->sent_gib_per_s = rate;
+      if (metric == &tags::kGpuNvlinkReceivedGib) gpu->received_gib_per_s = rate;
     }
-    gpu->values[name] = last.value;
+    gpu->values[metric] = last.value;
   }
   for (Gpu& gpu : gpus_) {
     if (gpu.rank != rank) continue;
-    const std::string tag = fmt::format("gpu/{}/{}", gpu.number, gpu.values.begin()->first);
+    const std::string tag = tag_of(*gpu.values.begin()->first, {gpu.number});
     const auto found = std::ranges::lower_bound(tags, tag, {}, &MetricsView::Last::tag);
     if (found != tags.end() && found->tag == tag) gpu.last_ms = found->ts_ms;
   }
@@ -203,23 +212,23 @@ void RunData::read_ranks() {
   for (size_t rank = 0; rank < readers_.size(); ++rank) {
     Rank& row = ranks_.emplace_back(Rank{.rank = static_cast<int64_t>(rank)});
     for (const MetricsView::Last& last : rank == 0 ? values_ : readers_[rank]->tags()) {
-      if (!last.tag.starts_with("gpu/")) row.step = std::max(row.step, last.step);
+      if (find_in(tags::kGpuMetrics, last.tag).metric == nullptr) row.step = std::max(row.step, last.step);
       row.last_ms = std::max(row.last_ms, last.ts_ms);
-      if (last.tag == "throughput/loader_wait_ms") row.loader_wait_ms = last.value;
+      if (last.tag == tags::kLoaderWaitMs.tag) row.loader_wait_ms = last.value;
     }
   }
   last_ms_ = ranks_.front().last_ms;
   // What rank 0 says of all.
   for (const MetricsView::Last& last : values_) {
-    std::string_view rest = last.tag;
-    if (!take_number(rest, "exchange/layer_")) continue;
-    const auto rank = take_number(rest, "/rank_");
-    if (!rank || *rank >= std::ssize(ranks_)) continue;
-    Rank& row = ranks_[static_cast<size_t>(*rank)];
+    const auto [metric, parts] = find_in(tags::kExchangeMetrics, last.tag);
+    if (metric == nullptr || parts.size() < 2) continue;
+    const auto rank = static_cast<size_t>(std::strtoul(std::string(parts[1]).c_str(), nullptr, 10));
+    if (rank >= ranks_.size()) continue;
+    Rank& row = ranks_[rank];
     const auto add = [&](std::optional<double>& sum) { sum = sum.value_or(0.0) + last.value; };
-    if (rest == "/sent_bytes") add(row.sent_bytes);
-    if (rest == "/transfer_ms") add(row.transfer_ms);
-    if (rest.starts_with("/wait_")) add(row.wait_ms);
+    if (metric == &tags::kExchangeSentBytes) add(row.sent_bytes);
+    if (metric == &tags::kExchangeTransferMs) add(row.transfer_ms);
+    if (std::ranges::find(kWaits, metric) != kWaits.end()) add(row.wait_ms);
   }
 }
 

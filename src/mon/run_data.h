@@ -9,9 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/files.h"
+#include "base/metric.h"
 #include "track/alerts.h"
 #include "track/metrics_reader.h"
 #include "track/runs.h"
@@ -39,9 +41,10 @@ class RunData {
   const Series& series() const;
   const Series& validation() const;  // losses, where train/loss is shown; else empty
 
-  std::vector<std::string> scalar_tags() const;               // of rank 0, by name
-  std::optional<double> value(const std::string& tag) const;  // the last, of rank 0
-  int64_t last_ms() const { return last_ms_; }                // when rank 0 recorded something; 0: never
+  std::vector<std::string> scalar_tags() const;             // of rank 0, by name
+  std::optional<double> value(std::string_view tag) const;  // the last, of rank 0
+  std::optional<double> value(const Metric& metric) const { return value(metric.tag); }
+  int64_t last_ms() const { return last_ms_; }  // when rank 0 recorded something; 0: never
 
   struct RouterLayer {
     int64_t layer = 0;
@@ -54,13 +57,13 @@ class RunData {
   const std::vector<RouterLayer>& routers() const { return routers_; }
 
   struct Gpu {
-    int64_t rank = 0;                      // that recorded it
-    std::string number;                    // "00"
-    std::map<std::string, double> values;  // by the end of the tag: "power_w"
+    int64_t rank = 0;                        // that recorded it
+    std::string number;                      // "00"
+    std::map<const Metric*, double> values;  // of tags::kGpuMetrics
     std::optional<double> sent_gib_per_s, received_gib_per_s;
     int64_t last_ms = 0;
 
-    std::optional<double> value(const std::string& name) const;
+    std::optional<double> value(const Metric& metric) const;
   };
   const std::vector<Gpu>& gpus() const { return gpus_; }
 
@@ -91,7 +94,7 @@ class RunData {
   RunRow run_;
   int64_t total_steps_ = 0;
   std::string problem_;
-  std::string shown_ = "train/loss";
+  std::string shown_;
   std::vector<std::unique_ptr<MetricsReader>> readers_;  // by rank; grows
   bool shown_is_loaded_ = false;
   bool routers_are_loaded_ = false;

@@ -12,6 +12,7 @@
 
 #include "base/start_thread.h"
 #include "track/metrics.h"
+#include "track/tags/gpu.h"
 
 namespace nmoe {
 namespace {
@@ -63,7 +64,7 @@ class GpuWatch::Library {
 
   void sample(MetricRecord& record) const {
     for (size_t gpu = 0; gpu < devices_.size(); ++gpu) {
-      sample(devices_[gpu], fmt::format("gpu/{:02}/", gpu), record);
+      sample(devices_[gpu], gpu, record);
     }
   }
 
@@ -89,48 +90,48 @@ class GpuWatch::Library {
     return function != nullptr && function(arguments...) == 0;
   }
 
-  void sample(NvmlDevice device, const std::string& prefix, MetricRecord& record) const {
-    const auto put = [&](std::string_view name, double value) {
-      record.scalars.emplace_back(fmt::format("{}{}", prefix, name), value);
-    };
+  void sample(NvmlDevice device, size_t gpu, MetricRecord& record) const {
+    const auto put = [&](const Metric& metric, double value) { record.put(metric, {gpu}, value); };
     unsigned int number = 0;
     unsigned long long large = 0;
     if (NvmlUtilization use{}; call<NvmlDevice, NvmlUtilization*>("nvmlDeviceGetUtilizationRates", device, &use)) {
-      put("utilization", use.gpu);
+      put(tags::kGpuUtilization, use.gpu);
     }
     if (NvmlMemory memory{}; call<NvmlDevice, NvmlMemory*>("nvmlDeviceGetMemoryInfo", device, &memory)) {
-      put("memory_used_gib", static_cast<double>(memory.used) / kGib);
-      put("memory_total_gib", static_cast<double>(memory.total) / kGib);
+      put(tags::kGpuMemoryUsedGib, static_cast<double>(memory.used) / kGib);
+      put(tags::kGpuMemoryTotalGib, static_cast<double>(memory.total) / kGib);
     }
-    if (call<NvmlDevice, unsigned int*>("nvmlDeviceGetPowerUsage", device, &number)) put("power_w", 1e-3 * number);
+    if (call<NvmlDevice, unsigned int*>("nvmlDeviceGetPowerUsage", device, &number))
+      put(tags::kGpuPowerW, 1e-3 * number);
     if (call<NvmlDevice, unsigned int*>("nvmlDeviceGetEnforcedPowerLimit", device, &number)) {
-      put("power_limit_w", 1e-3 * number);
+      put(tags::kGpuPowerLimitW, 1e-3 * number);
     }
     if (call<NvmlDevice, int, unsigned int*>("nvmlDeviceGetTemperature", device, kTemperatureGpu, &number)) {
-      put("temperature_c", number);
+      put(tags::kGpuTemperatureC, number);
     }
     if (call<NvmlDevice, int, unsigned int*>("nvmlDeviceGetClockInfo", device, kClockSm, &number)) {
-      put("clock_sm_mhz", number);
+      put(tags::kGpuClockSmMhz, number);
     }
     if (call<NvmlDevice, int, unsigned int*>("nvmlDeviceGetClockInfo", device, kClockMemory, &number)) {
-      put("clock_memory_mhz", number);
+      put(tags::kGpuClockMemoryMhz, number);
     }
     if (call<NvmlDevice, unsigned long long*>("nvmlDeviceGetCurrentClocksThrottleReasons", device, &large)) {
-      put("throttle_reasons", static_cast<double>(large));
+      put(tags::kGpuThrottleReasons, static_cast<double>(large));
     }
     const auto ecc = [&](int kind) {
       return call<NvmlDevice, int, int, unsigned long long*>("nvmlDeviceGetTotalEccErrors", device, kind, kEccVolatile,
                                                              &large);
     };
-    if (ecc(kEccCorrected)) put("ecc_corrected", static_cast<double>(large));
-    if (ecc(kEccUncorrected)) put("ecc_uncorrected", static_cast<double>(large));
+    if (ecc(kEccCorrected)) put(tags::kGpuEccCorrected, static_cast<double>(large));
+    if (ecc(kEccUncorrected)) put(tags::kGpuEccUncorrected, static_cast<double>(large));
     std::array<NvmlField, 2> links{};
     links[0] = {.field = kNvlinkSentKib, .scope = kAllLinks};
     links[1] = {.field = kNvlinkReceivedKib, .scope = kAllLinks};
     if (call<NvmlDevice, int, NvmlField*>("nvmlDeviceGetFieldValues", device, 2, links.data())) {
-      if (links[0].result == 0) put("nvlink_sent_gib", static_cast<double>(links[0].value.u128_low) * 1024.0 / kGib);
+      if (links[0].result == 0)
+        put(tags::kGpuNvlinkSentGib, static_cast<double>(links[0].value.u128_low) * 1024.0 / kGib);
       if (links[1].result == 0)
-        put("nvlink_received_gib", static_cast<double>(links[1].value.u128_low) * 1024.0 / kGib);
+        put(tags::kGpuNvlinkReceivedGib, static_cast<double>(links[1].value.u128_low) * 1024.0 / kGib);
     }
   }
 

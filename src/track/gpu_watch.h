@@ -19,7 +19,7 @@ namespace nmoe {
 class GpuWatch {
  public:
   // Every `interval` a thread of the watch's own calls `take` with a record of step 0 that has gpu/GG/... of each GPU
-  // (track/catalogue.h), GG being its number in NVML and nvidia-smi. It does nothing where `library` cannot be loaded
+  // (track/tags/gpu.h), GG being its number in NVML and nvidia-smi. It does nothing where `library` cannot be loaded
   // or finds no GPU.
   explicit GpuWatch(std::function<void(MetricRecord record)> take,
                     std::chrono::milliseconds interval = std::chrono::seconds(1),

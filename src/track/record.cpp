@@ -1,5 +1,6 @@
 #include "track/record.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <optional>
@@ -81,6 +82,11 @@ std::optional<MetricRecord> decode_body(std::string_view bytes) {
 }
 
 }  // namespace
+
+const double* MetricRecord::find(std::string_view tag) const {
+  const auto found = std::ranges::find(scalars, tag, &std::pair<std::string, double>::first);
+  return found == scalars.end() ? nullptr : &found->second;
+}
 
 std::string encode_record(const MetricRecord& record) {
   std::string frame(kHeadBytes, '\0');

@@ -12,10 +12,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "track/tag.h"
 
 namespace nmoe {
 
@@ -25,6 +28,17 @@ struct MetricRecord {
   bool rewind = false;  // what was recorded before for steps beyond `step` is void: they are done again
   std::vector<std::pair<std::string, double>> scalars = {};
   std::vector<std::pair<std::string, std::vector<float>>> arrays = {};
+
+  // Adds a value of a metric, with the parts of its tag where that is a pattern.
+  void put(const Metric& metric, double value) { put(metric, {}, value); }
+  void put(const Metric& metric, std::initializer_list<TagPart> parts, double value) {
+    scalars.emplace_back(tag_of(metric, parts), value);
+  }
+  void put(const Metric& metric, std::initializer_list<TagPart> parts, std::vector<float> values) {
+    arrays.emplace_back(tag_of(metric, parts), std::move(values));
+  }
+  // Of the first with this tag; null: there is none.
+  const double* find(std::string_view tag) const;
 };
 
 // As a frame. Tags have at most 65,535 bytes, arrays fit kMaxRecordBytes.

@@ -16,6 +16,9 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "track/metrics_reader.h"
+#include "track/tags/losses.h"
+#include "track/tags/training.h"
+#include "track/tags/validation.h"
 
 namespace nmoe {
 namespace {
@@ -149,7 +152,10 @@ bool has_failed(RunStore& store, const std::string& id) {
 
 RunComparison compare_runs(RunStore& store, const fs::path& run_dir, std::span<const std::string> ids,
                            Progression progression) {
-  const std::vector<std::string> tags = {"train/loss", "valid/loss", "train/tokens_seen", "train/flops"};
+  std::vector<std::string> tags;
+  for (const Metric* metric : {&tags::kLoss, &tags::kValidLoss, &tags::kTokensSeen, &tags::kFlops}) {
+    tags.emplace_back(metric->tag);
+  }
   std::vector<std::string> configs;
   std::deque<MetricsReader> readers;  // they do not move
   struct Amounts {

@@ -1,29 +1,33 @@
 #include "viz/layers.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <string_view>
+#include <optional>
 
+#include "track/tag.h"
+#include "track/tags/router.h"
 #include "viz/little_endian.h"
 
 namespace nmoe {
 namespace {
 
-constexpr std::string_view kPrefix = "router/layer_";
-
-uint32_t layer_of(const std::string& tag) {
-  return static_cast<uint32_t>(std::strtoul(tag.c_str() + kPrefix.size(), nullptr, 10));
+// Of an array that each layer's router records; nothing of other tags.
+std::optional<int64_t> number_in(const std::string& tag) {
+  for (const Metric* metric : tags::kRouterMetrics) {
+    if (!metric->is_array) continue;
+    if (const auto number = number_of(*metric, tag)) return number;
+  }
+  return std::nullopt;
 }
+
+uint32_t layer_of(const std::string& tag) { return static_cast<uint32_t>(number_in(tag).value_or(0)); }
 
 }  // namespace
 
 std::vector<std::string> layer_tags(const MetricsReader& metrics, const std::string& of) {
   std::vector<std::string> tags;
   for (const MetricsView::Last& last : metrics.tags()) {
-    if (!last.is_array || !last.tag.starts_with(kPrefix)) continue;
-    const size_t digits_end = last.tag.find_first_not_of("0123456789", kPrefix.size());
-    if (digits_end != std::string::npos && last.tag.substr(digits_end) == "/" + of) tags.push_back(last.tag);
+    if (last.is_array && name_of(last.tag) == of && number_in(last.tag)) tags.push_back(last.tag);
   }
   std::ranges::stable_sort(tags, {}, layer_of);
   return tags;

@@ -28,8 +28,10 @@
 #include "track/run_files.h"
 #include "track/run_json.h"
 #include "track/run_query.h"
+#include "track/tags/training.h"
 #include "viz/checkpoints.h"
 #include "viz/layers.h"
+#include "viz/metrics_module.h"
 #include "viz/window.h"
 
 namespace nmoe {
@@ -49,8 +51,8 @@ constexpr size_t kCsvPiece = 256 << 10;
 constexpr size_t kMostSampleSets = 50;  // the last validations
 
 // Axes by what a run records of its progress; training: in seconds, from the time of its steps.
-constexpr std::pair<std::string_view, const char*> kProgressions[] = {
-    {"tokens", "train/tokens_seen"}, {"flops", "train/flops"}, {"training", "throughput/ms_per_step"}};
+constexpr std::pair<std::string_view, const Metric*> kProgressions[] = {
+    {"tokens", &tags::kTokensSeen}, {"flops", &tags::kFlops}, {"training", &tags::kMsPerStep}};
 
 HttpReply reply_of(int status, std::string type, std::string body) {
   return {.status = status,
@@ -172,6 +174,7 @@ std::optional<HttpReply> VizServer::on_head(const HttpRequest& request) {
   if (!request.path.starts_with("/api/")) {
     std::string_view name = request.path;  // which is of a client, and may begin with anything
     if (name.starts_with("/")) name.remove_prefix(1);
+    if (name == "metrics.js") return reply_of(200, "text/javascript", metrics_module());
     std::optional<HttpReply> file = page_file(name.empty() ? "viz.html" : name, request);
     return file ? std::move(file) : error_reply(404, "there is no such page");
   }
@@ -273,13 +276,13 @@ HttpReply VizServer::run(const HttpRequest& request) {
   if (!std::ranges::binary_search(ranks, rank)) return json_reply(json);  // it has recorded nothing
   cache_.look(run.id, rank, {}, [&](const MetricsReader& metrics, TrainingTime&) {
     for (const MetricsView::Last& last : metrics.tags()) {
-      const TagInfo* info = find_tag(last.tag);
+      const Metric* metric = find_tag(last.tag);
       json["tags"].push_back({{"tag", last.tag},
                               {"array", last.is_array},
                               {"step", last.step},
                               {"value", last.value},
-                              {"unit", info == nullptr ? "" : info->unit},
-                              {"meaning", info == nullptr ? "" : info->meaning}});
+                              {"unit", metric == nullptr ? "" : metric->unit},
+                              {"meaning", metric == nullptr ? "" : metric->meaning}});
     }
   });
   return json_reply(json);
@@ -390,10 +393,10 @@ HttpReply VizServer::series(const HttpRequest& request) {
   std::vector<std::string> tags = {tag};
   Axis axis = Axis::kStep;
   if (x == "time") axis = Axis::kTime;
-  if (const auto* const by = std::ranges::find(kProgressions, x, &std::pair<std::string_view, const char*>::first);
+  if (const auto* const by = std::ranges::find(kProgressions, x, &std::pair<std::string_view, const Metric*>::first);
       by != std::end(kProgressions)) {
     axis = Axis::kProgress;
-    tags.emplace_back(by->second);
+    tags.emplace_back(by->second->tag);
   }
   if (axis == Axis::kStep && !x.empty() && x != "step") {
     throw usage_error(fmt::format("there is no axis '{}'", x), "step, tokens, flops, time and training are there");

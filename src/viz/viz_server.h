@@ -1,6 +1,6 @@
 // Serves a page that shows runs, and what it asks for. It reads, and never writes.
 //
-//   GET /                  the page, and its parts: nothing secret
+//   GET /                  the page, and its parts: nothing secret; metrics.js is made here (metrics_module.h)
 //   GET /api/...           with "Authorization: Bearer TOKEN" only
 //       runs?q=&filter=&sort=&limit=&offset=&key=    JSON: runs of which all filters (run_query.h) are true and that
 //                                               have q, with what their configurations have under these keys

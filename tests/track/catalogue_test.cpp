@@ -4,15 +4,23 @@
 
 #include <set>
 
+#include "base/error.h"
 #include "base/files.h"
+#include "track/tag.h"
+#include "track/tags/evaluation.h"
+#include "track/tags/exchange.h"
+#include "track/tags/gpu.h"
+#include "track/tags/losses.h"
+#include "track/tags/router.h"
+#include "track/tags/training.h"
 
 namespace nmoe {
 namespace {
 
 TEST(CatalogueTest, TagsAreFoundByTheirPattern) {
   const auto pattern = [](std::string_view tag) {
-    const TagInfo* info = find_tag(tag);
-    return info == nullptr ? "" : info->pattern;
+    const Metric* metric = find_tag(tag);
+    return metric == nullptr ? "" : metric->tag;
   };
   EXPECT_EQ(pattern("train/loss"), "train/loss");
   EXPECT_EQ(pattern("router/layer_03/cv"), "router/layer_LL/cv");
@@ -31,11 +39,35 @@ TEST(CatalogueTest, TagsAreFoundByTheirPattern) {
   }
 }
 
+TEST(CatalogueTest, TagsAreMadeOfPatternsAndTakenApart) {
+  EXPECT_EQ(tag_of(tags::kRouterCv, {3}), "router/layer_03/cv");
+  EXPECT_EQ(tag_of(tags::kRouterCv, {103}), "router/layer_103/cv");
+  EXPECT_EQ(tag_of(tags::kExchangeSentBytes, {3, 12}), "exchange/layer_03/rank_12/sent_bytes");
+  EXPECT_EQ(tag_of(tags::kEvalTaskPassAt, {"core/piqa", "8"}), "eval/core/piqa/pass_at_8");
+  EXPECT_EQ(tag_of(tags::kMfu, {}), "efficiency/mfu");
+  EXPECT_THROW(tag_of(tags::kRouterCv, {}), CheckFailure);
+  EXPECT_THROW(tag_of(tags::kMfu, {1}), CheckFailure);
+
+  using Parts = std::vector<std::string_view>;
+  EXPECT_EQ(parts_of(tags::kExchangeSentBytes, "exchange/layer_03/rank_12/sent_bytes"), (Parts{"03", "12"}));
+  EXPECT_EQ(parts_of(tags::kEvalTaskPassAt, "eval/core/piqa/pass_at_8"), (Parts{"core/piqa", "8"}));
+  EXPECT_EQ(parts_of(tags::kMfu, "efficiency/mfu"), Parts());
+  EXPECT_EQ(parts_of(tags::kRouterCv, "router/layer_03/load"), std::nullopt);
+  EXPECT_EQ(number_of(tags::kRouterLoad, "router/layer_103/load"), 103);
+  EXPECT_EQ(number_of(tags::kRouterLoad, "router/layer_3/load"), std::nullopt);
+  EXPECT_EQ(name_of(tags::kGpuPowerW), "power_w");
+}
+
+// A loss of an objective is a metric, so that viewers know it.
+TEST(CatalogueTest, EveryObjectiveHasItsLoss) {
+  for (const Objective* objective : kObjectives) EXPECT_EQ(find_tag(objective->metric.tag), &objective->metric);
+}
+
 TEST(CatalogueTest, EachTagOnce) {
   std::set<std::string_view> patterns;
-  for (const TagInfo& tag : tag_catalogue()) {
-    EXPECT_TRUE(patterns.insert(tag.pattern).second) << tag.pattern;
-    EXPECT_FALSE(tag.meaning.empty()) << tag.pattern;
+  for (const Metric* metric : tag_catalogue()) {
+    EXPECT_TRUE(patterns.insert(metric->tag).second) << metric->tag;
+    EXPECT_FALSE(metric->meaning.empty()) << metric->tag;
   }
 }
 

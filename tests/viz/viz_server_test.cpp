@@ -16,6 +16,7 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "track/alerts.h"
+#include "track/catalogue.h"
 #include "track/holding_process.h"
 #include "track/run_files.h"
 #include "viz/checkpoints.h"
@@ -167,6 +168,26 @@ TEST_F(VizServerTest, Page) {
     }
   }
   EXPECT_GE(seen.size(), 15u);
+}
+
+// The page's script has its tags from the catalogue.
+TEST_F(VizServerTest, ThePageKnowsMetricsByTheirDeclarations) {
+  const httplib::Result file = client().Get("/metrics.js");
+  ASSERT_TRUE(file);
+  EXPECT_TRUE(file->get_header_value("Content-Type").starts_with("text/javascript"));
+  EXPECT_TRUE(contains(file->body, "export const kFirstTags = ['train/loss', 'valid/loss', ")) << file->body;
+  EXPECT_TRUE(contains(file->body, "export const kTimeTags = ['throughput/ms_per_step', ")) << file->body;
+  EXPECT_TRUE(contains(file->body, "export const kPhaseTags = ['phase/begin', ")) << file->body;
+  EXPECT_TRUE(contains(file->body, R"(export const kGpuTag = /^gpu\/(\d+)\/(.+)$/;)")) << file->body;
+  int64_t count = 0;
+  for (size_t at = 0; (at = file->body.find('\'', at)) != std::string::npos; ++count) {
+    const size_t end = file->body.find('\'', at + 1);
+    ASSERT_NE(end, std::string::npos);
+    const std::string tag = file->body.substr(at + 1, end - at - 1);
+    EXPECT_NE(find_tag(tag), nullptr) << tag;
+    at = end + 1;
+  }
+  EXPECT_GE(count, 20);
 }
 
 TEST_F(VizServerTest, PathsThatLeadElsewhere) {

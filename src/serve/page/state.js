@@ -1,10 +1,12 @@
 // What is shown. It is in the address behind '#', so that a link or a bookmark shows the same; the token is not.
 
+import {kFirstTags} from './metrics.js';
+
 const kLists = ['run', 'tag', 'column', 'mark'];
 const kDefaults = {
   view: 'charts',
   run: [],
-  tag: ['train/loss', 'valid/loss', 'train/grad_norm', 'optimizer/lr', 'throughput/tokens_per_s', 'efficiency/mfu'],
+  tag: kFirstTags,
   column: ['status', 'step', 'loss', 'valid'],
   mark: [],
   q: '', sort: '', grouped: '',

@@ -9,6 +9,7 @@ import {listen} from './events.js';
 import {beginMark, fillMarks} from './marks.js';
 import {showMemory} from './memory.js';
 import {showMessages} from './messages.js';
+import {kGpuTag, kPhaseTags, kTimeTags} from './metrics.js';
 import {Router} from './router.js';
 import {nameOf, onRows, refreshRuns, startRuns} from './runs.js';
 import {accessToken, change, colorOf, colorOfRun, onChange, state} from './state.js';
@@ -113,8 +114,6 @@ async function showCurves(place, turn) {
 }
 
 // What a step's time goes to.
-const kWaits = ['throughput/ms_per_step', 'throughput/loader_wait_ms', 'exchange_agg/wait_ms', 'exchange_agg/wait_max_ms',
-                'exchange_agg/transfer_ms', 'exchange_agg/hidden_share'];
 async function showTime(place, turn) {
   place.replaceChildren();
   const run = oneRun(place);
@@ -129,15 +128,15 @@ async function showTime(place, turn) {
   place.append(tools);
   const rank = Number(state.rank);
   const panels = [];
-  const phases = info.tags.filter(({tag, array}) => tag.startsWith('phase/') && !array);
+  const phases = info.tags.filter(({tag}) => kPhaseTags.includes(tag));
   if (phases.length > 0) {
     panels.push({
       title: 'phases of a step', unit: 'ms', stack: true,
       meaning: phases.map(({tag, meaning}) => `${tag}: ${meaning}`).join('\n'),
-      curves: phases.map(({tag}, i) => ({run, rank, tag, label: tag.slice('phase/'.length).replaceAll('_', ' '), color: colorOf(i)})),
+      curves: phases.map(({tag}, i) => ({run, rank, tag, label: tag.slice(tag.indexOf('/') + 1).replaceAll('_', ' '), color: colorOf(i)})),
     });
   }
-  for (const name of kWaits) {
+  for (const name of kTimeTags) {
     const known = info.tags.find(({tag}) => tag === name);
     if (known) panels.push({title: name, unit: known.unit, meaning: known.meaning,
                             curves: [{run, rank, tag: name, label: nameOf(run), color: colorOfRun(run)}]});
@@ -148,7 +147,6 @@ async function showTime(place, turn) {
   current = {charts};
 }
 
-const kGpuMetrics = /^gpu\/(\d+)\/(.+)$/;
 async function showGpus(place, turn) {
   place.replaceChildren();
   const run = oneRun(place);
@@ -163,7 +161,7 @@ async function showGpus(place, turn) {
   place.append(tools);
   const metrics = new Map();
   for (const {tag, unit, meaning} of info.tags) {
-    const [, gpu, metric] = kGpuMetrics.exec(tag) ?? [];
+    const [, gpu, metric] = kGpuTag.exec(tag) ?? [];
     if (metric === undefined) continue;
     if (!metrics.has(metric)) metrics.set(metric, {title: metric, unit, meaning, curves: []});
     metrics.get(metric).curves.push({run, rank: Number(state.rank), tag, label: `GPU ${Number(gpu)}`, color: colorOf(Number(gpu))});

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "track/tags/precision.h"
+
 namespace nmoe {
 
 void report_precision(const PrecisionReport& report, MetricRecord& record) {
@@ -18,17 +20,17 @@ void report_precision(const PrecisionReport& report, MetricRecord& record) {
       const auto what = static_cast<Measured>(i);
       double& least = is_output(what) ? lowest_output : lowest;
       least = std::min(least, quality.snr_db);
-      const std::string prefix =
-          fmt::format("precision/layer_{:02}/{}_{}/", role.layer, part_name(role.part), measured_name(what));
-      if (std::isfinite(quality.snr_db)) record.scalars.emplace_back(prefix + "snr_db", quality.snr_db);
+      const std::string operand = fmt::format("{}_{}", part_name(role.part), measured_name(what));
+      const auto put = [&](const Metric& metric, double value) { record.put(metric, {role.layer, operand}, value); };
+      if (std::isfinite(quality.snr_db)) put(tags::kPrecisionSnrDb, quality.snr_db);
       if (is_output(what)) continue;
-      record.scalars.emplace_back(prefix + "underflow_share", quality.underflow_share);
-      record.scalars.emplace_back(prefix + "saturated_share", quality.saturated_share);
+      put(tags::kPrecisionUnderflowShare, quality.underflow_share);
+      put(tags::kPrecisionSaturatedShare, quality.saturated_share);
     }
   }
-  if (std::isfinite(lowest)) record.scalars.emplace_back("precision/lowest_snr_db", lowest);
-  if (std::isfinite(lowest_output)) record.scalars.emplace_back("precision/lowest_output_snr_db", lowest_output);
-  record.scalars.emplace_back("precision/roles_left", left);
+  if (std::isfinite(lowest)) record.put(tags::kPrecisionLowestSnrDb, lowest);
+  if (std::isfinite(lowest_output)) record.put(tags::kPrecisionLowestOutputSnrDb, lowest_output);
+  record.put(tags::kPrecisionRolesLeft, left);
 }
 
 std::string precision_message(const PrecisionWatch::Change& change, PrecisionFallback fallback) {

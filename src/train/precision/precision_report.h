@@ -9,7 +9,7 @@
 
 namespace nmoe {
 
-// Adds precision/... to `record` (track/catalogue.h has their meanings).
+// Adds precision/... to `record` (track/tags/precision.h has their meanings).
 void report_precision(const PrecisionReport& report, MetricRecord& record);
 
 // A sentence.

@@ -10,12 +10,13 @@
 #include "base/say.h"
 #include "base/start_thread.h"
 #include "track/metrics.h"
+#include "track/tags/training.h"
 
 namespace nmoe {
 namespace {
 
 constexpr auto kInterval = std::chrono::milliseconds(500);
-constexpr std::string_view kOfEveryStep = "throughput/loader_wait_ms";  // report_rank()
+constexpr const Metric& kOfEveryStep = tags::kLoaderWaitMs;  // report_rank()
 
 }  // namespace
 
@@ -32,8 +33,7 @@ struct AlertDesk::Follower {
     tail.poll([&](const MetricRecord& record, uint64_t) {
       // What is in front of a rewind is of an earlier process.
       if (record.rewind) logged = false;
-      const auto found = std::ranges::find(record.scalars, kOfEveryStep, &std::pair<std::string, double>::first);
-      if (found == record.scalars.end()) return;
+      if (record.find(kOfEveryStep.tag) == nullptr) return;
       logged = true;
       step = record.step;
     });

@@ -10,6 +10,10 @@
 #include <utility>
 
 #include "base/text.h"
+#include "track/tag.h"
+#include "track/tags/losses.h"
+#include "track/tags/router.h"
+#include "track/tags/training.h"
 #include "train/report/router_report.h"
 
 namespace nmoe {
@@ -21,21 +25,7 @@ double median_of(std::vector<double> values) {
   return *middle;
 }
 
-const double* find(const MetricRecord& record, std::string_view tag) {
-  const auto found = std::ranges::find(record.scalars, tag, &std::pair<std::string, double>::first);
-  return found == record.scalars.end() ? nullptr : &found->second;
-}
-
-// "router/layer_03" and "layer 3" of "router/layer_03/cv"; "" of others.
-std::string layer_prefix(std::string_view tag) {
-  constexpr std::string_view kPrefix = "router/layer_";
-  return tag.starts_with(kPrefix) ? std::string(tag.substr(0, tag.find('/', kPrefix.size()))) : "";
-}
-std::string layer_name(std::string_view prefix) {
-  const std::string_view number = prefix.substr(prefix.rfind('_') + 1);
-  const size_t first = std::min(number.find_first_not_of('0'), number.size() - 1);
-  return fmt::format("layer {}", number.substr(first));
-}
+std::string layer_name(int64_t layer) { return fmt::format("layer {}", layer); }
 
 }  // namespace
 
@@ -98,7 +88,7 @@ void AlertWatch::find_non_finite(const MetricRecord& record) {
 
 void AlertWatch::find_spike(const MetricRecord& record) {
   const auto look = [&](const std::string& tag, RecentValues& recent, auto limit) {
-    const double* value = find(record, tag);
+    const double* value = record.find(tag);
     if (value == nullptr || !std::isfinite(*value)) return;
     const bool high = recent.has_enough() && *value > limit(recent);
     if (begins(AlertKind::kSpike, tag, high)) {
@@ -107,18 +97,18 @@ void AlertWatch::find_spike(const MetricRecord& record) {
     }
     recent.add(*value);
   };
-  look("train/loss", losses_, [](const RecentValues& recent) {
+  look(std::string(tags::kLoss.tag), losses_, [](const RecentValues& recent) {
     const double usual = recent.median();
     return usual + std::max(kSpikeDeviations * recent.deviation(), kSpikeShare * std::abs(usual));
   });
-  look("train/grad_norm", norms_, [](const RecentValues& recent) {
+  look(std::string(tags::kGradNorm.tag), norms_, [](const RecentValues& recent) {
     return std::max(kSpikeNorm * recent.median(), recent.median() + kSpikeDeviations * recent.deviation());
   });
 }
 
 void AlertWatch::find_slow(const MetricRecord& record) {
-  const std::string tag = "throughput/ms_per_step";
-  const double* ms = find(record, tag);
+  const std::string tag(tags::kMsPerStep.tag);
+  const double* ms = record.find(tag);
   if (ms == nullptr || !std::isfinite(*ms)) return;
   num_slow_ = times_.has_enough() && *ms > kSlow * times_.median() ? num_slow_ + 1 : 0;
   if (begins(AlertKind::kSlow, tag, num_slow_ >= kTurns)) {
@@ -133,20 +123,21 @@ void AlertWatch::find_collapse(const MetricRecord& record) {
   std::string first;
   int64_t num_active = 0;
   for (const auto& [tag, loads] : record.arrays) {
-    const std::string prefix = layer_prefix(tag);
-    if (prefix.empty() || !tag.ends_with("/load")) continue;
+    const std::optional<int64_t> layer = number_of(tags::kRouterLoad, tag);
+    if (!layer) continue;
     const int64_t active = std::ranges::count_if(loads, [](float rows) { return rows > 0.0f; });
-    const double* cv = active <= top_k_ + 1 ? find(record, prefix + "/cv") : nullptr;
+    const std::string cv_tag = tag_of(tags::kRouterCv, {*layer});
+    const double* cv = active <= top_k_ + 1 ? record.find(cv_tag) : nullptr;
     const bool collapsed = cv != nullptr && is_collapsed(active, *cv, std::ssize(loads), top_k_);
-    if (!begins(AlertKind::kCollapse, prefix + "/cv", collapsed)) continue;
+    if (!begins(AlertKind::kCollapse, cv_tag, collapsed)) continue;
     if (first.empty()) {
-      first = prefix;
+      first = cv_tag;
       num_active = active;
     }
-    layers.push_back(layer_name(prefix));
+    layers.push_back(layer_name(*layer));
   }
   if (layers.empty()) return;
-  tell(AlertKind::kCollapse, record, first + "/cv", *find(record, first + "/cv"),
+  tell(AlertKind::kCollapse, record, first, *record.find(first),
        fmt::format("the router of {} has collapsed: {} experts get every token{}", layers.front(), num_active,
                    layers.size() > 1 ? fmt::format("; so have those of {} more layers", layers.size() - 1) : ""));
 }
@@ -156,7 +147,8 @@ void AlertWatch::find_dead(const MetricRecord& record) {
   std::string named, first;
   size_t count = 0;
   for (const auto& [tag, loads] : record.arrays) {
-    if (layer_prefix(tag).empty() || !tag.ends_with("/load")) continue;
+    const std::optional<int64_t> layer = number_of(tags::kRouterLoad, tag);
+    if (!layer) continue;
     Experts& experts = experts_[tag];
     experts.without.resize(loads.size());
     experts.told.resize(loads.size());
@@ -171,7 +163,7 @@ void AlertWatch::find_dead(const MetricRecord& record) {
       experts.told[e] = true;
       if (first.empty()) first = tag;
       if (count++ >= kNamed) continue;
-      if (is_first) named += fmt::format("{}{}:", named.empty() ? "" : "; ", layer_name(layer_prefix(tag)));
+      if (is_first) named += fmt::format("{}{}:", named.empty() ? "" : "; ", layer_name(*layer));
       named += fmt::format("{} {}", is_first ? "" : ",", e);
       is_first = false;
     }

@@ -7,6 +7,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/error.h"
+#include "track/tags/exchange.h"
+
 namespace nmoe {
 
 double rank_load_max_over_mean(const LayerTraffic& layer) {
@@ -34,6 +37,20 @@ namespace {
 
 double sum_of(const std::array<double, kTransfers.size()>& ms) { return std::accumulate(ms.begin(), ms.end(), 0.0); }
 
+const Metric& wait_metric(Transfer transfer) {
+  switch (transfer) {
+    case Transfer::kDispatch:
+      return tags::kExchangeWaitDispatchMs;
+    case Transfer::kCombine:
+      return tags::kExchangeWaitCombineMs;
+    case Transfer::kCombineBackward:
+      return tags::kExchangeWaitCombineBackwardMs;
+    case Transfer::kDispatchBackward:
+      return tags::kExchangeWaitDispatchBackwardMs;
+  }
+  NMOE_CHECK(false, "no transfer {}", static_cast<int>(transfer));
+}
+
 double share(double part, double whole) { return whole > 0.0 ? part / whole : 0.0; }
 
 }  // namespace
@@ -45,40 +62,37 @@ double hidden_share(const RankTraffic& rank) {
 
 void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record) {
   if (layers.empty()) return;
-  const auto put_tag = [&](std::string tag, double value) { record.scalars.emplace_back(std::move(tag), value); };
   const size_t num_ranks = layers[0].ranks.size();
   double worst_load = 0.0, bytes = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
   std::vector<double> waited_ms(num_ranks);
   for (const LayerTraffic& layer : layers) {
     const double load = rank_load_max_over_mean(layer);
     worst_load = std::max(worst_load, load);
-    put_tag(fmt::format("exchange/layer_{:02}/rank_load_max_over_mean", layer.layer), load);
+    record.put(tags::kExchangeRankLoadMaxOverMean, {layer.layer}, load);
     for (size_t i = 0; i < num_ranks; ++i) {
       const RankTraffic& rank = layer.ranks[i];
-      const auto put = [&](std::string_view name, double value) {
-        put_tag(fmt::format("exchange/layer_{:02}/rank_{:02}/{}", layer.layer, i, name), value);
-      };
+      const auto put = [&](const Metric& metric, double value) { record.put(metric, {layer.layer, i}, value); };
       const double sent = sent_bytes(rank, cost);
       bytes += sent;
-      put("sent_bytes", sent);
+      put(tags::kExchangeSentBytes, sent);
       for (const Transfer transfer : kTransfers) {
         const double ms = rank.waited_ms[static_cast<size_t>(transfer)];
         waited_ms[i] += ms;
-        put(fmt::format("wait_{}_ms", transfer_name(transfer)), ms);
+        put(wait_metric(transfer), ms);
       }
-      put("transfer_ms", sum_of(rank.lasted_ms));
-      put("hidden_share", hidden_share(rank));
+      put(tags::kExchangeTransferMs, sum_of(rank.lasted_ms));
+      put(tags::kExchangeHiddenShare, hidden_share(rank));
       lasted_ms += sum_of(rank.lasted_ms);
       exposed_ms += sum_of(rank.exposed_ms);
     }
   }
   const double count = static_cast<double>(num_ranks);
-  put_tag("exchange_agg/rank_load_max_over_mean", worst_load);
-  put_tag("exchange_agg/sent_bytes", bytes / count);
-  put_tag("exchange_agg/wait_ms", std::accumulate(waited_ms.begin(), waited_ms.end(), 0.0) / count);
-  put_tag("exchange_agg/wait_max_ms", std::ranges::max(waited_ms));
-  put_tag("exchange_agg/transfer_ms", lasted_ms / count);
-  put_tag("exchange_agg/hidden_share", share(lasted_ms - exposed_ms, lasted_ms));
+  record.put(tags::kExchangesRankLoadMaxOverMean, worst_load);
+  record.put(tags::kExchangesSentBytes, bytes / count);
+  record.put(tags::kExchangesWaitMs, std::accumulate(waited_ms.begin(), waited_ms.end(), 0.0) / count);
+  record.put(tags::kExchangesWaitMaxMs, std::ranges::max(waited_ms));
+  record.put(tags::kExchangesTransferMs, lasted_ms / count);
+  record.put(tags::kExchangesHiddenShare, share(lasted_ms - exposed_ms, lasted_ms));
 }
 
 }  // namespace nmoe

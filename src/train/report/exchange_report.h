@@ -17,8 +17,8 @@ double sent_bytes(const RankTraffic& rank, const ExchangeCost& cost);
 // The share of its transfers' time that other work hid on a rank; 0 without transfers.
 double hidden_share(const RankTraffic& rank);
 
-// Adds exchange/layer_LL/... and exchange_agg/... to `record` (track/catalogue.h has their meanings); LL is the model's
-// layer. All of one step.
+// Adds exchange/layer_LL/... and exchange_agg/... to `record` (track/tags/exchange.h has their meanings); LL is the
+// model's layer. All of one step.
 void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record);
 
 }  // namespace nmoe

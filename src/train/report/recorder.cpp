@@ -12,6 +12,10 @@
 #include "model/spec/experts_exchange.h"
 #include "optim/optimizer.h"
 #include "track/metrics_reader.h"
+#include "track/tags/evaluation.h"
+#include "track/tags/exchange.h"
+#include "track/tags/training.h"
+#include "track/tags/validation.h"
 #include "train/loop/trainer.h"
 #include "train/precision/precision_report.h"
 #include "train/report/exchange_report.h"
@@ -27,10 +31,10 @@ constexpr auto kRetryAfter = std::chrono::seconds(60);
 
 void report_rank(const StepReport& report, MetricRecord& record) {
   const double ms = 1e3 * report.loader_wait_s / static_cast<double>(report.steps);
-  record.scalars.emplace_back("throughput/loader_wait_ms", ms);
+  record.put(tags::kLoaderWaitMs, ms);
   std::map<StepPhase, double> phases;
   for (const PhaseTime& time : report.result.phases) phases[time.phase] += time.ms;
-  for (const auto& [phase, phase_ms] : phases) record.scalars.emplace_back(step_phase_tag(phase), phase_ms);
+  for (const auto& [phase, phase_ms] : phases) record.put(step_phase_metric(phase), phase_ms);
 }
 
 Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
@@ -153,24 +157,24 @@ void Recorder::record_precision(int64_t step, const PrecisionReport& report) {
 void Recorder::record(const StepReport& report) {
   const std::span<const RouterHealth> routers = report.result.routers;
   MetricRecord record{.step = report.progress.steps, .ts_ms = now_ms()};
-  const auto put = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
-  for (const auto& [objective, value] : report.result.losses) put(objective->metric.tag, value);
-  if (report.bits_per_byte) put("train/bpb", *report.bits_per_byte);
-  put("train/special_share", report.special_share);
-  put("train/grad_norm", report.result.grad_norm);
-  put("train/tokens_seen", static_cast<double>(report.progress.tokens));
-  put("train/flops", report.total_flops);
-  put("optimizer/lr", rate(report.progress, WeightGroup::kMatrices));
-  put("optimizer/lr_rest", rate(report.progress, WeightGroup::kRest));
+  const auto put = [&](const Metric& metric, double value) { record.put(metric, value); };
+  for (const auto& [objective, value] : report.result.losses) put(objective->metric, value);
+  if (report.bits_per_byte) put(tags::kBpb, *report.bits_per_byte);
+  put(tags::kSpecialShare, report.special_share);
+  put(tags::kGradNorm, report.result.grad_norm);
+  put(tags::kTokensSeen, static_cast<double>(report.progress.tokens));
+  put(tags::kFlops, report.total_flops);
+  put(tags::kLr, rate(report.progress, WeightGroup::kMatrices));
+  put(tags::kLrRest, rate(report.progress, WeightGroup::kRest));
   if (!routers.empty()) {
-    put("optimizer/lr_expert", rate(report.progress, WeightGroup::kExperts));
-    put("optimizer/lr_router", rate(report.progress, WeightGroup::kRouter));
+    put(tags::kLrExpert, rate(report.progress, WeightGroup::kExperts));
+    put(tags::kLrRouter, rate(report.progress, WeightGroup::kRouter));
   }
-  put("throughput/tokens_per_s", last_->tokens_per_s);
-  put("throughput/ms_per_step", 1e3 * report.seconds / static_cast<double>(report.steps));
-  put("efficiency/tflops", report.flops / report.seconds / 1e12);
-  put("efficiency/mfu", report.flops / report.seconds / peak_flops_);
-  put("memory/resident_gib", static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
+  put(tags::kTokensPerS, last_->tokens_per_s);
+  put(tags::kMsPerStep, 1e3 * report.seconds / static_cast<double>(report.steps));
+  put(tags::kTflops, report.flops / report.seconds / 1e12);
+  put(tags::kMfu, report.flops / report.seconds / peak_flops_);
+  put(tags::kResidentGib, static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_rank(report, record);
   report_routers(routers, record);
   report_exchange(report.result.traffic, exchange_cost_, record);
@@ -189,18 +193,17 @@ void Recorder::append(const MetricRecord& record, bool is_step) {
 
 void Recorder::record_failure(int64_t step, const StepResult& result) {
   MetricRecord record{.step = step, .ts_ms = now_ms()};
-  for (const auto& [objective, value] : result.losses) record.scalars.emplace_back(objective->metric.tag, value);
-  record.scalars.emplace_back("train/grad_norm", result.grad_norm);
+  for (const auto& [objective, value] : result.losses) record.put(objective->metric, value);
+  record.put(tags::kGradNorm, result.grad_norm);
   append(record);
 }
 
 void Recorder::record_rebalancing(int64_t step, const Rebalancing& done) {
   MetricRecord record{.step = step, .ts_ms = now_ms()};
-  record.scalars.emplace_back("parallel/expert_moves", static_cast<double>(done.moves()));
+  record.put(tags::kExpertMoves, static_cast<double>(done.moves()));
   for (const Rebalancing::Layer& layer : done.layers) {
-    const std::string prefix = fmt::format("parallel/layer_{:02}/", layer.layer);
-    record.scalars.emplace_back(prefix + "load_before_moves", layer.load_before);
-    record.scalars.emplace_back(prefix + "load_after_moves", layer.load_after);
+    record.put(tags::kLoadBeforeMoves, {layer.layer}, layer.load_before);
+    record.put(tags::kLoadAfterMoves, {layer.layer}, layer.load_after);
   }
   append(record);
 }
@@ -215,23 +218,22 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   const std::string special =
       result.special == 0 ? "" : fmt::format(", {:.4f} nats at special targets", result.special_loss());
   message(fmt::format("{}: validation loss {:.4f} nats{}{}{}", place, result.loss(), bits, special, answers));
-  const std::string prefix = source.empty() ? "valid/" : fmt::format("valid/{}/", source);
   MetricRecord record{.step = step, .ts_ms = now_ms()};
-  const auto put = [&](std::string_view name, double value) {
-    record.scalars.emplace_back(fmt::format("{}{}", prefix, name), value);
+  const auto put = [&](const Metric& metric, double value) {
+    record.scalars.emplace_back(source.empty() ? std::string(metric.tag) : tag_of_source(metric, source), value);
   };
-  put("loss", result.loss());
-  if (result.bytes > 0) put("bpb", result.bits_per_byte());
-  put("tokens", static_cast<double>(result.tokens));
-  put("bytes", static_cast<double>(result.bytes));
-  put("special_share", result.special_share());
-  if (result.special > 0) put("special_loss", result.special_loss());
+  put(tags::kValidLoss, result.loss());
+  if (result.bytes > 0) put(tags::kValidBpb, result.bits_per_byte());
+  put(tags::kValidTokens, static_cast<double>(result.tokens));
+  put(tags::kValidBytes, static_cast<double>(result.bytes));
+  put(tags::kValidSpecialShare, result.special_share());
+  if (result.special > 0) put(tags::kValidSpecialLoss, result.special_loss());
   if (result.answers > 0) {
-    put("answers", static_cast<double>(result.answers));
-    put("answers_correct_share", result.answers_correct_share());
-    if (result.special > 0) put("special_predicted_share", result.special_predicted_share());
+    put(tags::kValidAnswers, static_cast<double>(result.answers));
+    put(tags::kValidAnswersCorrectShare, result.answers_correct_share());
+    if (result.special > 0) put(tags::kValidSpecialPredictedShare, result.special_predicted_share());
   }
-  put("seconds", seconds);
+  put(tags::kValidSeconds, seconds);
   append(record);
   if (!source.empty() || Clock::now() < row_retry_) return;
   keep_row([&] { runs_->validated(run_id_, result.loss(), result.bytes > 0 ? result.bits_per_byte() : 0.0); });
@@ -246,7 +248,7 @@ void Recorder::record_evaluation(int64_t step, const EvalReport& report) {
   MetricRecord record{.step = step, .ts_ms = now_ms(), .scalars = report_metrics(report)};
   double seconds = 0.0;
   for (const TaskReport& task : report.tasks) seconds += task.seconds;
-  record.scalars.emplace_back("eval/seconds", seconds);
+  record.put(tags::kEvalSeconds, seconds);
   append(record);
   message(fmt::format("step {}: {} ({})", step, short_report(report), human_seconds(seconds)));
 }

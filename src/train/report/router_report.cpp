@@ -7,6 +7,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "track/tags/router.h"
+
 namespace nmoe {
 namespace {
 
@@ -41,18 +43,17 @@ void report_routers(std::span<const RouterHealth> layers, MetricRecord& record) 
   for (const RouterHealth& layer : layers) {
     const Load load = measure(layer);
     const double num_experts = static_cast<double>(layer.counts.size());
-    const auto tag = [&](std::string_view name) { return fmt::format("router/layer_{:02}/{}", layer.layer, name); };
-    const auto put = [&](std::string_view name, double value) { record.scalars.emplace_back(tag(name), value); };
-    put("load_max_over_mean", load.over_mean());
-    put("max_load", load.mean > 0 ? 100.0 * load.max / (load.mean * num_experts) : 0.0);
-    put("cv", load.cv_percent);
-    put("entropy", layer.entropy);
-    put("experts_active", static_cast<double>(load.active));
-    put("bias_range", layer.bias_range());
-    put("balance_loss", layer.balance_loss);
-    put("z_loss", layer.z_loss);
-    record.arrays.emplace_back(tag("load"), std::vector<float>(layer.counts.begin(), layer.counts.end()));
-    record.arrays.emplace_back(tag("bias"), layer.bias);
+    const auto put = [&](const Metric& metric, auto value) { record.put(metric, {layer.layer}, value); };
+    put(tags::kRouterLoadMaxOverMean, load.over_mean());
+    put(tags::kRouterMaxLoad, load.mean > 0 ? 100.0 * load.max / (load.mean * num_experts) : 0.0);
+    put(tags::kRouterCv, load.cv_percent);
+    put(tags::kRouterEntropy, layer.entropy);
+    put(tags::kRouterExpertsActive, static_cast<double>(load.active));
+    put(tags::kRouterBiasRange, layer.bias_range());
+    put(tags::kRouterBalanceLoss, layer.balance_loss);
+    put(tags::kRouterZLoss, layer.z_loss);
+    put(tags::kRouterLoad, std::vector<float>(layer.counts.begin(), layer.counts.end()));
+    put(tags::kRouterBias, layer.bias);
     sum_cv += load.cv_percent;
     sum_cv_squared += load.cv_percent * load.cv_percent;
     sum_entropy += layer.entropy;
@@ -62,13 +63,12 @@ void report_routers(std::span<const RouterHealth> layers, MetricRecord& record) 
   }
   const double count = static_cast<double>(layers.size());
   const double mean_cv = sum_cv / count;
-  const auto put_all = [&](std::string_view tag, double value) { record.scalars.emplace_back(tag, value); };
-  put_all("router_agg/mean_cv", mean_cv);
-  put_all("router_agg/std_cv", std::sqrt(std::max(0.0, sum_cv_squared / count - mean_cv * mean_cv)));
-  put_all("router_agg/mean_entropy", sum_entropy / count);
-  put_all("router_agg/min_entropy", min_entropy);
-  put_all("router_agg/dead_experts_count", dead);
-  put_all("router_agg/experts_active_mean", active / count);
+  record.put(tags::kRoutersMeanCv, mean_cv);
+  record.put(tags::kRoutersStdCv, std::sqrt(std::max(0.0, sum_cv_squared / count - mean_cv * mean_cv)));
+  record.put(tags::kRoutersMeanEntropy, sum_entropy / count);
+  record.put(tags::kRoutersMinEntropy, min_entropy);
+  record.put(tags::kRoutersDeadExpertsCount, dead);
+  record.put(tags::kRoutersExpertsActiveMean, active / count);
 }
 
 FullestExpert fullest_expert(std::span<const RouterHealth> layers) {

@@ -10,8 +10,8 @@
 
 namespace nmoe {
 
-// Adds router/layer_LL/... and router_agg/... to `record` (track/catalogue.h has their meanings), LL being the model's
-// layer (layer_01 is that of the weights layers.1).
+// Adds router/layer_LL/... and router_agg/... to `record` (track/tags/router.h has their meanings), LL being the
+// model's layer (layer_01 is that of the weights layers.1).
 void report_routers(std::span<const RouterHealth> layers, MetricRecord& record);
 
 struct FullestExpert {

@@ -1,9 +1,9 @@
 #include "train/step/step_phase.h"
 
-#include <algorithm>
 #include <array>
 
 #include "base/error.h"
+#include "track/tags/training.h"
 
 namespace nmoe {
 
@@ -37,11 +37,26 @@ std::string_view step_phase_name(StepPhase phase) {
   NMOE_CHECK(false, "no phase {}", static_cast<int>(phase));
 }
 
-std::string step_phase_tag(StepPhase phase) {
-  std::string tag = "phase/" + std::string(step_phase_name(phase));
-  std::ranges::replace_if(
-      tag, [](char c) { return c == ' ' || c == '-'; }, '_');
-  return tag;
+const Metric& step_phase_metric(StepPhase phase) {
+  switch (phase) {
+    case StepPhase::kBegin:
+      return tags::kPhaseBegin;
+    case StepPhase::kEmbedding:
+      return tags::kPhaseEmbedding;
+    case StepPhase::kMixerForward:
+      return tags::kPhaseAttentionForward;
+    case StepPhase::kFeedForwardForward:
+      return tags::kPhaseFeedForwardForward;
+    case StepPhase::kHeadAndLoss:
+      return tags::kPhaseHeadAndLoss;
+    case StepPhase::kFeedForwardBackward:
+      return tags::kPhaseFeedForwardBackward;
+    case StepPhase::kMixerBackward:
+      return tags::kPhaseAttentionBackward;
+    case StepPhase::kUpdate:
+      return tags::kPhaseUpdate;
+  }
+  NMOE_CHECK(false, "no phase {}", static_cast<int>(phase));
 }
 
 std::optional<StepPhase> phase_ending_with(Intermediate value) {

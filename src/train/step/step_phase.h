@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
+#include "base/metric.h"
 #include "model/intermediate.h"
 
 namespace nmoe {
@@ -32,7 +32,7 @@ struct PhaseTime {
 
 std::span<const StepPhase> step_phases();
 std::string_view step_phase_name(StepPhase phase);  // "attention forward"
-std::string step_phase_tag(StepPhase phase);        // "phase/attention_forward", of metrics
+const Metric& step_phase_metric(StepPhase phase);   // "phase/attention_forward"
 
 // The phase that ends when this intermediate has been computed.
 std::optional<StepPhase> phase_ending_with(Intermediate value);
