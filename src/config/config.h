@@ -222,6 +222,7 @@ struct TrainConfig {
   int64_t valid_every = 0;                  // steps between validations; 0: only at the end
   int64_t valid_seqs = 64;                  // sequences of one validation; 0: the whole split
   double target_loss = 0.0;                 // validation loss, in nats per token, at which to stop; 0: none
+  double logit_z_loss = 0.0;                // coefficient of the z-loss on logits (model/heads/logit_z.h); 0: none
   bool stop_on_collapse = true;             // stop when a router has collapsed
   std::vector<std::string> sample_prompts;  // prompts continued at validations (train/loop/sample_texts.h)
   int64_t sample_tokens = 64;               // most tokens for each

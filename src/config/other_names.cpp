@@ -63,6 +63,7 @@ constexpr OtherNames kTable[] = {
      "sequences of one forward and backward pass; train.batch_seqs divided by it and by the ranks is how many are "
      "summed"},
     {"train.recompute", "activation_checkpointing gradient_checkpointing activation_checkpoint recompute_granularity"},
+    {"train.logit_z_loss", "z_loss_coef z_loss_coeff z_loss_weight z_loss_multiplier lm_head_z_loss"},
     {"train.log_every", "log_interval logging_steps log_freq"},
     {"train.valid_every", "eval_interval eval_every eval_steps val_every val_interval"},
     {"train.valid_seqs", "eval_iters eval_batches val_steps", "sequences"},

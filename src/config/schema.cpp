@@ -514,6 +514,8 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("target_loss", train.target_loss, kNonNegative, "validation loss, in nats per token, at which to stop; 0: none")
       .needs(train.valid_every > 0, "train.valid_every > 0")
       .not_in_fingerprint();
+  f.key("logit_z_loss", train.logit_z_loss, kNonNegative, "coefficient of the z-loss on the head's logits; 0: none")
+      .leave_out_if(train.logit_z_loss == 0.0);
   f.key("stop_on_collapse", train.stop_on_collapse, kFlag, "stop if a router has collapsed")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .not_in_fingerprint();

@@ -197,7 +197,7 @@ TEST(Load, AllErrorsAreReportedAtOnce) {
                "4 things are wrong with the configuration:\n"
                "  bad.toml:2: unknown key train.zzz\n"
                "    -> keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
-               "valid_every, valid_seqs, target_loss, stop_on_collapse, sample_prompts, sample_tokens\n"
+               "valid_every, valid_seqs, target_loss, logit_z_loss, stop_on_collapse, sample_prompts, sample_tokens\n"
                "  bad.toml:4: unknown key model.n_layer\n"
                "    -> did you mean model.num_layers?\n"
                "  bad.toml:5: model.dim = 0, but it must be an integer from 1 to 1048576\n"

@@ -101,6 +101,86 @@ TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
   }
 }
 
+// With a weight for each target, and with the z loss beside the cross-entropy.
+struct HeadLossTerms : ::testing::TestWithParam<std::pair<bool, bool>> {
+  HeadLoss make(int64_t tokens, int64_t dim, int64_t vocab) {
+    HeadLoss args = make_head_loss(pool, tokens, dim, vocab);
+    if (GetParam().first) args.weights = pool.normal({tokens});
+    if (!GetParam().second) return args;
+    args.z_losses = pool.full({tokens}, NAN);
+    args.z_scale = pool.zeros(DType::kF64, {1});
+    set(args.z_scale, 0, 0.125);
+    return args;
+  }
+
+  TensorPool pool;
+};
+
+TEST_P(HeadLossTerms, LossesAreTheirDefinitions) {
+  for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 5, 37}, {600, 3, 67}}) {
+    const HeadLoss args = make(tokens, dim, vocab);
+    cpu_device()->head_loss(args);
+    std::vector<double> entropies = reference_losses(args), z_losses;
+    for (int64_t t = 0; t < tokens; ++t) {
+      if (args.weights.defined()) entropies[static_cast<size_t>(t)] *= get(args.weights, t);
+      double sum = 0;
+      for (int64_t v = 0; v < vocab; ++v) {
+        double logit = 0;
+        for (int64_t d = 0; d < dim; ++d) logit += get(args.x, t * dim + d) * get(args.w, v * dim + d);
+        sum += std::exp(logit);
+      }
+      z_losses.push_back(get(args.targets, t) < 0 ? 0.0 : std::pow(std::log(sum), 2));
+    }
+    EXPECT_TRUE(near(args.losses, entropies, 1e-10)) << tokens << " tokens, vocabulary " << vocab;
+    if (args.z_losses.defined()) {
+      EXPECT_TRUE(near(args.z_losses, z_losses, 1e-10)) << tokens << " tokens, vocabulary " << vocab;
+    }
+  }
+}
+
+TEST_P(HeadLossTerms, BackwardMatchesFiniteDifferences) {
+  for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {7, 3, 11}, {300, 1, 5}}) {
+    SCOPED_TRACE(fmt::format("{} tokens of {}, vocabulary {}", tokens, dim, vocab));
+    const HeadLoss args = make(tokens, dim, vocab);
+    const auto ops = cpu_device();
+    ops->head_loss(args);
+    HeadLoss loss_only = args;
+    loss_only.dx = loss_only.dw = loss_only.grad_scale = loss_only.z_scale = Tensor();
+    const auto loss = [&] {
+      ops->head_loss(loss_only);
+      double sum = 0;
+      for (const double value : values(args.losses)) sum += get(args.grad_scale, 0) * value;
+      for (int64_t t = 0; args.z_losses.defined() && t < tokens; ++t) {
+        sum += get(args.z_scale, 0) * get(args.z_losses, t);
+      }
+      return sum;
+    };
+    EXPECT_TRUE(gradient_matches(loss, args.x, args.dx));
+    EXPECT_TRUE(gradient_matches(loss, args.w, args.dw));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, HeadLossTerms,
+                         ::testing::Values(std::pair{true, false}, std::pair{false, true}, std::pair{true, true}));
+
+// What is not asked for costs no bit: neither weights of 1, nor a z loss that counts nothing.
+TEST(HeadLoss, TermsThatChangeNothingKeepTheBits) {
+  TensorPool pool(DType::kF32);
+  const HeadLoss plain = make_head_loss(pool, 600, 33, 1030);
+  HeadLoss terms = plain;
+  terms.losses = pool.full({600}, NAN);
+  terms.dx = pool.full({600, 33}, NAN);
+  terms.dw = pool.zeros({1030, 33});
+  terms.weights = pool.full({600}, 1.0);
+  terms.z_losses = pool.full({600}, NAN);
+  terms.z_scale = pool.zeros(DType::kF64, {1});
+  cpu_device(DType::kF32)->head_loss(plain);
+  cpu_device(DType::kF32)->head_loss(terms);
+  EXPECT_TRUE(same_bits(terms.losses, plain.losses));
+  EXPECT_TRUE(same_bits(terms.dx, plain.dx));
+  EXPECT_TRUE(same_bits(terms.dw, plain.dw));
+}
+
 TEST(HeadLoss, WeightGradientAccumulatesAndIgnoredTokensHaveNone) {
   TensorPool pool;
   HeadLoss args = make_head_loss(pool, 9, 4, 13);

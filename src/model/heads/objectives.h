@@ -4,12 +4,13 @@
 #include <array>
 #include <vector>
 
+#include "model/heads/logit_z.h"
 #include "model/heads/next_token.h"
 
 namespace nmoe {
 
 // Every run has the first.
-inline constexpr std::array kObjectives = {&kNextToken};
+inline constexpr std::array kObjectives = {&kNextToken, &kLogitZ};
 
 // Those of kObjectives that a run has, in this order, with their coefficients.
 struct WeighedObjective {

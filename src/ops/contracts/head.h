@@ -5,8 +5,8 @@
 
 namespace nmoe {
 
-// The head fused with softmax cross-entropy. Logits exist only for chunks of rows at a time: as act if gradients are
-// computed, else as stat.
+// The head fused with losses of its logits: softmax cross-entropy, and z-loss (arXiv 2204.02311, section 5). Logits
+// exist only for chunks of rows at a time: as act if gradients are computed, else as stat.
 struct HeadLoss {
   Tensor x;            // [T, D]
   Tensor w;            // [V, D]
@@ -17,7 +17,9 @@ struct HeadLoss {
   Tensor dw;           // = [V, D] stat; undefined with dx
   Tensor predictions;  // = [T] i32: the id of the largest logit, the lowest id of several; undefined: not wanted
   bool accumulate_dw = false;
-  Tensor weights = {};  // [T] stat, by which token losses are multiplied; undefined: 1
+  Tensor weights = {};   // [T] stat, by which token losses are multiplied; undefined: 1
+  Tensor z_losses = {};  // = [T] stat: log(sum of exp(logit))^2, 0 where there is no target; undefined: not wanted
+  Tensor z_scale = {};   // [1] f64, dloss/d(z loss); undefined where gradients or z losses are not wanted
 };
 
 }  // namespace nmoe

@@ -9,13 +9,24 @@ namespace {
 
 constexpr int64_t kChunkRows = 512;  // tokens whose logits exist at one time
 
-// Returns the loss of a row of logits, and with `want_gradient` turns the row into its gradient, grad_scale * (softmax
-// - onehot(target)). Leaves the row in an unspecified state otherwise.
+// Of a row of logits: dloss/d(its cross-entropy) and dloss/d(its z loss). Zero where no gradient is wanted.
 template <class Real>
-Real cross_entropy_row(Real* logits, int64_t vocab, int32_t target, bool want_gradient, Real grad_scale) {
+struct RowScales {
+  Real entropy = 0, z = 0;
+};
+template <class Real>
+struct RowLosses {
+  Real entropy = 0, z = 0;
+};
+
+// Returns the losses of a row of logits, and with `want_gradient` turns the row into its gradient: that of the
+// cross-entropy is softmax - onehot(target), of the z loss 2 * log(sum of exp) * softmax. Leaves the row in an
+// unspecified state otherwise.
+template <class Real>
+RowLosses<Real> losses_of_row(Real* logits, int64_t vocab, int32_t target, bool want_gradient, RowScales<Real> scales) {
   if (target < 0) {
     std::fill_n(logits, vocab, Real{0});
-    return 0;
+    return {};
   }
   const Real highest = highest_of(logits, vocab);
   const Real target_logit = logits[target] - highest;
@@ -25,13 +36,15 @@ Real cross_entropy_row(Real* logits, int64_t vocab, int32_t target, bool want_gr
     logits[v] = exp_approx(logits[v] - highest);
     sum += logits[v];
   }
+  const Real log_sum = std::log(sum), log_z = log_sum + highest;
   if (want_gradient) {
-    const Real factor = grad_scale / sum;
+    const Real pull = scales.z == 0 ? scales.entropy : scales.entropy + 2 * scales.z * log_z;
+    const Real factor = pull / sum;
 #pragma omp simd
     for (int64_t v = 0; v < vocab; ++v) logits[v] *= factor;
-    logits[target] -= grad_scale;
+    logits[target] -= scales.entropy;
   }
-  return std::log(sum) - target_logit;
+  return {log_sum - target_logit, log_z * log_z};
 }
 
 }  // namespace
@@ -42,8 +55,10 @@ void head_loss(Context& ctx, const HeadLoss& args) {
   const bool want_gradient = args.dx.defined();
   ArenaScope scope(ctx.scratch);
   const Tensor chunk_logits = scope.allocate(DTypeOf<Real>::value, {std::min(kChunkRows, num_tokens), vocab});
-  const auto grad_scale =
-      want_gradient && !ctx.counting() ? static_cast<Real>(*args.grad_scale.data<double>()) : Real{0};
+  const auto value_of = [&](const Tensor& scale) {
+    return want_gradient && scale.defined() && !ctx.counting() ? static_cast<Real>(*scale.data<double>()) : Real{0};
+  };
+  const RowScales<Real> scales = {value_of(args.grad_scale), value_of(args.z_scale)};
 
   for (int64_t begin = 0; begin < num_tokens; begin += kChunkRows) {
     const int64_t end = std::min(begin + kChunkRows, num_tokens);
@@ -61,8 +76,10 @@ void head_loss(Context& ctx, const HeadLoss& args) {
         const int32_t target = args.targets.data<int32_t>()[begin + row];
         NMOE_CHECK(target < vocab, "target {} of token {} is beyond the vocabulary of {}", target, begin + row, vocab);
         const Real weight = args.weights.defined() && target >= 0 ? args.weights.data<Real>()[begin + row] : Real{1};
-        args.losses.data<Real>()[begin + row] =
-            weight * cross_entropy_row(row_logits, vocab, target, want_gradient, weight * grad_scale);
+        const auto [entropy, z] =
+            losses_of_row(row_logits, vocab, target, want_gradient, {weight * scales.entropy, scales.z});
+        args.losses.data<Real>()[begin + row] = weight * entropy;
+        if (args.z_losses.defined()) args.z_losses.data<Real>()[begin + row] = z;
       }
     });
     if (!want_gradient) continue;

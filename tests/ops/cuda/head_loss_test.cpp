@@ -51,7 +51,10 @@ class CudaHeadLoss : public CudaTest {
             copy(args.dx, act),
             copy(args.dw, DType::kF32),
             copy(args.predictions, DType::kI32),
-            args.accumulate_dw};
+            args.accumulate_dw,
+            copy(args.weights, DType::kF32),
+            copy(args.z_losses, DType::kF32),
+            copy(args.z_scale, DType::kF64)};
   }
 };
 
@@ -100,6 +103,44 @@ TEST_F(CudaHeadLoss, MatchesTheCpu) {
       EXPECT_LE(worst_error(down(device.dw), args.dw), tolerance) << "dw";
       EXPECT_LE(worst_error(down(device.dx), args.dx), tolerance) << "dx";
     }
+  }
+}
+
+// F32: the errors of MatchesTheCpu, times weights of up to about 4 and, of z losses, times twice a log of up to
+// about 16.
+TEST_F(CudaHeadLoss, WeightsAndZLossesMatchTheCpu) {
+  for (const HeadShape& shape : kShapes) {
+    SCOPED_TRACE(fmt::format("{} tokens of {}, vocabulary {}", shape.tokens, shape.dim, shape.vocab));
+    TensorPool pool(DType::kF32);
+    HeadLoss args = make_head_loss(pool, shape);
+    args.weights = pool.normal({shape.tokens});
+    args.z_losses = pool.full({shape.tokens}, NAN);
+    args.z_scale = pool.zeros(DType::kF64, {1});
+    set(args.z_scale, 0, 0.125);
+    const HeadLoss device = up(args, DType::kF32);
+    run([&](Ops& ops) { ops.head_loss(device); });
+    cpu().head_loss(args);
+    EXPECT_TRUE(near(down(device.losses), args.losses, 4e-3));
+    EXPECT_TRUE(near(down(device.z_losses), args.z_losses, 4e-3));
+    EXPECT_LE(worst_error(down(device.dw), args.dw), 5e-4) << "dw";
+    EXPECT_LE(worst_error(down(device.dx), args.dx), 5e-4) << "dx";
+  }
+}
+
+TEST_F(CudaHeadLoss, TermsThatChangeNothingKeepTheBits) {
+  for (const DType act : {DType::kF32, DType::kBF16}) {
+    TensorPool pool(DType::kF32);
+    HeadLoss args = make_head_loss(pool, {600, 64, 5003});
+    const HeadLoss plain = up(args, act);
+    args.weights = pool.full({600}, 1.0);
+    args.z_losses = pool.full({600}, NAN);
+    args.z_scale = pool.zeros(DType::kF64, {1});
+    const HeadLoss terms = up(args, act);
+    run([&](Ops& ops) { ops.head_loss(plain); });
+    run([&](Ops& ops) { ops.head_loss(terms); });
+    EXPECT_TRUE(same_bits(down(terms.losses), down(plain.losses)));
+    EXPECT_TRUE(same_bits(down(terms.dx), down(plain.dx)));
+    EXPECT_TRUE(same_bits(down(terms.dw), down(plain.dw)));
   }
 }
 

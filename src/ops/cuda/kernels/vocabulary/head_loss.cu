@@ -1,5 +1,6 @@
-// Logits of a chunk of rows by one product, then a kernel that turns each row into its loss, its prediction and, in the
-// same place, its gradient g = grad_scale * weight * (softmax - onehot(target)), then two products of the gradient.
+// Logits of a chunk of rows by one product, then a kernel that turns each row into its losses, its prediction and, in
+// the same place, its gradient g = grad_scale * weight * (softmax - onehot(target)) + z_scale * 2 log(sum of exp) *
+// softmax, then two products of the gradient.
 //
 // Logits from which gradients are made are act, like those: in BF16 they are off by up to 2^-9 of themselves, a loss by
 // up to twice that, either way. Where the loss alone is wanted they are F32.
@@ -127,8 +128,10 @@ struct RowArgs {
   T* logits;                 // [rows, V]; with grad_scale = their gradients
   const int32_t* targets;    // [rows]
   const double* grad_scale;  // [1]; null: no gradients
+  const double* z_scale;     // [1]; null: no gradients of z losses
   const float* weights;      // [rows]; null: 1
   float* losses;             // = [rows]
+  float* z_losses;           // = [rows]; null: not wanted
   int32_t* predictions;      // = [rows]; null: not wanted
   int num_rows, vocab;
   int slice;  // logits that a block has of a row, the last of the cluster maybe fewer
@@ -207,10 +210,18 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
       if (has_target) loss = logf(softmax.sum) - (result.target_logit - softmax.max);
       if (target >= args.vocab) loss = nanf("");
       args.losses[row] = weight * loss;
+      if (args.z_losses != nullptr) {
+        const float log_z = logf(softmax.sum) + softmax.max;
+        args.z_losses[row] = has_target ? log_z * log_z : 0.0F;
+      }
     }
     if (args.grad_scale != nullptr) {
-      const float scale = has_target ? weight * static_cast<float>(*args.grad_scale) : 0.0F,
-                  factor = scale / softmax.sum;
+      const float scale = has_target ? weight * static_cast<float>(*args.grad_scale) : 0.0F;
+      float pull = scale;  // of the softmax
+      if (args.z_scale != nullptr) {
+        pull += 2.0F * static_cast<float>(*args.z_scale) * (logf(softmax.sum) + softmax.max);
+      }
+      const float factor = pull / softmax.sum;
       T* const gradient = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
       for (int first = 0; first < size; first += kSegment) {
 #pragma unroll
@@ -221,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args
           load_values(logits + i, values);
 #pragma unroll
           for (int j = 0; j < kValues; ++j) {
-            values[j] = has_target ? flushed_exp(values[j] - softmax.max) * factor : 0.0F;  // scale * softmax
+            values[j] = has_target ? flushed_exp(values[j] - softmax.max) * factor : 0.0F;  // pull * softmax
           }
           if (const int at = in_slice - i; at >= 0 && at < kValues) {  // seldom
 #pragma unroll
@@ -305,8 +316,10 @@ void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) 
     row_args.logits = chunk.data<T>();
     row_args.targets = args.targets.data<int32_t>() + begin;
     row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
+    row_args.z_scale = want_gradient && args.z_scale.defined() ? args.z_scale.data<double>() : nullptr;
     row_args.weights = args.weights.defined() ? args.weights.data<float>() + begin : nullptr;
     row_args.losses = args.losses.data<float>() + begin;
+    row_args.z_losses = args.z_losses.defined() ? args.z_losses.data<float>() + begin : nullptr;
     row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
     row_args.num_rows = static_cast<int>(rows);
     row_args.vocab = static_cast<int>(args.w.dim(0));
