@@ -60,8 +60,8 @@ double bytes_per_step(const Config& config, const std::string& device, int64_t s
     }
   }
   double cached = 0.0;  // of a position
-  for (const MixerSpec& mixer : spec.mixers) {
-    for (const int64_t width : mixer.cache.widths) cached += static_cast<double>(width) * act_bytes;
+  for (const DescribedPart& part : spec.parts()) {
+    for (const int64_t width : part.traits.cache.widths) cached += static_cast<double>(width) * act_bytes;
   }
   return bytes + n * cached * (static_cast<double>(context) + kTokens / 2.0);
 }

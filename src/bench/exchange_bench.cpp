@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "bench/timing.h"
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
 #include "model/weight.h"
 #include "parallel/domain.h"
 #include "parallel/thread_group.h"

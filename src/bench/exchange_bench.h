@@ -38,7 +38,7 @@ struct ExchangeBench {
   double rank_load_max_over_mean = 0.0;       // copies at the most loaded rank
   std::vector<int64_t> rows_to_others;        // by rank: rows that it sends to other ranks
   std::vector<int64_t> rows_for_others;       // by rank: rows that it returns to other ranks
-  double expected_rows_per_token = 0.0;       // model/spec/experts_exchange.h; with a skew of 1 that of rows_to_others
+  double expected_rows_per_token = 0.0;       // model/experts_exchange.h; with a skew of 1 that of rows_to_others
   std::vector<Run> runs;                      // by max_blocks
 
   // A rank's mean, of sending and returning: rows alone, and those alone that cross to another rank.

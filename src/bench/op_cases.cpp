@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "model/parts/moe.h"
+#include "model/spec/moe.h"
 
 namespace nmoe {
 namespace {
@@ -240,8 +241,8 @@ class Cases {
     // format, grad_format: of the experts' products, and of those that make their weights' gradients.
     MoeLayer(Workbench& w, const Sizes::Layer& size, OperandFormat format, OperandFormat grad_format)
         : model(config_of(size)),
-          weights(weights_of(layer())),
-          moe(layer(), weights),
+          weights(weights_of(part())),
+          moe(part(), weights),
           x(w.act({size.T, size.D})),
           y(w.act({size.T, size.D})),
           dx(w.empty({size.T, size.D})),
@@ -280,12 +281,12 @@ class Cases {
       return {rows, codes};
     }
 
-    Layer layer() const {
-      return {.config = model, .spec = {.feed_forward = FeedForwardKind::kMoe, .hidden = model.moe.expert_dim}};
+    LayerPart part() const {
+      return {.config = model, .spec = {.kind = PartKind::kMoe, .hidden = model.moe.expert_dim}, .prefix = ""};
     }
-    static std::vector<WeightSpec> weights_of(const Layer& layer) {
-      WeightList list(layer.config);
-      Moe::describe(layer, list);
+    static std::vector<WeightSpec> weights_of(const LayerPart& part) {
+      WeightList list(part.config);
+      describe_moe(part, list);
       return list.take();
     }
 

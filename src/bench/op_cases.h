@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/workbench.h"
-#include "model/spec/operand_formats.h"
+#include "model/weight_formats.h"
 #include "ops/ops.h"
 
 namespace nmoe {

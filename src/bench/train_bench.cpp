@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "config/load.h"
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
 #include "parallel/thread_group.h"
 #include "train/loop/batch_stream.h"
 #include "train/loop/training_data.h"
@@ -185,7 +185,10 @@ void time_phases(Steps& steps, TrainBench& bench) {
     }
     for (const auto& [phase, phase_ms] : sums) ms[phase].push_back(phase_ms);
   }
-  for (const StepPhase phase : step_phases()) bench.phases.push_back({step_phase_name(phase), median(ms.at(phase))});
+  for (const StepPhase phase : step_phases()) {
+    // A model without layers of one kind lacks their phases.
+    if (ms.contains(phase)) bench.phases.push_back({step_phase_name(phase), median(ms.at(phase))});
+  }
   for (const auto& [layer, by_phase] : ms_of_layers) {
     TrainBench::Layer& of_layer = bench.layers.emplace_back(TrainBench::Layer{.layer = layer});
     for (const auto& [phase, phase_ms] : by_phase)

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "model/spec/operand_formats.h"
+#include "model/weight_formats.h"
 #include "train/step/engine.h"
 
 namespace nmoe {

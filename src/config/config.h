@@ -13,10 +13,16 @@
 
 namespace nmoe {
 
-// What mixes the positions of a sequence in a layer: model/parts/mla.h, model/parts/gqa.h.
-enum class MixerKind { kMla, kGqa };
-// What transforms each position separately: model/parts/mlp.h, model/parts/moe.h.
-enum class FeedForwardKind { kDense, kMoe };
+// The kinds of parts that layers are made of (config/layers.h).
+enum class PartKind {
+  // Mixers, in which the positions of a sequence see each other.
+  kMla,  // multi-head latent attention: model/parts/mla.h
+  kGqa,  // grouped-query attention: model/parts/gqa.h
+  // Feed-forward parts, which work on each position separately.
+  kDense,  // an MLP: model/parts/mlp.h
+  kMoe,    // a mixture of experts: model/parts/moe.h
+};
+constexpr bool is_mixer(PartKind kind) { return kind < PartKind::kDense; }
 // The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
 // precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
 // base/kinds.h) first. Master weights, gradients and moments are fp32 either way.
@@ -121,7 +127,7 @@ struct InitConfig {
   double embedding_std = 0.02;
   double router_std = 0.02;
   double truncation = 3.0;
-  bool depth_scaled_outputs = true;  // output projections: std / sqrt(2 * number of layers)
+  bool depth_scaled_outputs = true;  // output projections: std / sqrt(number of parts of all layers)
 };
 
 struct ModelConfig {
@@ -135,10 +141,10 @@ struct ModelConfig {
   int64_t num_dense_layers = 1;  // the first n layers have a dense MLP
   int64_t dense_dim = 1024;      // hidden width of dense MLPs
   Activation activation = Activation::kSwiGlu;
-  MixerKind attention = MixerKind::kMla;
-  int64_t window = 0;             // sliding window of local layers; 0: all layers are global
-  int64_t attn_global_every = 1;  // layers n, 2n, ... from 1 are global, the last always
-  int64_t max_positions = 0;      // longest text the model is meant for; 0: data.seq_len
+  PartKind attention = PartKind::kMla;  // a mixer
+  int64_t window = 0;                   // sliding window of local layers; 0: all layers are global
+  int64_t attn_global_every = 1;        // layers n, 2n, ... from 1 are global, the last always
+  int64_t max_positions = 0;            // longest text the model is meant for; 0: data.seq_len
   double norm_eps = 1e-6;
   bool tied_head = false;  // the head shares the embedding table
   RopeConfig rope;

@@ -63,27 +63,39 @@ class PatternReader {
     return number;
   }
 
-  template <class Kind, size_t N>
-  Kind read_kind(const Named<Kind> (&kinds)[N], std::string_view what) {
+  // Either of a mixer or of a feed-forward part, unless only the latter may stand here.
+  PartSpec read_part(bool only_feed_forward) {
     skip_spaces();
     const size_t begin = at_;
     const std::string_view name = take_while(is_letter);
     std::vector<std::string> names;
-    for (const Named<Kind>& kind : kinds) {
-      if (kind.name == name) return kind.value;
-      names.emplace_back(kind.name);
+    for (const std::span<const Named<PartKind>> kinds : {std::span(kMixerNames), std::span(kFeedForwardNames)}) {
+      for (const Named<PartKind>& kind : kinds) {
+        if (only_feed_forward && is_mixer(kind.value)) continue;
+        if (kind.name == name) return with_number(kind.value);
+        names.emplace_back(kind.name);
+      }
     }
+    const std::string_view what = only_feed_forward ? "feed-forward kind" : "part of a layer";
     fail_at(begin, name.empty() ? fmt::format("a {} was expected", what) : fmt::format("\"{}\" is no {}", name, what),
             fmt::format("write {}", join_or(names)));
   }
+  PartSpec with_number(PartKind kind) {
+    PartSpec part{.kind = kind};
+    if (take(':')) {
+      (is_mixer(kind) ? part.window : part.hidden) = read_number(is_mixer(kind) ? "a window" : "a hidden width");
+    }
+    return part;
+  }
 
   LayerSpec read_layer() {
-    LayerSpec layer;
-    layer.mixer = read_kind(kMixerNames, "mixer");
-    if (take(':')) layer.window = read_number("a window");
+    LayerSpec layer{.parts = {read_part(/*only_feed_forward=*/false)}};
+    const bool is_mixed = is_mixer(layer.parts.front().kind);
+    skip_spaces();
+    const size_t slash = at_;
     if (!take('/')) fail("\"/\" was expected", "write mixer/feed-forward, such as gqa/moe");
-    layer.feed_forward = read_kind(kFeedForwardNames, "feed-forward kind");
-    if (take(':')) layer.hidden = read_number("a hidden width");
+    if (!is_mixed) fail_at(slash, "a feed-forward part ends its layer", "separate layers by commas");
+    layer.parts.push_back(read_part(/*only_feed_forward=*/true));
     return layer;
   }
 
@@ -142,10 +154,9 @@ std::vector<LayerSpec> layers_of_keys(const ModelConfig& config) {
   std::vector<LayerSpec> layers;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const bool dense = layer < config.num_dense_layers || config.moe.num_experts == 0;
-    layers.push_back({.mixer = config.attention,
-                      .window = window_of(config, layer),
-                      .feed_forward = dense ? FeedForwardKind::kDense : FeedForwardKind::kMoe,
-                      .hidden = dense ? config.dense_dim : config.moe.expert_dim});
+    layers.push_back({.parts = {{.kind = config.attention, .window = window_of(config, layer)},
+                                {.kind = dense ? PartKind::kDense : PartKind::kMoe,
+                                 .hidden = dense ? config.dense_dim : config.moe.expert_dim}}});
   }
   return layers;
 }
@@ -166,23 +177,38 @@ std::vector<LayerSpec> layer_specs(const ModelConfig& config) {
   NMOE_CHECK(!pattern.problem, "model.layers = {}: character {}: {}", config.layers, pattern.problem->character,
              pattern.problem->what);
   for (LayerSpec& layer : pattern.layers) {
-    const bool dense = layer.feed_forward == FeedForwardKind::kDense;
-    if (layer.hidden == 0) layer.hidden = dense ? config.dense_dim : config.moe.expert_dim;
+    for (PartSpec& part : layer.parts) {
+      if (is_mixer(part.kind) || part.hidden > 0) continue;
+      part.hidden = part.kind == PartKind::kDense ? config.dense_dim : config.moe.expert_dim;
+    }
   }
   return pattern.layers;
+}
+
+std::vector<PartSpec> parts_of(std::span<const LayerSpec> layers) {
+  std::vector<PartSpec> parts;
+  for (const LayerSpec& layer : layers) parts.insert(parts.end(), layer.parts.begin(), layer.parts.end());
+  return parts;
+}
+
+int64_t count_parts(std::span<const LayerSpec> layers, PartKind kind) {
+  return std::ranges::count(parts_of(layers), kind, &PartSpec::kind);
 }
 
 std::optional<ModelConfig> without_pattern(const ModelConfig& config) {
   if (config.layers.empty()) return config;
   const std::vector<LayerSpec> layers = layer_specs(config);
-  const auto is_dense = [](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; };
+  if (!std::ranges::all_of(layers, [](const LayerSpec& layer) { return layer.parts.size() == 2; })) return std::nullopt;
+  const auto is_dense = [](const LayerSpec& layer) { return layer.parts.back().kind == PartKind::kDense; };
   ModelConfig same = config;
   same.layers.clear();
-  same.attention = layers.front().mixer;
+  same.attention = layers.front().parts.front().kind;
   same.window = 0;
   same.num_layers = static_cast<int64_t>(layers.size());
   same.num_dense_layers = std::ranges::find_if_not(layers, is_dense) - layers.begin();
-  for (const LayerSpec& layer : layers) (is_dense(layer) ? same.dense_dim : same.moe.expert_dim) = layer.hidden;
+  for (const LayerSpec& layer : layers) {
+    (is_dense(layer) ? same.dense_dim : same.moe.expert_dim) = layer.parts.back().hidden;
+  }
   if (layer_specs(same) != layers) return std::nullopt;
   return same;
 }

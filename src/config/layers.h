@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,24 +18,33 @@ inline constexpr std::string_view kLayerPatternGrammar = R"md(A pattern has the 
 ```
 pattern      = item {"," item}
 item         = [count "x"] (layer | "(" pattern ")")
-layer        = mixer [":" window] "/" feed-forward [":" hidden]
-mixer        = "mla" | "gqa"
-feed-forward = "dense" | "moe"
+layer        = mixer "/" feed-forward
+mixer        = ("mla" | "gqa") [":" window]
+feed-forward = ("dense" | "moe") [":" hidden]
 ```
 
 `"mla/dense, 26 x mla/moe"` is one dense layer and 26 with experts; `"4 x (3 x gqa:512/moe, gqa/moe)"` is sixteen
 layers, of which every fourth sees all positions and the others the last 512, their own included. Without `window` a
-layer sees all; without `hidden` its hidden size is `model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16
-deep; spaces between the parts are ignored.)md";
+mixer sees all positions, as the last one must; without `hidden` the hidden size of a feed-forward part is
+`model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16 deep; spaces between the parts are ignored.)md";
 
 // Stands for the layer number of what belongs to no layer.
 inline constexpr int64_t kNoLayer = -1;
 
+// A part of a layer.
+struct PartSpec {
+  PartKind kind = PartKind::kMla;
+  int64_t window = 0;  // of a mixer: positions a token sees, itself included; 0: all before it
+  int64_t hidden = 0;  // of a feed-forward part: width of the MLP, or of one routed expert; in a pattern 0: the
+                       // configuration's
+
+  bool operator==(const PartSpec&) const = default;
+};
+
+// A layer: parts that follow each other, each x += part(norm(x)) on the residual stream. A mixer,
+// then a feed-forward part.
 struct LayerSpec {
-  MixerKind mixer = MixerKind::kMla;
-  int64_t window = 0;  // positions a token sees, itself included; 0: all before it
-  FeedForwardKind feed_forward = FeedForwardKind::kDense;
-  int64_t hidden = 0;  // width of the dense MLP, or of one routed expert; in a pattern 0: the configuration's
+  std::vector<PartSpec> parts;
 
   bool operator==(const LayerSpec&) const = default;
 };
@@ -43,8 +53,8 @@ struct LayerSpec {
 struct LayerPattern {
   struct Problem {
     size_t character = 0;  // from 1
-    std::string what;      // "\"mlx\" is no mixer"
-    std::string remedy;    // "write mla or gqa"
+    std::string what;      // "\"mlx\" is no part of a layer"
+    std::string remedy;    // "write mla, gqa, dense or moe"
   };
   std::vector<LayerSpec> layers;
   std::optional<Problem> problem;  // then there are no layers
@@ -54,8 +64,13 @@ LayerPattern read_layer_pattern(std::string_view text);
 // From first to last. The pattern, if there is one, must be valid (config/validate.h).
 std::vector<LayerSpec> layer_specs(const ModelConfig& config);
 
+// All parts of these layers, in their order.
+std::vector<PartSpec> parts_of(std::span<const LayerSpec> layers);
+// How many of them are of this kind.
+int64_t count_parts(std::span<const LayerSpec> layers, PartKind kind);
+
 // The same model without model.layers, expressed by the keys that it replaces; nothing if they cannot express it:
-// several kinds of mixers, windows, dense layers after MoE layers, or differing hidden sizes.
+// layers of a single part, several kinds of mixers, windows, dense layers after MoE layers, or differing hidden sizes.
 std::optional<ModelConfig> without_pattern(const ModelConfig& config);
 
 }  // namespace nmoe

@@ -13,8 +13,7 @@ struct Named {
   std::string_view name;
 };
 
-inline constexpr Named<MixerKind> kMixerNames[] = {{MixerKind::kMla, "mla"}, {MixerKind::kGqa, "gqa"}};
-inline constexpr Named<FeedForwardKind> kFeedForwardNames[] = {{FeedForwardKind::kDense, "dense"},
-                                                               {FeedForwardKind::kMoe, "moe"}};
+inline constexpr Named<PartKind> kMixerNames[] = {{PartKind::kMla, "mla"}, {PartKind::kGqa, "gqa"}};
+inline constexpr Named<PartKind> kFeedForwardNames[] = {{PartKind::kDense, "dense"}, {PartKind::kMoe, "moe"}};
 
 }  // namespace nmoe

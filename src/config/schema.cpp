@@ -266,17 +266,17 @@ class LayerUse {
       : by_keys_(model.layers.empty()), pattern_(by_keys_ ? LayerPattern() : read_layer_pattern(model.layers)) {}
 
   bool by_keys() const { return by_keys_; }
-  // Whether some layer of the pattern is so.
+  // Whether some part of the pattern's layers is so.
   template <class Predicate>
   bool any(const Predicate& is_so) const {
-    return pattern_.problem.has_value() || std::ranges::any_of(pattern_.layers, is_so);
+    return pattern_.problem.has_value() || std::ranges::any_of(parts_of(pattern_.layers), is_so);
   }
-  bool has(const ModelConfig& model, MixerKind kind) const {
-    return by_keys_ ? model.attention == kind : any([&](const LayerSpec& layer) { return layer.mixer == kind; });
+  bool has_mixer(const ModelConfig& model, PartKind kind) const {
+    return by_keys_ ? model.attention == kind : any([&](const PartSpec& part) { return part.kind == kind; });
   }
-  // Whether a layer of this kind has no width of its own in the pattern.
-  bool leaves_width(FeedForwardKind kind) const {
-    return any([&](const LayerSpec& layer) { return layer.feed_forward == kind && layer.hidden == 0; });
+  // Whether a part of this kind has no width of its own in the pattern.
+  bool leaves_width(PartKind kind) const {
+    return any([&](const PartSpec& part) { return part.kind == kind && part.hidden == 0; });
   }
 
  private:
@@ -287,10 +287,9 @@ class LayerUse {
 void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfig& run, const ModelConfig& model) {
   const LayerUse layers(model);
   const bool has_experts = model.moe.num_experts > 0;
-  const bool has_dense =
-      layers.by_keys()
-          ? !has_experts || model.num_dense_layers > 0
-          : layers.any([](const LayerSpec& layer) { return layer.feed_forward == FeedForwardKind::kDense; });
+  const bool has_dense = layers.by_keys()
+                             ? !has_experts || model.num_dense_layers > 0
+                             : layers.any([](const PartSpec& part) { return part.kind == PartKind::kDense; });
   constexpr std::string_view kExperts = "model.moe.num_experts > 0";
   f.section("precision");
   f.key("wire", precision.wire, kRowFormats, "format of tokens and gradients on their way to routed experts")
@@ -350,7 +349,7 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
 
   MlaConfig& mla = model.mla;
   f.section("model.mla");
-  f.following_need(layers.has(model, MixerKind::kMla),
+  f.following_need(layers.has_mixer(model, PartKind::kMla),
                    layers.by_keys() ? "model.attention = \"mla\"" : "a layer with mla in model.layers");
   f.key("q_lora_rank", mla.q_lora_rank, kSizeOrNone, "rank of latent queries; 0: queries are projected directly");
   f.key("kv_lora_rank", mla.kv_lora_rank, kSize, "rank of latent keys and values");
@@ -361,7 +360,7 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
 
   GqaConfig& gqa = model.gqa;
   f.section("model.gqa");
-  f.following_need(layers.has(model, MixerKind::kGqa),
+  f.following_need(layers.has_mixer(model, PartKind::kGqa),
                    layers.by_keys() ? "model.attention = \"gqa\"" : "a layer with gqa in model.layers");
   f.key("num_kv_heads", gqa.num_kv_heads, kSize, "number of key/value heads; divides num_heads");
   f.key("head_dim", gqa.head_dim, kSize, "size of a query, key or value head");
@@ -375,7 +374,7 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.key("top_k", moe.top_k, kSize, "routed experts per token");
   Field& expert_dim = f.key("expert_dim", moe.expert_dim, kSize, "hidden size of an expert");
   if (!layers.by_keys()) {
-    expert_dim.needs(layers.leaves_width(FeedForwardKind::kMoe), "a moe layer without width in model.layers");
+    expert_dim.needs(layers.leaves_width(PartKind::kMoe), "a moe layer without width in model.layers");
   }
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
         "number of experts of that size that every token uses");
@@ -397,7 +396,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.section("model");
   f.key("vocab_size", model.vocab_size, kSizeOrNone, "vocabulary size; 0: as many ids as the tokenizer has");
   f.key("dim", model.dim, kSize, "width of the residual stream");
-  Field& pattern = f.key("layers", model.layers, kLayerPattern, "mixer/feed-forward of every layer");
+  Field& pattern = f.key("layers", model.layers, kLayerPattern, "parts of every layer");
   pattern.leave_out_if(layers.by_keys()).details = kLayerPatternGrammar;
   f.key("num_layers", model.num_layers, kSize, "number of layers, each an attention and an MLP block")
       .needs(layers.by_keys(), kNoPattern);
@@ -407,7 +406,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
       .needs(has_experts, "model.moe.num_experts > 0");
   Field& dense_dim = f.key("dense_dim", model.dense_dim, kSize, "hidden size of dense MLPs");
   if (!layers.by_keys()) {
-    dense_dim.needs(layers.leaves_width(FeedForwardKind::kDense), "a dense layer without width in model.layers");
+    dense_dim.needs(layers.leaves_width(PartKind::kDense), "a dense layer without width in model.layers");
   } else if (has_experts) {
     dense_dim.needs(model.num_dense_layers > 0, "model.num_dense_layers > 0");
   }
@@ -437,7 +436,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
       .needs(has_experts, "model.moe.num_experts > 0");
   f.key("truncation", init.truncation, kPositive, "standard deviations at which the normal distribution is truncated");
   f.key("depth_scaled_outputs", init.depth_scaled_outputs, kFlag,
-        "divide std by sqrt(2 num_layers) for output projections");
+        "divide std by sqrt(parts of all layers) for output projections");
 }
 
 void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) {

@@ -58,21 +58,21 @@ bool check_pattern(Rules& rules, const ModelConfig& model) {
                   pattern.problem->remedy);
     return false;
   }
-  rules.require(pattern.layers.back().window == 0, {"model.layers"}, "the last layer sees all positions",
-                "give it no window");
+  const std::vector<PartSpec> parts = parts_of(pattern.layers);
+  const auto last_mixer = std::ranges::find_if(parts.rbegin(), parts.rend(), is_mixer, &PartSpec::kind);
+  rules.require(last_mixer != parts.rend(), {"model.layers"}, "in no layer do positions see each other",
+                "write mla or gqa in some layer");
+  rules.require(last_mixer == parts.rend() || last_mixer->window == 0, {"model.layers"},
+                "the last layer sees all positions", "give it no window");
   return true;
 }
 
-bool has_mixer(const std::vector<LayerSpec>& layers, MixerKind kind) {
-  return std::ranges::find(layers, kind, &LayerSpec::mixer) != layers.end();
-}
-
 void check_attention(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
-  if (has_mixer(layers, MixerKind::kMla)) {
+  if (count_parts(layers, PartKind::kMla) > 0) {
     rules.require(model.mla.qk_rope_head_dim % 2 == 0, {"model.mla.qk_rope_head_dim"}, "RoPE rotates pairs",
                   "make it even");
   }
-  if (has_mixer(layers, MixerKind::kGqa)) {
+  if (count_parts(layers, PartKind::kGqa) > 0) {
     rules.require(model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs", "make it even");
     rules.require(model.num_heads % model.gqa.num_kv_heads == 0, {"model.gqa.num_kv_heads", "model.num_heads"},
                   "key and value heads share the query heads evenly",
@@ -93,7 +93,7 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
 
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
   const MoeConfig& moe = model.moe;
-  const bool has_moe = std::ranges::find(layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward) != layers.end();
+  const bool has_moe = count_parts(layers, PartKind::kMoe) > 0;
   if (moe.num_experts == 0) {
     return rules.require(!has_moe, {"model.layers", "model.moe.num_experts"}, "its moe layers have no experts",
                          "set model.moe.num_experts, or write dense for moe");

@@ -188,7 +188,7 @@ void read_yarn(Keys& keys, ModelType type, ModelConfig& model) {
   read_magnitudes(keys, type, yarn);
   if (factor == 1.0) return;  // plain
   yarn.factor = factor;
-  const int64_t rope_dim = model.attention == MixerKind::kMla ? model.mla.qk_rope_head_dim : model.gqa.head_dim;
+  const int64_t rope_dim = model.attention == PartKind::kMla ? model.mla.qk_rope_head_dim : model.gqa.head_dim;
   if (ramp_outside_head(yarn, model.rope.theta, rope_dim)) {
     throw keys.error("original_max_position_embeddings", "YaRN's ramp lies outside the head", Keys::kOtherModel);
   }
@@ -265,7 +265,7 @@ void read_ids(Keys& keys, HfModel& model) {
 }
 
 void read_mla(Keys& keys, ModelConfig& model) {
-  model.attention = MixerKind::kMla;
+  model.attention = PartKind::kMla;
   keys.only("num_key_value_heads", model.num_heads, "every head of latent attention has its own keys and values");
   MlaConfig& mla = model.mla;
   mla.q_lora_rank = keys.at_least(1, {"q_lora_rank"}, 0);
@@ -334,7 +334,7 @@ void read_deepseek_v2(Keys& keys, HfModel& model) {
 
 void read_qwen3_moe(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
-  config.attention = MixerKind::kGqa;
+  config.attention = PartKind::kGqa;
   config.rope.layout = RopeLayout::kHalfSplit;
   config.gqa.qk_norm = true;
   config.gqa.num_kv_heads = keys.at_least(1, {"num_key_value_heads"});

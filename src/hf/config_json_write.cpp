@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -18,12 +19,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The same model without model.layers; where it cannot be said without, one with the first layer's mixer everywhere.
+// The same model without model.layers; where it cannot be said without, one with the first mixer everywhere.
 ModelConfig without_layers_key(const ModelConfig& config) {
   if (auto same = without_pattern(config)) return *same;
   ModelConfig near = config;
   near.layers.clear();
-  near.attention = layer_specs(config).front().mixer;
+  const std::vector<PartSpec> parts = parts_of(layer_specs(config));
+  near.attention = std::ranges::find_if(parts, is_mixer, &PartSpec::kind)->kind;
   near.window = 0;
   return near;
 }
@@ -62,7 +64,7 @@ void require_yarn(Fit& fit, const YarnConfig& yarn, ModelType type) {
 }
 
 void require_gqa(Fit& fit, const ModelConfig& config) {
-  fit.require(config.attention == MixerKind::kGqa, "model.attention", "grouped-query attention");
+  fit.require(config.attention == PartKind::kGqa, "model.attention", "grouped-query attention");
   fit.require(config.gqa.qk_norm, "model.gqa.qk_norm", "norms of queries and keys");
   fit.require(config.moe.num_shared_experts == 0, "model.moe.num_shared_experts", "none");
   fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
@@ -72,7 +74,7 @@ void require_gqa(Fit& fit, const ModelConfig& config) {
 }
 
 void require_mla(Fit& fit, const ModelConfig& config) {
-  fit.require(config.attention == MixerKind::kMla, "model.attention", "latent attention");
+  fit.require(config.attention == PartKind::kMla, "model.attention", "latent attention");
   fit.require(config.mla.norm_eps == kHfLatentNormEps, "model.mla.norm_eps", fmt::format("{}", kHfLatentNormEps));
 }
 
@@ -277,8 +279,9 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
   std::vector<std::string> obstacles = std::move(fit).obstacles();
   if (!without_pattern(given)) {
     obstacles.insert(obstacles.begin(),
-                     fmt::format("model.layers = {}: {} has one kind of attention, no windows, dense layers before "
-                                 "those with experts, and one width of each",
+                     fmt::format("model.layers = {}: {} has one kind of attention, no windows, both attention and a "
+                                 "feed-forward part in every layer, dense layers before those with experts, and one "
+                                 "width of each",
                                  to_toml(given.layers), name));
   }
   return obstacles;
@@ -293,7 +296,7 @@ Error not_expressible(ModelType type, const std::vector<std::string>& obstacles)
 
 ModelType nearest_type(const ModelConfig& given) {
   const ModelConfig config = without_layers_key(given);
-  if (config.attention == MixerKind::kGqa) return ModelType::kQwen3Moe;
+  if (config.attention == PartKind::kGqa) return ModelType::kQwen3Moe;
   return config.moe.score == ScoreFunction::kSigmoid ? ModelType::kDeepseekV3 : ModelType::kDeepseekV2;
 }
 

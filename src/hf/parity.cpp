@@ -14,7 +14,7 @@
 #include "checkpoint/safetensors.h"
 #include "hf/binding.h"
 #include "model/model.h"
-#include "model/spec/operand_formats.h"
+#include "model/weight_formats.h"
 #include "ops/storage.h"
 
 namespace nmoe {

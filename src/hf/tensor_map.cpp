@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "model/spec/moe.h"
 #include "model/spec/spec.h"
 
 namespace nmoe {
@@ -66,10 +67,10 @@ constexpr SameTensor kModelTensors[] = {
     {"embedding", "model.embed_tokens.weight"}, {"final_norm", "model.norm.weight"}, {"head", "lm_head.weight"}};
 constexpr SameTensor kLayerTensors[] = {{"attention_norm", "input_layernorm.weight"},
                                         {"mlp_norm", "post_attention_layernorm.weight"},
-                                        {"attention.out", "self_attn.o_proj.weight"},
-                                        {"mlp.out", "mlp.down_proj.weight"},
-                                        {"moe.router", "mlp.gate.weight"},
-                                        {"moe.shared.out", "mlp.shared_experts.down_proj.weight"}};
+                                        {"attention.out", "self_attn.o_proj.weight"}};
+constexpr SameTensor kDenseTensors[] = {{"mlp.out", "mlp.down_proj.weight"}};
+constexpr SameTensor kMoeTensors[] = {{"moe.router", "mlp.gate.weight"},
+                                      {"moe.shared.out", "mlp.shared_experts.down_proj.weight"}};
 constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_proj.weight"},
                                          {"attention.q_norm", "self_attn.q_a_layernorm.weight"},
                                          {"attention.kv_norm", "self_attn.kv_a_layernorm.weight"},
@@ -157,29 +158,23 @@ bool map_grouped_attention(const ModelConfig& config, const RowOrder& order, std
   return map_same(kGroupedTensors, name, pieces);
 }
 
-bool map_mixer(const Layer& layer, ModelType type, std::string_view name, Pieces& pieces) {
-  const RowOrder order(layer.config.rope.layout, type);
-  switch (layer.spec.mixer) {
-    case MixerKind::kMla:
-      return map_latent_attention(layer.config, order, name, pieces);
-    case MixerKind::kGqa:
-      return map_grouped_attention(layer.config, order, name, pieces);
-  }
-  return false;
+bool map_dense(const LayerPart& part, std::string_view name, Pieces& pieces) {
+  if (name != "mlp.in") return map_same(kDenseTensors, name, pieces);
+  map_gated("mlp.", part.spec.hidden, pieces);
+  return true;
 }
 
-bool map_feed_forward(const Layer& layer, ModelType type, std::string_view name, Pieces& pieces) {
-  const MoeConfig& moe = layer.config.moe;
-  const int64_t hidden = layer.spec.hidden;
-  if (name == "mlp.in") {
-    map_gated("mlp.", hidden, pieces);
-  } else if (name == "moe.shared.in") {
+bool map_moe(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
+  const MoeConfig& moe = part.config.moe;
+  const int64_t hidden = part.spec.hidden;
+  if (map_same(kMoeTensors, name, pieces)) return true;
+  if (name == "moe.shared.in") {
     map_gated("mlp.shared_experts.", moe.num_shared_experts * hidden, pieces);
   } else if (name == "moe.experts_in") {
     for (int64_t e = 0; e < moe.num_experts; ++e) map_gated(fmt::format("mlp.experts.{}.", e), hidden, pieces);
   } else if (name == "moe.experts_out") {
     for (int64_t e = 0; e < moe.num_experts; ++e) {
-      pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), layer.config.dim);
+      pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), travelling_width(part.config));
     }
   } else if (name == "moe.router_bias" && has_selection_bias(type)) {
     pieces.whole("mlp.gate.e_score_correction_bias");
@@ -189,19 +184,35 @@ bool map_feed_forward(const Layer& layer, ModelType type, std::string_view name,
   return true;
 }
 
+bool map_part(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
+  const RowOrder order(part.config.rope.layout, type);
+  switch (part.spec.kind) {
+    case PartKind::kMla:
+      return map_latent_attention(part.config, order, name, pieces);
+    case PartKind::kGqa:
+      return map_grouped_attention(part.config, order, name, pieces);
+    case PartKind::kDense:
+      return map_dense(part, name, pieces);
+    case PartKind::kMoe:
+      return map_moe(part, type, name, pieces);
+  }
+  return false;
+}
+
 std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight) {
   Pieces pieces(weight, "");
   NMOE_CHECK(map_same(kModelTensors, weight.name, pieces), "weight {} has no counterpart", weight.name);
   return pieces.take();
 }
 
-std::vector<TensorPiece> pieces_of_layer(const Layer& layer, ModelType type, const WeightSpec& weight) {
-  const std::string_view name = std::string_view(weight.name).substr(layer.name.size());
-  Pieces pieces(weight, "model." + layer.name);
-  if (map_same(kLayerTensors, name, pieces) || map_feed_forward(layer, type, name, pieces) ||
-      map_mixer(layer, type, name, pieces)) {
-    return pieces.take();
-  }
+// Of a layer that consists of these parts.
+std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, ModelType type,
+                                         const WeightSpec& weight) {
+  const std::string& prefix = parts.front().prefix;
+  const std::string_view name = std::string_view(weight.name).substr(prefix.size());
+  Pieces pieces(weight, "model." + prefix);
+  const auto maps = [&](const LayerPart& part) { return map_part(part, type, name, pieces); };
+  if (map_same(kLayerTensors, name, pieces) || std::ranges::any_of(parts, maps)) return pieces.take();
   NMOE_CHECK(name == "moe.router_bias", "weight {} has no counterpart", weight.name);
   return {};
 }
@@ -209,7 +220,7 @@ std::vector<TensorPiece> pieces_of_layer(const Layer& layer, ModelType type, con
 }  // namespace
 
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
-  const std::vector<Layer> layers = layers_of(config);
+  const std::vector<std::vector<LayerPart>> layers = layer_parts(config);
   std::vector<MappedParameter> mapped;
   for (const WeightSpec& weight : describe_model(config).weights) {
     auto pieces = weight.layer == kNoLayer ? pieces_of_model(weight)

@@ -2,15 +2,15 @@
 
 namespace nmoe {
 
-Block::Block(const Layer& layer, WeightSet& weights)
-    : layer_(layer.idx),
+Block::Block(std::span<const LayerPart> parts, WeightSet& weights)
+    : layer_(parts.front().layer),
       weights_(weights),
-      mixer_weights_{weights.index_of(layer.name + "attention_norm"), weights.index_of(layer.name + "mlp_norm")},
-      feed_forward_weights_{mixer_weights_.end, weights.end_of(layer.name)},
-      mixer_norm_(weights, layer.name + "attention_norm", layer.config.norm_eps),
-      mixer_(make_mixer(layer, weights)),
-      feed_forward_norm_(weights, layer.name + "mlp_norm", layer.config.norm_eps),
-      feed_forward_(make_feed_forward(layer, weights)) {}
+      mixer_weights_{weights.index_of(parts.front().norm_name()), weights.index_of(parts.back().norm_name())},
+      feed_forward_weights_{mixer_weights_.end, weights.end_of(parts.front().prefix)},
+      mixer_norm_(weights, parts.front().norm_name(), parts.front().config.norm_eps),
+      mixer_(make_mixer(parts.front(), weights)),
+      feed_forward_norm_(weights, parts.back().norm_name(), parts.back().config.norm_eps),
+      feed_forward_(make_feed_forward(parts.back(), weights)) {}
 
 template <class Mix>
 Tensor Block::run_mixer(const Pass& pass, Tensor x, Kept& kept, const Mix& mix) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "model/parts/feed_forward.h"
 #include "model/parts/mixer.h"
@@ -12,8 +13,9 @@ namespace nmoe {
 
 class Block {
  public:
-  // Over the weights described for the layer, whose configuration must outlive it.
-  Block(const Layer& layer, WeightSet& weights);
+  // Over the weights described for the parts of a layer, a mixer and a feed-forward part, whose configuration must
+  // outlive it.
+  Block(std::span<const LayerPart> parts, WeightSet& weights);
 
   // What one application keeps for its backward.
   struct Kept {

@@ -11,7 +11,7 @@
 
 namespace nmoe {
 
-// One layer's part, as described by its kind of mixer (CacheSpec in model/spec/spec.h).
+// One layer's, as its parts describe it (CacheSpec in model/spec/part.h).
 struct LayerCache {
   std::vector<Tensor> tensors;  // [Z, C, width] each
 };

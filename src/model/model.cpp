@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "model/experts_exchange.h"
 #include "model/parts/rope_table.h"
-#include "model/spec/experts_exchange.h"
 #include "rdep/placement.h"
 
 namespace nmoe {
@@ -11,7 +11,7 @@ namespace {
 
 std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, WeightSet& weights) {
   std::vector<std::unique_ptr<Block>> blocks;
-  for (const Layer& layer : layers_of(config)) blocks.push_back(std::make_unique<Block>(layer, weights));
+  for (const auto& parts : layer_parts(config)) blocks.push_back(std::make_unique<Block>(parts, weights));
   return blocks;
 }
 
@@ -60,8 +60,8 @@ void Model::allocate(Arena& values, Arena& grads, Arena& state) {
           {.counts = router_counts_[i], .aux_loss = sums.rows(0, 2), .entropy = sums.rows(2, 3)});
     }
   }
-  for (const MixerSpec& mixer : spec_.mixers) {
-    const int64_t dim = mixer.rope_dim;
+  for (const DescribedPart& part : spec_.parts()) {
+    const int64_t dim = part.traits.rope_dim;
     if (dim == 0 || rope_.by_dim.contains(dim)) continue;
     const RopeTable table = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
                              .sin = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2})};
@@ -240,10 +240,12 @@ void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& sco
 KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {
   NMOE_CHECK(capacity <= max_positions_, "a cache of {} positions, tables of {}", capacity, max_positions_);
   KvCache cache{.num_slots = num_slots, .capacity = capacity};
-  for (const MixerSpec& mixer : spec_.mixers) {
+  for (const DescribedLayer& described : spec_.layers) {
     LayerCache& layer = cache.layers.emplace_back();
-    for (const int64_t width : mixer.cache.widths) {
-      layer.tensors.push_back(arena.allocate(ops_.compute_dtype(), {num_slots, capacity, width}));
+    for (const DescribedPart& part : described.parts) {
+      for (const int64_t width : part.traits.cache.widths) {
+        layer.tensors.push_back(arena.allocate(ops_.compute_dtype(), {num_slots, capacity, width}));
+      }
     }
   }
   return cache;

@@ -37,7 +37,7 @@ class Model {
   // Allocates weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
   void allocate(Arena& values, Arena& grads, Arena& state);
   // Allocates the memory that other ranks write to, in a shared arena, for passes within `limits`, and in `state` what
-  // belongs to it. Call once, after weights have their codes (model/spec/operand_formats.h), if they are to have any,
+  // belongs to it. Call once, after weights have their codes (model/weight_formats.h), if they are to have any,
   // only in a domain of several ranks: `peers`, which must outlive the model; this one is `rank` of the run's
   // `num_ranks`.
   void allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "model/spec/flat_weights.h"
-#include "model/spec/spec.h"
+#include "model/spec/weights.h"
 #include "ops/coded_rows.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"

@@ -99,7 +99,7 @@ TEST(Fingerprint, DoesNotDependOnHowValuesAreWritten) {
 TEST(ExplainDifference, NamesKeysAndValues) {
   const Config mla;
   Config gqa;
-  gqa.model.attention = MixerKind::kGqa;
+  gqa.model.attention = PartKind::kGqa;
   gqa.optim.rest.lr = 0.5;
   gqa.train.steps = 7;
   EXPECT_EQ(explain_difference(mla, gqa),

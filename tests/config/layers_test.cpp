@@ -8,8 +8,7 @@
 namespace nmoe {
 namespace {
 
-constexpr MixerKind kMla = MixerKind::kMla, kGqa = MixerKind::kGqa;
-constexpr FeedForwardKind kDense = FeedForwardKind::kDense, kMoe = FeedForwardKind::kMoe;
+constexpr PartKind kMla = PartKind::kMla, kGqa = PartKind::kGqa, kDense = PartKind::kDense, kMoe = PartKind::kMoe;
 
 std::vector<LayerSpec> layers_of(std::string_view pattern) {
   const LayerPattern read = read_layer_pattern(pattern);
@@ -18,11 +17,11 @@ std::vector<LayerSpec> layers_of(std::string_view pattern) {
 }
 
 TEST(LayerPattern, CountsGroupsWindowsAndWidths) {
-  const LayerSpec dense{.mixer = kMla, .feed_forward = kDense}, moe{.mixer = kMla, .feed_forward = kMoe};
+  const LayerSpec dense{{{.kind = kMla}, {.kind = kDense}}}, moe{{{.kind = kMla}, {.kind = kMoe}}};
   EXPECT_EQ(layers_of("mla/dense, 2 x mla/moe"), (std::vector<LayerSpec>{dense, moe, moe}));
   EXPECT_EQ(layers_of(" mla / dense,2x mla/moe "), (std::vector<LayerSpec>{dense, moe, moe}));
-  const LayerSpec local{.mixer = kGqa, .window = 512, .feed_forward = kMoe, .hidden = 96},
-      global{.mixer = kGqa, .feed_forward = kMoe};
+  const LayerSpec local{{{.kind = kGqa, .window = 512}, {.kind = kMoe, .hidden = 96}}},
+      global{{{.kind = kGqa}, {.kind = kMoe}}};
   EXPECT_EQ(layers_of("2 x (2 x gqa:512/moe:96, gqa/moe)"),
             (std::vector<LayerSpec>{local, local, global, local, local, global}));
   EXPECT_EQ(layers_of("3 x (2 x (mla/dense))"), std::vector<LayerSpec>(6, dense));
@@ -36,9 +35,11 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
     const char* remedy;
   };
   for (const Case& c : {
-           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no mixer", "write mla or gqa"},
-           Case{"mla/dense,", 11, "a mixer was expected", "write mla or gqa"},
+           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no part of a layer", "write mla, gqa, dense or moe"},
+           Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, dense or moe"},
            Case{"gqa", 4, "\"/\" was expected", "write mixer/feed-forward, such as gqa/moe"},
+           Case{"gqa/mla", 5, "\"mla\" is no feed-forward kind", "write dense or moe"},
+           Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
            Case{"gqa/mo", 5, "\"mo\" is no feed-forward kind", "write dense or moe"},
            Case{"gqa:0/moe", 5, "a window must be an integer from 1 to 1048576", "write such a number here"},
            Case{"gqa/moe:x", 9, "a hidden width must be an integer from 1 to 1048576", "write such a number here"},
@@ -66,8 +67,8 @@ TEST(LayerSpecs, KeysAreAShorthand) {
   ModelConfig pattern = keys;
   pattern.layers = "2 x mla/dense, 3 x mla/moe";
   EXPECT_EQ(layer_specs(pattern), layer_specs(keys));
-  EXPECT_EQ(layer_specs(keys)[1].hidden, keys.dense_dim);
-  EXPECT_EQ(layer_specs(keys)[2].hidden, keys.moe.expert_dim);
+  EXPECT_EQ(layer_specs(keys)[1].parts[1].hidden, keys.dense_dim);
+  EXPECT_EQ(layer_specs(keys)[2].parts[1].hidden, keys.moe.expert_dim);
 }
 
 TEST(LayerSpecs, TheLastLayerIsAlwaysGlobal) {
@@ -76,7 +77,7 @@ TEST(LayerSpecs, TheLastLayerIsAlwaysGlobal) {
   config.window = 128;
   config.attn_global_every = 3;
   std::vector<int64_t> windows;
-  for (const LayerSpec& layer : layer_specs(config)) windows.push_back(layer.window);
+  for (const LayerSpec& layer : layer_specs(config)) windows.push_back(layer.parts.front().window);
   EXPECT_EQ(windows, (std::vector<int64_t>{128, 128, 0, 128, 128, 0, 0}));
 }
 
@@ -131,8 +132,8 @@ TEST(LayersKey, ReplacesTheShorthand) {
 
 TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense, mlx/dense", "",
-                 "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is no mixer",
-                 "write mla or gqa");
+                 "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is no part of a layer",
+                 "write mla, gqa, dense or moe");
   expect_refused("gqa/dense, gqa:8/dense", "",
                  "x.toml:1: model.layers = \"gqa/dense, gqa:8/dense\": the last layer sees all positions",
                  "give it no window");

@@ -339,7 +339,7 @@ TEST(Overrides, ReplaceTheFileInOrder) {
                                                "optim.rest.lr=1", "model.tied_head=true", "model.gqa.head_dim=0x10"});
   EXPECT_EQ(config.train.steps, 3);
   EXPECT_EQ(config.model.dim, 8);
-  EXPECT_EQ(config.model.attention, MixerKind::kGqa);
+  EXPECT_EQ(config.model.attention, PartKind::kGqa);
   EXPECT_EQ(config.optim.rest.lr, 1.0);
   EXPECT_TRUE(config.model.tied_head);
   EXPECT_EQ(config.model.gqa.head_dim, 16);
@@ -431,7 +431,7 @@ TEST(Examples, Load) {
   unsetenv("NMOE_DATA");
   const std::filesystem::path examples = std::filesystem::path(NMOE_SOURCE_DIR) / "configs" / "examples";
   const Config dense = load_config(examples / "gqa_dense.toml");
-  EXPECT_EQ(dense.model.attention, MixerKind::kGqa);
+  EXPECT_EQ(dense.model.attention, PartKind::kGqa);
   EXPECT_EQ(dense.model.moe.num_experts, 0);
   const Config moe = load_config(examples / "mla_moe.toml");
   EXPECT_EQ(moe.model.moe.num_groups, 4);

@@ -43,7 +43,7 @@ TEST(Templates, AreConfigurationsWithoutFaults) {
     const Config config = parse_config(config_template(name), name);
     EXPECT_EQ(config.run.name, name);
     EXPECT_EQ(config.model.moe.num_experts > 0, name != "dense");
-    EXPECT_EQ(config.model.attention == MixerKind::kMla, name == "mla-moe" || name == "tiny");
+    EXPECT_EQ(config.model.attention == PartKind::kMla, name == "mla-moe" || name == "tiny");
     const ScheduleConfig& schedule = config.optim.schedule;
     EXPECT_EQ(schedule.warmup + schedule.hold + schedule.decay, config.train.steps);
   }

@@ -21,7 +21,7 @@ TEST(Validate, FindsOddRopeDimensions) {
   Config mla;
   mla.model.mla.qk_rope_head_dim = 15;
   EXPECT_EQ(what_is_wrong(mla), "model.mla.qk_rope_head_dim = 15: RoPE rotates pairs");
-  mla.model.attention = MixerKind::kGqa;  // MLA's dimensions no longer matter
+  mla.model.attention = PartKind::kGqa;  // MLA's dimensions no longer matter
   EXPECT_EQ(what_is_wrong(mla), "");
 
   Config gqa = dense_gqa_config();

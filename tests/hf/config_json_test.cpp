@@ -134,7 +134,7 @@ TEST(ConfigJson, ReadsDeepseekV3) {
   EXPECT_EQ(config.num_dense_layers, 3);
   EXPECT_EQ(config.dense_dim, 18432);
   EXPECT_EQ(config.activation, Activation::kSwiGlu);
-  EXPECT_EQ(config.attention, MixerKind::kMla);
+  EXPECT_EQ(config.attention, PartKind::kMla);
   EXPECT_EQ(config.max_positions, 163840);
   EXPECT_EQ(config.norm_eps, 1e-6);
   EXPECT_FALSE(config.tied_head);
@@ -216,7 +216,7 @@ TEST(ConfigJson, ReadsQwen3Moe) {
   const HfModel model = read(qwen3_moe());
   const ModelConfig& config = model.config;
   EXPECT_EQ(model.type, ModelType::kQwen3Moe);
-  EXPECT_EQ(config.attention, MixerKind::kGqa);
+  EXPECT_EQ(config.attention, PartKind::kGqa);
   EXPECT_EQ(config.gqa.num_kv_heads, 4);
   EXPECT_EQ(config.gqa.head_dim, 128);
   EXPECT_TRUE(config.gqa.qk_norm);
@@ -521,7 +521,7 @@ ModelConfig own_model(ModelType type) {
     config.moe.normalise_weights = false;
     return config;
   }
-  config.attention = MixerKind::kGqa;
+  config.attention = PartKind::kGqa;
   config.gqa.qk_norm = true;
   return config;
 }
@@ -594,7 +594,7 @@ TEST(NearestType, ObstaclesHaveNames) {
 // Whoever mends one learns of no other afterwards.
 TEST(NearestType, AllObstaclesAreNamedAtOnce) {
   ModelConfig config;
-  config.attention = MixerKind::kGqa;
+  config.attention = PartKind::kGqa;
   config.activation = Activation::kReluSquared;
   config.moe.num_experts = 8;
   EXPECT_EQ(obstacles_to(config, nearest_type(config)),

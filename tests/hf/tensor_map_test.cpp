@@ -28,7 +28,7 @@ std::vector<std::string> rows_of(const std::vector<MappedParameter>& parameters,
   return rows;
 }
 
-ModelConfig small(MixerKind attention, RopeLayout layout) {
+ModelConfig small(PartKind attention, RopeLayout layout) {
   ModelConfig config;
   config.vocab_size = 8;
   config.dim = 8;
@@ -52,26 +52,26 @@ std::vector<std::string> numbered(const std::string& tensor, const std::vector<i
 
 // Qwen3 pairs row p with row p + 3; here rows 2p and 2p + 1 are a pair.
 TEST(TensorMap, InterleavedPairsAreSplitWhereTheTypeSplitsThem) {
-  const auto parameters = map_parameters(small(MixerKind::kGqa, RopeLayout::kInterleaved), ModelType::kQwen3Moe);
+  const auto parameters = map_parameters(small(PartKind::kGqa, RopeLayout::kInterleaved), ModelType::kQwen3Moe);
   const std::string layer = "layers.0.attention.";
   EXPECT_EQ(rows_of(parameters, layer + "q"), numbered("q_proj", {0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11}));
   EXPECT_EQ(rows_of(parameters, layer + "k"), numbered("k_proj", {0, 3, 1, 4, 2, 5}));
   EXPECT_EQ(rows_of(parameters, layer + "v"), numbered("v_proj", {0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(rows_of(parameters, layer + "q_norm"), numbered("q_norm", {0, 3, 1, 4, 2, 5}));
   EXPECT_EQ(rows_of(parameters, layer + "k_norm"), numbered("k_norm", {0, 3, 1, 4, 2, 5}));
-  const auto split = map_parameters(small(MixerKind::kGqa, RopeLayout::kHalfSplit), ModelType::kQwen3Moe);
+  const auto split = map_parameters(small(PartKind::kGqa, RopeLayout::kHalfSplit), ModelType::kQwen3Moe);
   EXPECT_EQ(rows_of(split, layer + "k"), numbered("k_proj", {0, 1, 2, 3, 4, 5}));
 }
 
 // DeepSeek-V2 interleaves; the rows in front of a head's rotated ones stay where they are.
 TEST(TensorMap, SplitPairsAreInterleavedWhereTheTypeInterleavesThem) {
-  const auto parameters = map_parameters(small(MixerKind::kMla, RopeLayout::kHalfSplit), ModelType::kDeepseekV2);
+  const auto parameters = map_parameters(small(PartKind::kMla, RopeLayout::kHalfSplit), ModelType::kDeepseekV2);
   const std::string layer = "layers.0.attention.";
   EXPECT_EQ(rows_of(parameters, layer + "q"), numbered("q_proj", {0, 1, 3, 2, 4, 5, 6, 8, 7, 9}));
   EXPECT_EQ(rows_of(parameters, layer + "kv_down"), numbered("kv_a_proj_with_mqa", {0, 1, 2}));
   EXPECT_EQ(rows_of(parameters, layer + "k_rope"), numbered("kv_a_proj_with_mqa", {3, 5, 4, 6}));
   // DeepSeek-V3's config.json says which layout it is.
-  const auto said = map_parameters(small(MixerKind::kMla, RopeLayout::kHalfSplit), ModelType::kDeepseekV3);
+  const auto said = map_parameters(small(PartKind::kMla, RopeLayout::kHalfSplit), ModelType::kDeepseekV3);
   EXPECT_EQ(rows_of(said, layer + "k_rope"), numbered("kv_a_proj_with_mqa", {3, 4, 5, 6}));
 }
 

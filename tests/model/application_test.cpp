@@ -10,6 +10,7 @@
 #include "model/block.h"
 #include "model/parts/rope_table.h"
 #include "model/small_models.h"
+#include "model/spec/spec.h"
 #include "support/gradient_check.h"
 
 namespace nmoe::test {
@@ -22,7 +23,7 @@ class SharedParts {
  public:
   explicit SharedParts(const ModelConfig& model, Recompute recompute = Recompute::kNone)
       : config(model),
-        layers(layers_of(config)),
+        layers(layer_parts(config)),
         ops_(cpu_device(DType::kF64)),
         weights(describe_model(config).weights) {
     for (Arena* arena : {&values_, &grads_, &activations}) arena->reserve(ops_.device().memory(), 1 << 20);
@@ -46,7 +47,7 @@ class SharedParts {
   Ops& ops() { return *ops_; }
 
   const ModelConfig config;
-  const std::vector<Layer> layers;
+  const std::vector<std::vector<LayerPart>> layers;
 
  private:
   ReadyDevice ops_;
@@ -117,25 +118,28 @@ TEST_P(AppliedTwice, LatentAttentionHasTrueGradients) {
   ModelConfig config = base_model();
   config.mla.q_lora_rank = 3;
   SharedParts test(config, GetParam());
-  expect_true_gradients_of_two_applications(test, *make_mixer(test.layers[0], test.weights), "layers.0.attention.");
+  expect_true_gradients_of_two_applications(test, *make_mixer(test.layers[0].front(), test.weights),
+                                            "layers.0.attention.");
 }
 
 TEST_P(AppliedTwice, GroupedQueryAttentionHasTrueGradients) {
   ModelConfig config = base_model();
-  config.attention = MixerKind::kGqa;
+  config.attention = PartKind::kGqa;
   SharedParts test(config, GetParam());
-  expect_true_gradients_of_two_applications(test, *make_mixer(test.layers[0], test.weights), "layers.0.attention.");
+  expect_true_gradients_of_two_applications(test, *make_mixer(test.layers[0].front(), test.weights),
+                                            "layers.0.attention.");
 }
 
 TEST_P(AppliedTwice, AnMlpHasTrueGradients) {
   SharedParts test(base_model(), GetParam());
-  expect_true_gradients_of_two_applications(test, *make_feed_forward(test.layers[0], test.weights), "layers.0.mlp.");
+  expect_true_gradients_of_two_applications(test, *make_feed_forward(test.layers[0].back(), test.weights),
+                                            "layers.0.mlp.");
 }
 
 TEST_P(AppliedTwice, ExpertsHaveTrueGradients) {
   SharedParts test(base_model(), GetParam());
   const int64_t num_experts = test.config.moe.num_experts;
-  Moe moe(test.layers[1], test.weights);
+  Moe moe(test.layers[1].back(), test.weights);
   moe.keep_stats({.counts = test.pool.ints({num_experts}, std::vector<double>(static_cast<size_t>(num_experts))),
                   .aux_loss = test.pool.zeros({2}),
                   .entropy = test.pool.zeros({1})});

@@ -1,5 +1,5 @@
 // What layers of experts exchange, by hand.
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
 
 #include <gtest/gtest.h>
 

@@ -139,7 +139,7 @@ TEST_P(EveryModel, GradientsThatAreReadyStayAsTheyAre) {
       ends.push_back(first);
     });
     EXPECT_EQ(ends.back(), 0u);
-    const auto num_layers = layers_of(GetParam().config).size();
+    const auto num_layers = layer_specs(GetParam().config).size();
     ASSERT_EQ(ends.size(), num_layers + 2);
     for (size_t i = 0; i < weights.size(); ++i) {
       if (!weights[i].grad.defined()) continue;

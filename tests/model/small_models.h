@@ -42,14 +42,14 @@ inline std::vector<SmallModel> small_models() {
     c.yarn = {.factor = 4.0, .original_max_positions = 4, .mscale = 1.0, .mscale_all_dim = 0.7};
   });
   add("gqa_qk_norm_windows", [](ModelConfig& c) {
-    c.attention = MixerKind::kGqa;
+    c.attention = PartKind::kGqa;
     c.rope.layout = RopeLayout::kHalfSplit;
     c.num_layers = 3;
     c.window = 2;
     c.attn_global_every = 2;
   });
   add("dense_relu2_tied", [](ModelConfig& c) {
-    c.attention = MixerKind::kGqa;
+    c.attention = PartKind::kGqa;
     c.gqa.qk_norm = false;
     c.gqa.num_kv_heads = 2;
     c.moe.num_experts = 0;

@@ -36,17 +36,21 @@ TEST(Spec, NamesWeightsInDefinitionOrder) {
   EXPECT_EQ(model.weights.back().name, "head");
 }
 
-TEST(Spec, EachLayerHasItsMixerAndWidths) {
+TEST(Spec, EachLayerHasItsPartsAndWidths) {
   ModelConfig config = base_model();
   config.layers = "mla/dense, gqa:2/moe:4, gqa/dense:7";
   const ModelSpec model = describe_model(config);
   ASSERT_EQ(model.layers.size(), 3u);
-  EXPECT_EQ(model.mixers[0].rope_dim, 2);
-  EXPECT_EQ(model.mixers[0].cache.widths, (std::vector<int64_t>{4 + 2}));  // latent and rotated key
-  EXPECT_EQ(model.mixers[0].flops_per_position, 6.0 * 2 * (3 + 2 + 5));
-  EXPECT_EQ(model.mixers[1].rope_dim, 4);
-  EXPECT_EQ(model.mixers[1].cache.widths, (std::vector<int64_t>{4, 4}));  // keys and values of one head
-  EXPECT_EQ(model.mixers[1].flops_per_position, 6.0 * 2 * (4 + 4));
+  const PartTraits &mla = model.layers[0].parts[0].traits, &gqa = model.layers[1].parts[0].traits,
+                   &moe = model.layers[1].parts[1].traits;
+  EXPECT_EQ(mla.rope_dim, 2);
+  EXPECT_EQ(mla.cache.widths, (std::vector<int64_t>{4 + 2}));  // latent and rotated key
+  EXPECT_EQ(mla.flops_per_position, 6.0 * 2 * (3 + 2 + 5));
+  EXPECT_EQ(gqa.rope_dim, 4);
+  EXPECT_EQ(gqa.cache.widths, (std::vector<int64_t>{4, 4}));  // keys and values of one head
+  EXPECT_EQ(gqa.flops_per_position, 6.0 * 2 * (4 + 4));
+  EXPECT_TRUE(moe.cache.widths.empty());
+  EXPECT_EQ(moe.flops_per_position, 0.0);
   const auto shape_of = [&](const std::string& name) {
     return std::ranges::find(model.weights, name, &WeightSpec::name)->shape;
   };

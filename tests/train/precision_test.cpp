@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "model/spec/operand_formats.h"
+#include "model/weight_formats.h"
 #include "train/finite_checkpoints.h"
 #include "train/tiny_engine.h"
 #include "train/trainer_fixture.h"

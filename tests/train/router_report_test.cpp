@@ -5,7 +5,7 @@
 #include <cmath>
 #include <map>
 
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
 #include "support/errors.h"
 #include "train/report/exchange_report.h"
 

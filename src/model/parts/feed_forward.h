@@ -1,14 +1,14 @@
 // FeedForward: the part of a layer that processes each position separately. T tokens, D model width.
 //
-// A kind is a class derived from FeedForward and a function that describes its weights, both in one file pair, named in
-// feed_forward.cpp.
+// A kind is a class derived from FeedForward, made in feed_forward.cpp, with the weights that model/spec/<kind>.h
+// describes.
 #pragma once
 
 #include <memory>
 
 #include "model/application.h"
 #include "model/pass.h"
-#include "model/spec/spec.h"
+#include "model/spec/part.h"
 #include "model/weight.h"
 
 namespace nmoe {
@@ -29,10 +29,7 @@ class FeedForward {
   virtual bool takes_codes() const = 0;
 };
 
-// Adds the weights of a layer's feed-forward part.
-void describe_feed_forward(const Layer& layer, WeightList& weights);
-// Makes that part, with the weights that describe_feed_forward named. The layer's
-// configuration and `weights` must outlive it.
-std::unique_ptr<FeedForward> make_feed_forward(const Layer& layer, WeightSet& weights);
+// Makes the part, with the weights that describe_part named (model/spec/part_kinds.h). `weights` must outlive it.
+std::unique_ptr<FeedForward> make_feed_forward(const LayerPart& part, WeightSet& weights);
 
 }  // namespace nmoe

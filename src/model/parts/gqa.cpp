@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "model/parts/rope_table.h"
+#include "model/spec/names.h"
 
 namespace nmoe {
 namespace {
@@ -14,30 +15,15 @@ Tensor heads_of(Tensor x, int64_t first, int64_t count, int64_t size) {
 
 }  // namespace
 
-MixerSpec GroupedQueryAttention::describe(const Layer& layer, WeightList& weights) {
-  const ModelConfig& config = layer.config;
-  const int64_t D = config.dim, H = config.num_heads, G = config.gqa.num_kv_heads, C = config.gqa.head_dim;
-  const std::string name = attention_prefix(layer);
-  weights.add_joined({weights.matrix(name + "q", H * C, D), weights.matrix(name + "k", G * C, D),
-                      weights.matrix(name + "v", G * C, D)});
-  weights.add(weights.output(name + "out", D, H * C));
-  if (config.gqa.qk_norm) {
-    weights.add(WeightList::gain(name + "q_norm", C));
-    weights.add(WeightList::gain(name + "k_norm", C));
-  }
-  return {
-      .flops_per_position = 6.0 * static_cast<double>(H * (C + C)), .rope_dim = C, .cache = {.widths = {G * C, G * C}}};
-}
-
-GroupedQueryAttention::GroupedQueryAttention(const Layer& layer, WeightSet& weights)
-    : config_(layer.config),
-      layer_(layer.idx),
-      window_(layer.spec.window),
-      qkv_(weights, attention_prefix(layer), {"q", "k", "v"}),
-      out_(weights, attention_prefix(layer) + "out") {
+GroupedQueryAttention::GroupedQueryAttention(const LayerPart& part, WeightSet& weights)
+    : config_(part.config),
+      layer_(part.layer),
+      window_(part.spec.window),
+      qkv_(weights, attention_prefix(part), {"q", "k", "v"}),
+      out_(weights, attention_prefix(part) + "out") {
   if (config_.gqa.qk_norm) {
-    q_norm_.emplace(weights, attention_prefix(layer) + "q_norm", config_.norm_eps);
-    k_norm_.emplace(weights, attention_prefix(layer) + "k_norm", config_.norm_eps);
+    q_norm_.emplace(weights, attention_prefix(part) + "q_norm", config_.norm_eps);
+    k_norm_.emplace(weights, attention_prefix(part) + "k_norm", config_.norm_eps);
   }
 }
 

@@ -15,8 +15,7 @@ namespace nmoe {
 
 class GroupedQueryAttention final : public Mixer {
  public:
-  static MixerSpec describe(const Layer& layer, WeightList& weights);
-  GroupedQueryAttention(const Layer& layer, WeightSet& weights);
+  GroupedQueryAttention(const LayerPart& part, WeightSet& weights);
 
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;

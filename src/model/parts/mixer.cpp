@@ -7,22 +7,21 @@ namespace nmoe {
 namespace {
 
 struct MixerEntry {
-  MixerKind kind;
-  MixerSpec (*describe)(const Layer& layer, WeightList& weights);
-  std::unique_ptr<Mixer> (*make)(const Layer& layer, WeightSet& weights);
+  PartKind kind;
+  std::unique_ptr<Mixer> (*make)(const LayerPart& part, WeightSet& weights);
 };
 
 template <class Kind>
-std::unique_ptr<Mixer> make(const Layer& layer, WeightSet& weights) {
-  return std::make_unique<Kind>(layer, weights);
+std::unique_ptr<Mixer> make(const LayerPart& part, WeightSet& weights) {
+  return std::make_unique<Kind>(part, weights);
 }
 
 constexpr MixerEntry kMixers[] = {
-    {MixerKind::kMla, LatentAttention::describe, make<LatentAttention>},
-    {MixerKind::kGqa, GroupedQueryAttention::describe, make<GroupedQueryAttention>},
+    {PartKind::kMla, make<LatentAttention>},
+    {PartKind::kGqa, make<GroupedQueryAttention>},
 };
 
-const MixerEntry& entry_of(MixerKind kind) {
+const MixerEntry& entry_of(PartKind kind) {
   for (const MixerEntry& entry : kMixers) {
     if (entry.kind == kind) return entry;
   }
@@ -31,12 +30,8 @@ const MixerEntry& entry_of(MixerKind kind) {
 
 }  // namespace
 
-MixerSpec describe_mixer(const Layer& layer, WeightList& weights) {
-  return entry_of(layer.spec.mixer).describe(layer, weights);
-}
-
-std::unique_ptr<Mixer> make_mixer(const Layer& layer, WeightSet& weights) {
-  return entry_of(layer.spec.mixer).make(layer, weights);
+std::unique_ptr<Mixer> make_mixer(const LayerPart& part, WeightSet& weights) {
+  return entry_of(part.spec.kind).make(part, weights);
 }
 
 }  // namespace nmoe

@@ -1,24 +1,19 @@
 // Mixer: the part of a layer in which positions see each other; the interface of its kinds. T tokens, D model width.
 //
-// A kind is a class derived from Mixer and a function that describes its weights, both in one file pair, named in
-// mixer.cpp.
+// A kind is a class derived from Mixer, made in mixer.cpp, with the weights that model/spec/<kind>.h describes.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "model/application.h"
 #include "model/kv_cache.h"
 #include "model/pass.h"
-#include "model/spec/spec.h"
+#include "model/spec/part.h"
 #include "model/weight.h"
 
 namespace nmoe {
-
-// What names of a mixer's weights begin with.
-inline std::string attention_prefix(const Layer& layer) { return layer.name + "attention."; }
 
 class Mixer {
  public:
@@ -36,9 +31,7 @@ class Mixer {
                               Tensor y) const = 0;
 };
 
-// Adds the weights of a layer's mixer and returns its other properties.
-MixerSpec describe_mixer(const Layer& layer, WeightList& weights);
-// Makes the mixer, with the weights so described. The layer's configuration must outlive it.
-std::unique_ptr<Mixer> make_mixer(const Layer& layer, WeightSet& weights);
+// Makes the mixer, with the weights that describe_part named (model/spec/part_kinds.h).
+std::unique_ptr<Mixer> make_mixer(const LayerPart& part, WeightSet& weights);
 
 }  // namespace nmoe

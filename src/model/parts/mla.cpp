@@ -3,43 +3,22 @@
 #include <cmath>
 
 #include "model/parts/rope_table.h"
+#include "model/spec/names.h"
 
 namespace nmoe {
 
-MixerSpec LatentAttention::describe(const Layer& layer, WeightList& weights) {
-  const ModelConfig& config = layer.config;
-  const MlaConfig& mla = config.mla;
-  const int64_t D = config.dim, H = config.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
-                U = mla.v_head_dim;
-  const bool low_rank = mla.q_lora_rank > 0;
-  const std::string name = attention_prefix(layer);
-  weights.add_joined(
-      {low_rank ? weights.matrix(name + "q_down", mla.q_lora_rank, D) : weights.matrix(name + "q", H * (N + P), D),
-       weights.matrix(name + "kv_down", mla.kv_lora_rank, D), weights.matrix(name + "k_rope", P, D)});
-  if (low_rank) {
-    weights.add(WeightList::gain(name + "q_norm", mla.q_lora_rank));
-    weights.add(weights.matrix(name + "q", H * (N + P), mla.q_lora_rank));
-  }
-  weights.add(WeightList::gain(name + "kv_norm", mla.kv_lora_rank));
-  weights.add(weights.matrix(name + "kv_up", H * (N + U), mla.kv_lora_rank));
-  weights.add(weights.output(name + "out", D, H * U));
-  return {.flops_per_position = 6.0 * static_cast<double>(H * (N + P + U)),
-          .rope_dim = P,
-          .cache = {.widths = {mla.kv_lora_rank + P}}};
-}
-
-LatentAttention::LatentAttention(const Layer& layer, WeightSet& weights)
-    : config_(layer.config),
-      layer_(layer.idx),
-      window_(layer.spec.window),
-      projections_(weights, attention_prefix(layer),
+LatentAttention::LatentAttention(const LayerPart& part, WeightSet& weights)
+    : config_(part.config),
+      layer_(part.layer),
+      window_(part.spec.window),
+      projections_(weights, attention_prefix(part),
                    {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
-      kv_norm_(weights, attention_prefix(layer) + "kv_norm", config_.mla.norm_eps),
-      kv_up_(weights, attention_prefix(layer) + "kv_up"),
-      out_(weights, attention_prefix(layer) + "out") {
+      kv_norm_(weights, attention_prefix(part) + "kv_norm", config_.mla.norm_eps),
+      kv_up_(weights, attention_prefix(part) + "kv_up"),
+      out_(weights, attention_prefix(part) + "out") {
   if (config_.mla.q_lora_rank > 0) {
-    q_low_rank_.emplace(LowRankQuery{{weights, attention_prefix(layer) + "q_norm", config_.mla.norm_eps},
-                                     {weights, attention_prefix(layer) + "q"}});
+    q_low_rank_.emplace(LowRankQuery{{weights, attention_prefix(part) + "q_norm", config_.mla.norm_eps},
+                                     {weights, attention_prefix(part) + "q"}});
   }
 }
 

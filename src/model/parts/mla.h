@@ -17,8 +17,7 @@ namespace nmoe {
 
 class LatentAttention final : public Mixer {
  public:
-  static MixerSpec describe(const Layer& layer, WeightList& weights);
-  LatentAttention(const Layer& layer, WeightSet& weights);
+  LatentAttention(const LayerPart& part, WeightSet& weights);
 
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;

@@ -2,28 +2,13 @@
 
 namespace nmoe {
 
-WeightSpec pre_activation_weight(const WeightList& weights, const std::string& name, const ModelConfig& config,
-                                 int64_t hidden) {
-  const int64_t W = pre_activation_width(config.activation, hidden);
-  WeightSpec weight = weights.matrix(name, W, config.dim);
-  weight.num_matrices = W / hidden;
-  return weight;
-}
-
-void Mlp::describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights) {
-  const ModelConfig& config = layer.config;
-  const std::string name = layer.name + prefix;
-  weights.add(pre_activation_weight(weights, name + "in", config, hidden));
-  weights.add(weights.output(name + "out", config.dim, hidden));
-}
-
-Mlp::Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as)
-    : activation_(layer.config.activation),
-      layer_(layer.idx),
+Mlp::Mlp(const LayerPart& part, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as)
+    : activation_(part.config.activation),
+      layer_(part.layer),
       hidden_as_(hidden_as),
       hidden_(hidden),
-      in_(weights, layer.name + prefix + "in"),
-      out_(weights, layer.name + prefix + "out") {}
+      in_(weights, prefix + "in"),
+      out_(weights, prefix + "out") {}
 
 Application Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
   const int64_t T = x.rows.dim(0), W = pre_activation_width(activation_, hidden_);

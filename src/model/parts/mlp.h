@@ -5,24 +5,15 @@
 
 #include "model/parts/feed_forward.h"
 #include "model/parts/linear.h"
+#include "model/spec/mlp.h"
 
 namespace nmoe {
 
-// The output width of the first layer for `hidden` hidden units.
-inline int64_t pre_activation_width(Activation activation, int64_t hidden) {
-  return activation == Activation::kSwiGlu ? 2 * hidden : hidden;
-}
-
-// The first layer's weight [W, D]: of one matrix, or of two, gate and up.
-WeightSpec pre_activation_weight(const WeightList& weights, const std::string& name, const ModelConfig& config,
-                                 int64_t hidden);
-
 class Mlp final : public FeedForward {
  public:
-  // `prefix` is the prefix of its weights' names within the layer: "mlp.".
-  static void describe(const Layer& layer, const std::string& prefix, int64_t hidden, WeightList& weights);
-  // `hidden_as`: the intermediate as which its hidden units are captured.
-  Mlp(const Layer& layer, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
+  // Of that part, or within it. `prefix`: of its weights' names (describe_mlp). `hidden_as`: the intermediate as which
+  // its hidden units are captured.
+  Mlp(const LayerPart& part, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;

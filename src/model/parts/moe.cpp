@@ -1,18 +1,9 @@
 #include "model/parts/moe.h"
 
+#include "model/spec/names.h"
+
 namespace nmoe {
 namespace {
-
-// One matrix per expert, started like the plain matrix of the same role.
-WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
-  matrix.group = WeightGroup::kExperts;
-  matrix.shape = {num_experts, matrix.shape[0], matrix.shape[1]};
-  return matrix;
-}
-
-constexpr const char* kSharedPrefix = "moe.shared.";
-
-std::string moe_prefix(const Layer& layer) { return layer.name + "moe."; }
 
 ExchangePass exchange_pass(const Pass& pass) {
   return {.ops = pass.ops, .activations = pass.activations, .timed = pass.in_step()};
@@ -20,40 +11,19 @@ ExchangePass exchange_pass(const Pass& pass) {
 
 }  // namespace
 
-void Moe::describe(const Layer& layer, WeightList& weights) {
-  const ModelConfig& config = layer.config;
-  const int64_t D = config.dim, E = config.moe.num_experts, F = layer.spec.hidden;
-  const std::string name = moe_prefix(layer);
-  weights.add({.name = name + "router",
-               .shape = {E, D},
-               .group = WeightGroup::kRouter,
-               .decay = false,
-               .init_std = config.init.router_std});
-  weights.add({.name = name + "router_bias",
-               .shape = {E},
-               .group = WeightGroup::kBuffer,
-               .decay = false,
-               .is_stat = true,
-               .init = InitKind::kZeros});
-  weights.begin_part(WeightPart::kExperts);
-  weights.add(stacked(pre_activation_weight(weights, name + "experts_in", config, F), E));
-  weights.add(stacked(weights.output(name + "experts_out", D, F), E));
-  const int64_t shared = config.moe.num_shared_experts;
-  weights.begin_part(WeightPart::kShared);
-  if (shared > 0) Mlp::describe(layer, kSharedPrefix, shared * F, weights);
-}
-
-Moe::Moe(const Layer& layer, WeightSet& weights)
-    : config_(layer.config),
-      layer_(layer.idx),
-      expert_dim_(layer.spec.hidden),
-      router_(weights, moe_prefix(layer) + "router"),
-      router_bias_(weights.at(moe_prefix(layer) + "router_bias")),
-      experts_in_(weights, moe_prefix(layer) + "experts_in"),
-      experts_out_(weights, moe_prefix(layer) + "experts_out"),
+Moe::Moe(const LayerPart& part, WeightSet& weights)
+    : config_(part.config),
+      layer_(part.layer),
+      expert_dim_(part.spec.hidden),
+      router_(weights, moe_prefix(part) + "router"),
+      router_bias_(weights.at(moe_prefix(part) + "router_bias")),
+      experts_in_(weights, moe_prefix(part) + "experts_in"),
+      experts_out_(weights, moe_prefix(part) + "experts_out"),
       exchange_(make_local_exchange(config_.moe.num_experts)) {
   const int64_t shared = config_.moe.num_shared_experts;
-  if (shared > 0) shared_.emplace(layer, kSharedPrefix, shared * expert_dim_, weights, Intermediate::kSharedHidden);
+  if (shared > 0) {
+    shared_.emplace(part, shared_experts_prefix(part), shared * expert_dim_, weights, Intermediate::kSharedHidden);
+  }
 }
 
 void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {

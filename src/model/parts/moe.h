@@ -24,8 +24,7 @@ struct RouterStats {
 
 class Moe final : public FeedForward {
  public:
-  static void describe(const Layer& layer, WeightList& weights);
-  Moe(const Layer& layer, WeightSet& weights);
+  Moe(const LayerPart& part, WeightSet& weights);
 
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   // Requires all experts to be on this rank.

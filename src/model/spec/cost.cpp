@@ -34,11 +34,12 @@ ModelCost model_cost(const ModelConfig& config) {
     const bool multiplied = weight.shape.rank() > 1 && !weight.is_looked_up;
     if (multiplied) cost.active_matrix_parameters += active;
   }
-  for (size_t layer = 0; layer < model.layers.size(); ++layer) {
-    const int64_t window = model.layers[layer].window;
+  for (const DescribedPart& part : model.parts()) {
+    if (!is_mixer(part.spec.kind)) continue;
+    const int64_t window = part.spec.window;
     auto alike = std::ranges::find(cost.attention, window, &ModelCost::Attention::window);
     if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window});
-    alike->flops_per_pair += model.mixers[layer].flops_per_position;
+    alike->flops_per_pair += part.traits.flops_per_position;
   }
   return cost;
 }

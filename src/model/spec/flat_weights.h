@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "model/spec/spec.h"
+#include "model/spec/weights.h"
 #include "tensor/chunks.h"
 
 namespace nmoe {

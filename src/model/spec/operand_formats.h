@@ -8,17 +8,17 @@
 // Gradients of outputs are rounded to NVFP4 stochastically (precision.nvfp4_random_rounding).
 #pragma once
 
+#include "base/kinds.h"
 #include "config/config.h"
-#include "model/weight.h"
+#include "model/spec/weights.h"
 
 namespace nmoe {
 
-// Sets the formats of all weights, before the first pass. rounding_key: [1] i64, a different number in every step.
-void set_operand_formats(WeightSet& weights, const Config& config, Tensor rounding_key);
-// After set_operand_formats(): allocates the codes of weights, if the device's products use codes. Error (usage) if the
-// device lacks products in these formats, or of these sizes.
-void allocate_weight_codes(WeightSet& weights, Ops& ops, Arena& codes);
-// The same for one weight to which no other is joined.
-void allocate_weight_codes(Weight& weight, Ops& ops, Arena& codes);
+// Of the products with one weight.
+struct ProductFormats {
+  OperandFormat operands = OperandFormat::kAct;         // of those that give outputs and the gradient of inputs
+  OperandFormat weight_gradient = OperandFormat::kAct;  // of the one that gives the weight's gradient
+};
+ProductFormats product_formats(const WeightSpec& weight, const Config& config);
 
 }  // namespace nmoe

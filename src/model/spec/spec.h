@@ -1,112 +1,34 @@
 // The structure of a model, derived from its configuration alone, without device or storage. Costs, memory plans and
-// the map to Hugging Face's tensors use this description, and Model is built from it.
+// the map to Hugging Face's tensors use this description, and Model is built from it. Nothing in this folder includes
+// anything of ops/.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "config/config.h"
-#include "config/layers.h"
-#include "tensor/tensor.h"
+#include "model/spec/part.h"
+#include "model/spec/weights.h"
 
 namespace nmoe {
 
-// Which [optim.*] section trains a weight.
-enum class WeightGroup {
-  kMatrices,  // 2-D weights of attention, dense MLPs and shared experts
-  kExperts,   // routed experts, [E, out, in]
-  kRouter,    // router weights
-  kRest,      // embedding, head, norms
-  kBuffer,    // state without a gradient: the router's selection bias
+// The parts of every layer, in their order; they refer to `config`.
+std::vector<std::vector<LayerPart>> layer_parts(const ModelConfig& config);
+
+struct DescribedPart {
+  PartSpec spec;
+  PartTraits traits;
 };
-
-// Which part of a layer a weight's products belong to: [precision] has a key for each.
-enum class WeightPart {
-  kOther,    // routers, embedding, head, and what is in no product of a layer
-  kMixer,    // a mixer's projections
-  kDense,    // dense MLPs
-  kShared,   // shared experts
-  kExperts,  // routed experts
-};
-
-enum class InitKind { kZeros, kOnes, kTruncatedNormal };
-
-struct WeightSpec {
-  std::string name;  // "layers.3.attention.out"
-  Shape shape;       // linear layers are [out, in]
-  WeightGroup group = WeightGroup::kMatrices;
-  bool decay = true;          // whether weight decay applies
-  bool is_stat = false;       // always of the device's stat dtype: norm gains, buffers
-  bool is_looked_up = false;  // used by row look-up only: an embedding that the head does not share
-  InitKind init = InitKind::kTruncatedNormal;
-  double init_std = 0.0;
-  int64_t layer = kNoLayer;  // to which it belongs
-  WeightPart part = WeightPart::kOther;
-  bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
-  int64_t num_matrices = 1;     // of equal height that [out, in] consists of, one under the other: 2 for gate and up
-
-  bool is_trained() const { return group != WeightGroup::kBuffer; }
-  // A rank's part, of shape `here`, as matrices [rows, in] of the architecture, of which an optimizer by matrices
-  // (Muon) updates each by itself: as a stack of them, or as it is if it is one.
-  Shape as_matrices(const Shape& here) const;
-};
-
-// One layer, as its parts see it.
-struct Layer {
-  const ModelConfig& config;
-  LayerSpec spec;
-  int64_t idx = 0;
-  std::string name;  // "layers.3.", the prefix of its weights' names
-};
-std::vector<Layer> layers_of(const ModelConfig& config);  // refer to `config`
-
-// The weights of a model in definition order, while they are described.
-class WeightList {
- public:
-  explicit WeightList(const ModelConfig& config);
-
-  // A linear weight [out, in] of the `matrices` group with the configured standard deviation.
-  WeightSpec matrix(const std::string& name, int64_t out, int64_t in) const;
-  // The same for a projection back onto the residual stream, scaled with depth where configured.
-  WeightSpec output(const std::string& name, int64_t out, int64_t in) const;
-  // The gain of an RMSNorm over vectors of `dim`.
-  static WeightSpec gain(const std::string& name, int64_t dim);
-
-  // Weights added from now on belong to this layer, or to none (kNoLayer).
-  void begin_layer(int64_t layer) { layer_ = layer; }
-  // Matrices added from now on belong to this part.
-  void begin_part(WeightPart part) { part_ = part; }
-  void add(WeightSpec weight);
-  // Matrices [out, in] with the same input, of the same group, which are also one matrix together (JoinedLinear).
-  void add_joined(std::vector<WeightSpec> weights);
-  std::vector<WeightSpec> take() { return std::move(weights_); }
-
- private:
-  double std_, output_std_;
-  int64_t layer_ = kNoLayer;
-  WeightPart part_ = WeightPart::kOther;
-  std::vector<WeightSpec> weights_;
-};
-
-// What a layer caches of every earlier position, so that a later one costs one row of work.
-struct CacheSpec {
-  // Widths of the tensors [slots, positions, width] in a layer's cache (model/kv_cache.h), in their order.
-  std::vector<int64_t> widths;
-};
-
-// Properties of a layer's mixer besides its weights.
-struct MixerSpec {
-  // Training FLOPs per token, forward and backward, for each position that it sees, besides those of its weights.
-  double flops_per_position = 0.0;
-  int64_t rope_dim = 0;  // number of values of a head that RoPE rotates; 0: none
-  CacheSpec cache;
+struct DescribedLayer {
+  std::vector<DescribedPart> parts;
 };
 
 struct ModelSpec {
-  std::vector<WeightSpec> weights;  // in definition order
-  std::vector<LayerSpec> layers;
-  std::vector<MixerSpec> mixers;  // one for each layer
+  std::vector<WeightSpec> weights;  // in definition order; a part's norm comes directly before the part
+  std::vector<DescribedLayer> layers;
+
+  // Of all layers, in their order.
+  std::vector<DescribedPart> parts() const;
 };
 
 // config.vocab_size must be set.

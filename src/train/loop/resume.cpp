@@ -37,7 +37,7 @@ void check_places(const CheckpointReader& reader, const Config& config) {
   const ExpertPlacement& places = reader.info().experts.places;
   const std::vector<LayerSpec> layers = layer_specs(config.model);
   const auto num_experts = static_cast<size_t>(config.model.moe.num_experts);
-  const bool fit = std::ranges::count(layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward) == std::ssize(places) &&
+  const bool fit = count_parts(layers, PartKind::kMoe) == std::ssize(places) &&
                    std::ranges::all_of(places, [&](const auto& layer) { return layer.size() == num_experts; });
   if (places.empty() || fit) return;
   throw runtime_error(fmt::format("the places of experts in '{}' are not those of its model",

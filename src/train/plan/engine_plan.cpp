@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "config/layers.h"
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
 

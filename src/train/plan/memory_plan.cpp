@@ -4,8 +4,7 @@
 
 #include "base/process.h"
 #include "base/text.h"
-#include "model/spec/experts_exchange.h"
-#include "model/spec/spec.h"
+#include "model/experts_exchange.h"
 #include "train/plan/rehearsal.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
@@ -61,8 +60,7 @@ namespace {
 
 // What ranks put into each other's memory, where they share experts.
 std::string describe_exchange(const Config& config, int64_t ranks) {
-  const auto layers =
-      std::ranges::count(describe_model(config.model).layers, FeedForwardKind::kMoe, &LayerSpec::feed_forward);
+  const int64_t layers = count_parts(layer_specs(config.model), PartKind::kMoe);
   if (ranks == 1 || layers == 0) return "";
   const ExchangeCost cost = exchange_cost(config, device_options(config.run).compute_dtype, ranks);
   const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);

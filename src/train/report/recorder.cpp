@@ -9,7 +9,7 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "config/load.h"
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
 #include "optim/optimizer.h"
 #include "track/metrics_reader.h"
 #include "track/tags/evaluation.h"

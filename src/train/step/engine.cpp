@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "data/stream/loader.h"
-#include "model/spec/operand_formats.h"
+#include "model/weight_formats.h"
 
 namespace nmoe {
 

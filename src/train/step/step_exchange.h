@@ -31,7 +31,7 @@ struct StepInputs {
   std::vector<std::vector<Batch>> batches;
   Tensor loss_scale;    // [objectives] f64: of each, its coefficient over its divisor in the step (StepScale::loss)
   Tensor rates;         // optim/optimizer.h
-  Tensor rounding_key;  // [1] i64: for stochastic rounding of gradients (model/spec/operand_formats.h) and moments
+  Tensor rounding_key;  // [1] i64: for stochastic rounding of gradients (model/weight_formats.h) and moments
   Tensor block;         // all of the above, [bytes] u8
 };
 

@@ -1,9 +1,11 @@
-#include "model/spec/experts_exchange.h"
+#include "model/experts_exchange.h"
+
+#include "model/spec/moe.h"
 
 namespace nmoe {
 
 ExchangeShape exchange_shape(const ModelConfig& config) {
-  return {.num_experts = config.moe.num_experts, .top_k = config.moe.top_k, .width = config.dim};
+  return {.num_experts = config.moe.num_experts, .top_k = config.moe.top_k, .width = travelling_width(config)};
 }
 
 ExchangeForm exchange_form(const Config& config) {

@@ -1,0 +1,51 @@
+#include "model/spec/moe.h"
+
+#include "model/spec/mlp.h"
+#include "model/spec/names.h"
+
+namespace nmoe {
+namespace {
+
+// One matrix per expert, started like the plain matrix of the same role.
+WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
+  matrix.group = WeightGroup::kExperts;
+  matrix.shape = {num_experts, matrix.shape[0], matrix.shape[1]};
+  return matrix;
+}
+
+}  // namespace
+
+int64_t travelling_width(const ModelConfig& config) { return config.dim; }
+
+MoeWidths moe_widths(const LayerPart& part) {
+  return {.stream = part.config.dim, .travel = travelling_width(part.config), .hidden = part.spec.hidden};
+}
+
+PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
+  const ModelConfig& config = part.config;
+  const MoeWidths width = moe_widths(part);
+  const int64_t E = config.moe.num_experts;
+  const std::string name = moe_prefix(part);
+  weights.add({.name = name + "router",
+               .shape = {E, width.stream},
+               .group = WeightGroup::kRouter,
+               .decay = false,
+               .init_std = config.init.router_std});
+  weights.add({.name = name + "router_bias",
+               .shape = {E},
+               .group = WeightGroup::kBuffer,
+               .decay = false,
+               .is_stat = true,
+               .init = InitKind::kZeros});
+  weights.begin_part(WeightPart::kExperts);
+  weights.add(
+      stacked(pre_activation_weight(weights, name + "experts_in", config.activation, width.travel, width.hidden), E));
+  weights.add(stacked(weights.output(name + "experts_out", width.travel, width.hidden), E));
+  if (const int64_t shared = config.moe.num_shared_experts; shared > 0) {
+    weights.begin_part(WeightPart::kShared);
+    describe_mlp(shared_experts_prefix(part), config.activation, width.stream, shared * width.hidden, weights);
+  }
+  return {};
+}
+
+}  // namespace nmoe

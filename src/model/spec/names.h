@@ -1,0 +1,15 @@
+// What the names of a part's weights begin with.
+#pragma once
+
+#include <string>
+
+#include "model/spec/part.h"
+
+namespace nmoe {
+
+inline std::string attention_prefix(const LayerPart& part) { return part.prefix + "attention."; }
+inline std::string mlp_prefix(const LayerPart& part) { return part.prefix + "mlp."; }
+inline std::string moe_prefix(const LayerPart& part) { return part.prefix + "moe."; }
+inline std::string shared_experts_prefix(const LayerPart& part) { return moe_prefix(part) + "shared."; }
+
+}  // namespace nmoe

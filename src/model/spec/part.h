@@ -1,0 +1,37 @@
+// A part of a layer, as its description (model/spec/<kind>.h) and its class (model/parts/<kind>.h) see it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "config/layers.h"
+
+namespace nmoe {
+
+// Where a part is, and what the configuration makes of it.
+struct LayerPart {
+  const ModelConfig& config;  // must outlive it
+  PartSpec spec;
+  int64_t layer = 0;   // its index among all layers
+  std::string prefix;  // of the names of the layer's weights: "layers.3."
+
+  std::string norm_name() const { return prefix + (is_mixer(spec.kind) ? "attention_norm" : "mlp_norm"); }
+};
+
+// What a part caches of every earlier position, so that a later one costs one row of work.
+struct CacheSpec {
+  // Widths of the tensors [slots, positions, width] in the cache (model/kv_cache.h), in their order.
+  std::vector<int64_t> widths;
+};
+
+// Properties of a part besides its weights.
+struct PartTraits {
+  // Training FLOPs per token, forward and backward, for each position that it sees, besides those of its weights.
+  double flops_per_position = 0.0;
+  int64_t rope_dim = 0;  // number of values of a head that RoPE rotates; 0: none
+  CacheSpec cache;
+};
+
+}  // namespace nmoe

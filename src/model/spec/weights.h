@@ -1,0 +1,83 @@
+// Descriptions of weights: name, shape, optimizer group and initialisation, without device or storage.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/config.h"
+#include "config/layers.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// Which [optim.*] section trains a weight.
+enum class WeightGroup {
+  kMatrices,  // 2-D weights of attention, dense MLPs and shared experts
+  kExperts,   // routed experts, [E, out, in]
+  kRouter,    // router weights
+  kRest,      // embedding, head, norms
+  kBuffer,    // state without a gradient: the router's selection bias
+};
+
+// Which part of a layer a weight's products belong to: [precision] has a key for each.
+enum class WeightPart {
+  kOther,    // routers, embedding, head, and what is in no product of a layer
+  kMixer,    // a mixer's projections
+  kDense,    // dense MLPs
+  kShared,   // shared experts
+  kExperts,  // routed experts
+};
+
+enum class InitKind { kZeros, kOnes, kTruncatedNormal };
+
+struct WeightSpec {
+  std::string name;  // "layers.3.attention.out"
+  Shape shape;       // linear layers are [out, in]
+  WeightGroup group = WeightGroup::kMatrices;
+  bool decay = true;          // whether weight decay applies
+  bool is_stat = false;       // always of the device's stat dtype: norm gains, buffers
+  bool is_looked_up = false;  // used by row look-up only: an embedding that the head does not share
+  InitKind init = InitKind::kTruncatedNormal;
+  double init_std = 0.0;
+  int64_t layer = kNoLayer;  // to which it belongs
+  WeightPart part = WeightPart::kOther;
+  bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
+  int64_t num_matrices = 1;     // of equal height that [out, in] consists of, one under the other: 2 for gate and up
+
+  bool is_trained() const { return group != WeightGroup::kBuffer; }
+  // A rank's part, of shape `here`, as matrices [rows, in] of the architecture, of which an optimizer by matrices
+  // (Muon) updates each by itself: as a stack of them, or as it is if it is one.
+  Shape as_matrices(const Shape& here) const;
+};
+
+// The weights of a model in definition order, while they are described.
+class WeightList {
+ public:
+  explicit WeightList(const ModelConfig& config);
+
+  // A linear weight [out, in] of the `matrices` group with the configured standard deviation.
+  WeightSpec matrix(const std::string& name, int64_t out, int64_t in) const;
+  // The same for a projection back onto the residual stream, scaled with depth where configured.
+  WeightSpec output(const std::string& name, int64_t out, int64_t in) const;
+  // The gain of an RMSNorm over vectors of `dim`.
+  static WeightSpec gain(const std::string& name, int64_t dim);
+
+  // Weights added from now on belong to this layer, or to none (kNoLayer).
+  void begin_layer(int64_t layer) { layer_ = layer; }
+  // Matrices added from now on belong to this part.
+  void begin_part(WeightPart part) { part_ = part; }
+  void add(WeightSpec weight);
+  // Matrices [out, in] with the same input, of the same group, which are also one matrix together (JoinedLinear).
+  void add_joined(std::vector<WeightSpec> weights);
+  std::vector<WeightSpec> take() { return std::move(weights_); }
+
+ private:
+  double std_, output_std_;
+  int64_t layer_ = kNoLayer;
+  WeightPart part_ = WeightPart::kOther;
+  std::vector<WeightSpec> weights_;
+};
+
+}  // namespace nmoe
