@@ -88,8 +88,7 @@ void CachedModel::set_up(bool random_weights) {
   const bool is_fp32 = options_.device == "cpu" || config_.run.precision == Precision::kFp32;
   const DeviceOptions where{.kind = options_.device,
                             .num_threads = options_.num_threads,
-                            .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16,
-                            .batch_invariant = true};
+                            .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
   StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
   // None are made; but where weights have a master, random ones are drawn there.
   if (is_fp32 || !random_weights) plan.leave_out(ArenaKind::kGradients);
@@ -109,7 +108,7 @@ void CachedModel::set_up(bool random_weights) {
 
 std::unique_ptr<Model> CachedModel::make(Storage& storage) {
   Arena& state = storage[ArenaKind::kStepState];
-  Ops& ops = storage.device().ops();
+  Ops& ops = storage.device().ops(Arithmetic::kBatchInvariant);
   auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
   model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
   cache_ = model->make_cache(storage[ArenaKind::kCache], options_.num_slots, options_.capacity);

@@ -1,6 +1,6 @@
 // A model with a key/value cache and the memory to run rows of any of its slots: what generation asks a model for.
 //
-// It runs on a batch-invariant device (ops/ops.h), and prompts take the same path as single tokens. A row's logits
+// Its passes are batch-invariant (ops/device.h), and prompts take the same path as single tokens. A row's logits
 // therefore have the same bits however the rows of its sequence are spread over calls, and whatever else is in them.
 //
 // On a GPU, calls that want every row's logits, as when all sequences generate, are recorded as graphs for some numbers

@@ -44,7 +44,7 @@ const WeightCodes& Weight::codes_now(Ops& ops) {
 }
 
 OperandRounding Weight::rounding(Ops& ops) {
-  if (in_act) return {};
+  if (in_act || ops.arithmetic() == Arithmetic::kBatchInvariant) return {};
   return {.format = format, .weight = codes_now(ops)};
 }
 

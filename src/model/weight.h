@@ -85,8 +85,8 @@ class Weight {
   // Whether this step has written the gradient.
   bool has_grad() const { return has_grad_; }
 
-  // The rounding of a forward product. The first call since restart_rounding() enqueues what makes the codes, if the
-  // weight has any.
+  // The rounding of a forward product: none in batch-invariant arithmetic. The first call since restart_rounding()
+  // enqueues what makes the codes, if the weight has any.
   OperandRounding rounding(Ops& ops);
   // The rounding of the product that gives the gradient of the input, and of the one that gives the weight's. Each call
   // takes another stream of random bits: to be called once for each product.

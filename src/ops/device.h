@@ -35,6 +35,17 @@ enum class Lane { kCompute, kCopy, kCommunication };
 inline constexpr Lane kLanes[] = {Lane::kCompute, Lane::kCopy, Lane::kCommunication};
 inline constexpr size_t kNumLanes = std::size(kLanes);
 
+// In which order operations sum. A pass names one, and its operations have it; a device gives both.
+enum class Arithmetic {
+  kFastest,  // of a step, and of everything over many rows: which sums a product divides may depend on its shape
+  // The bits of a row of any forward operation's output depend neither on other rows nor on their number: a token's
+  // result depends on its own sequence alone. For generation: faster for a few rows, slower for many. Operands are not
+  // rounded. On CUDA, products read weights before the preceding kernel has ended: between whatever wrote weights and
+  // such a pass lies an upload, as of its inputs.
+  kBatchInvariant,
+};
+inline constexpr size_t kNumArithmetics = 2;
+
 // Work that was recorded once and can run any number of times, on the current contents of its tensors.
 class Recording {
  public:
@@ -119,7 +130,11 @@ class Device {
   bool counting() { return scratch(Lane::kCompute).counting(); }
 
   // --- work
-  Ops& ops(Lane lane = Lane::kCompute) { return lane_ops(lane); }
+  // Operations of one lane share its queue and its scratch, whatever their arithmetic.
+  Ops& ops(Lane lane = Lane::kCompute, Arithmetic arithmetic = Arithmetic::kFastest) {
+    return lane_ops(lane, arithmetic);
+  }
+  Ops& ops(Arithmetic arithmetic) { return ops(Lane::kCompute, arithmetic); }
   // Whether work on several lanes may run at the same time.
   virtual bool lanes_overlap() const = 0;
   // What is enqueued on `waiting` after this call begins when everything enqueued on `awaited` before it is done.
@@ -147,7 +162,7 @@ class Device {
   virtual void begin_download(void* host, Tensor source) = 0;
 
  private:
-  virtual Ops& lane_ops(Lane lane) = 0;
+  virtual Ops& lane_ops(Lane lane, Arithmetic arithmetic) = 0;
 };
 
 }  // namespace nmoe

@@ -20,13 +20,12 @@ constexpr std::string_view kCudaArch = NMOE_CUDA_ARCH;
 std::unique_ptr<Device> make_device(const DeviceOptions& options) {
   if (options.kind == "cpu") {
     NMOE_CHECK(options.index == 0, "CPU {}: there is one", options.index);
-    return std::make_unique<cpu::CpuDevice>(options.num_threads, options.compute_dtype, options.batch_invariant);
+    return std::make_unique<cpu::CpuDevice>(options.num_threads, options.compute_dtype);
   }
   NMOE_CHECK(options.kind == "cuda", "device {}", options.kind);
   if (options.part) return std::make_unique<planned::PlannedDevice>(*options.part, options.compute_dtype);
 #ifdef NMOE_CUDA
-  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype, options.batch_invariant,
-                                            options.num_sms);
+  return std::make_unique<cuda::CudaDevice>(options.index, options.compute_dtype, options.num_sms);
 #else
   throw usage_error("run.device = \"cuda\", but this program was built for the CPU only",
                     "build the preset 'hopper' or 'blackwell', or set run.device = \"cpu\"; `n plan --device-memory` "

@@ -16,9 +16,6 @@ struct DeviceOptions {
   int index = 0;                  // among the machine's devices of this kind
   int num_threads = 0;            // CPU: 0 is one per available CPU
   DType compute_dtype = DType::kF32;
-  // The bits of a row do not depend on other rows (ops/ops.h): for generation; slower for many rows. On CUDA, its
-  // products read weights before the preceding kernel has ended, so that kernel must not write them.
-  bool batch_invariant = false;
   int num_sms = 0;  // CUDA: multiprocessors that persistent kernels use; 0: all. Fewer is for tests
   // A kind of GPU that need not be present: the device only counts memory, as one of that kind would.
   std::optional<GpuPart> part = {};

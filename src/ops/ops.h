@@ -24,9 +24,8 @@
 // * Operations neither allocate (scratch comes from scratch()) nor wait; results stay in tensors until they are
 //   downloaded. What changes from step to step is read from tensors, so that one recording serves all steps.
 // * In a counting run (counting() is true), tensors have no data, and operations only claim their scratch.
-// * On a batch-invariant device (ops/factory.h), a row of any forward operation's output has the same bits whatever the
-//   other rows are and however many there are, so a token's result depends only on its own sequence. On other devices,
-//   linear_forward and grouped_linear_forward are faster for many rows, and differ in the last bits.
+// * Arithmetics (ops/device.h) differ in the last bits of linear_forward, grouped_linear_forward and both with an
+//   activation, and on CUDA of rms_norm_forward: what only one of them promises is said there.
 //
 // Threads: those of the device (ops/device.h).
 #pragma once
@@ -38,13 +37,14 @@ namespace nmoe {
 
 class Ops {
  public:
-  Ops(Device& device, Lane lane) : device_(device), lane_(lane) {}
+  Ops(Device& device, Lane lane, Arithmetic arithmetic) : device_(device), lane_(lane), arithmetic_(arithmetic) {}
   virtual ~Ops() = default;
   Ops(const Ops&) = delete;
   Ops& operator=(const Ops&) = delete;
 
   Device& device() const { return device_; }
   Lane lane() const { return lane_; }
+  Arithmetic arithmetic() const { return arithmetic_; }
   virtual DType compute_dtype() const = 0;  // what `act` means
   // What products make of weights that are to be rounded to `format`, which is not kAct.
   virtual WeightRounding weight_rounding(OperandFormat format) const = 0;
@@ -59,6 +59,7 @@ class Ops {
  private:
   Device& device_;
   Lane lane_;
+  Arithmetic arithmetic_;
 };
 
 }  // namespace nmoe

@@ -25,7 +25,7 @@ struct Piece {
 class CachedTestModel {
  public:
   explicit CachedTestModel(const ModelConfig& config, DType real = DType::kF64, int num_threads = 2)
-      : ops_({.num_threads = num_threads, .compute_dtype = real, .batch_invariant = true}, 4 << 20),
+      : ops_({.num_threads = num_threads, .compute_dtype = real}, 4 << 20, Arithmetic::kBatchInvariant),
         pool_(real),
         model_(config, *ops_, kCapacity) {
     for (Arena* arena : {&values_, &state_, &activations_}) arena->reserve(ops_.device().memory(), 4 << 20);

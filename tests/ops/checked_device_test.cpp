@@ -16,7 +16,8 @@ class SpoilingDevice final : public checked::WrappedDevice {
  private:
   class SpoilingOps final : public Ops {
    public:
-    explicit SpoilingOps(SpoilingDevice& owner) : Ops(owner, Lane::kCompute), ops_(owner.wrapped().ops()) {}
+    explicit SpoilingOps(SpoilingDevice& owner)
+        : Ops(owner, Lane::kCompute, Arithmetic::kFastest), ops_(owner.wrapped().ops()) {}
     DType compute_dtype() const override { return ops_.compute_dtype(); }
     WeightRounding weight_rounding(OperandFormat format) const override { return ops_.weight_rounding(format); }
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
@@ -43,7 +44,7 @@ class SpoilingDevice final : public checked::WrappedDevice {
     void spoil(const Arguments&) {}
     Ops& ops_;
   };
-  Ops& lane_ops(Lane) override { return ops_; }
+  Ops& lane_ops(Lane, Arithmetic) override { return ops_; }
   SpoilingOps ops_;
 };
 

@@ -340,9 +340,8 @@ TEST(GroupedLinear, PickedRowsAreThoseInOrder) {
   const Tensor ordered_x = in_order(x), ordered_dy = in_order(dy);
   const auto filled = [&](int64_t width) { return pool.full({kRoom, width}, 7.0); };
 
-  for (const bool batch_invariant : {false, true}) {
-    const ReadyDevice ops({.num_threads = 2, .compute_dtype = DType::kF32, .batch_invariant = batch_invariant},
-                          16 << 20);
+  for (const Arithmetic arithmetic : {Arithmetic::kFastest, Arithmetic::kBatchInvariant}) {
+    const ReadyDevice ops({.num_threads = 2, .compute_dtype = DType::kF32}, 16 << 20, arithmetic);
     const Tensor pre = filled(kOut), expected_pre = filled(kOut), h = filled(kOut / 2), expected_h = filled(kOut / 2);
     ops->grouped_activation_forward({Activation::kSwiGlu, {x, index}, w, offsets, weight, pre, h});
     ops->grouped_activation_forward({Activation::kSwiGlu, ordered_x, w, offsets, weight, expected_pre, expected_h});

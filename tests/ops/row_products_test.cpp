@@ -1,5 +1,5 @@
 // Row products against plain sums, and bit for bit against themselves one row at a time; likewise the linear layers of
-// a batch invariant device.
+// batch-invariant arithmetic.
 #include "ops/cpu/row_products.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +83,7 @@ TEST(RowProducts, OfAvx512Too) {
 }
 
 ReadyDevice invariant_device(DType real, int num_threads) {
-  return {{.num_threads = num_threads, .compute_dtype = real, .batch_invariant = true}, 1 << 20};
+  return {{.num_threads = num_threads, .compute_dtype = real}, 1 << 20, Arithmetic::kBatchInvariant};
 }
 
 TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {

@@ -93,7 +93,7 @@ class UnpinnableDevice final : public checked::WrappedDevice {
     }
     void release(void*, int64_t) noexcept override {}
   };
-  Ops& lane_ops(Lane lane) override { return wrapped().ops(lane); }
+  Ops& lane_ops(Lane lane, Arithmetic arithmetic) override { return wrapped().ops(lane, arithmetic); }
 
   Nothing nothing_;
 };

@@ -145,19 +145,21 @@ class TensorPool {
   std::vector<std::unique_ptr<std::byte, Free>> blocks_;
 };
 
-// A device whose scratch is ready for use, reached as its operations: ops->fill({x, 0.0}).
+// A device whose scratch is ready for use, reached as its operations of one arithmetic: ops->fill({x, 0.0}).
 class ReadyDevice {
  public:
   ReadyDevice() = default;
-  ReadyDevice(const DeviceOptions& options, int64_t scratch_bytes) : device_(make_device(options)) {
+  ReadyDevice(const DeviceOptions& options, int64_t scratch_bytes, Arithmetic arithmetic = Arithmetic::kFastest)
+      : device_(make_device(options)), arithmetic_(arithmetic) {
     device_->scratch(Lane::kCompute).reserve(device_->memory(), scratch_bytes);
   }
   Device& device() const { return *device_; }
-  Ops& operator*() const { return device_->ops(); }
-  Ops* operator->() const { return &device_->ops(); }
+  Ops& operator*() const { return device_->ops(arithmetic_); }
+  Ops* operator->() const { return &device_->ops(arithmetic_); }
 
  private:
   std::unique_ptr<Device> device_;
+  Arithmetic arithmetic_ = Arithmetic::kFastest;
 };
 inline ReadyDevice cpu_device(DType real = DType::kF64, int num_threads = 2, int64_t scratch_bytes = 16 << 20) {
   return {{.num_threads = num_threads, .compute_dtype = real}, scratch_bytes};

@@ -15,13 +15,16 @@ namespace {
 // The CPU, but for one operation: behind it an element of its result is another.
 class BrokenDevice final : public checked::WrappedDevice {
  public:
-  BrokenDevice(Device& device, std::string broken) : WrappedDevice(device), ops_(*this, std::move(broken)) {}
+  BrokenDevice(Device& device, const std::string& broken)
+      : WrappedDevice(device),
+        fastest_(*this, Arithmetic::kFastest, broken),
+        invariant_(*this, Arithmetic::kBatchInvariant, broken) {}
 
  private:
   class BrokenOps final : public Ops {
    public:
-    BrokenOps(BrokenDevice& owner, std::string broken)
-        : Ops(owner, Lane::kCompute), ops_(owner.wrapped().ops()), broken_(std::move(broken)) {}
+    BrokenOps(BrokenDevice& owner, Arithmetic arithmetic, std::string broken)
+        : Ops(owner, Lane::kCompute, arithmetic), ops_(owner.wrapped().ops(arithmetic)), broken_(std::move(broken)) {}
     DType compute_dtype() const override { return ops_.compute_dtype(); }
     WeightRounding weight_rounding(OperandFormat format) const override { return ops_.weight_rounding(format); }
 #define NMOE_DEFINE_OVERRIDE(name, Arguments)             \
@@ -44,8 +47,10 @@ class BrokenDevice final : public checked::WrappedDevice {
     Ops& ops_;
     std::string broken_;
   };
-  Ops& lane_ops(Lane) override { return ops_; }
-  BrokenOps ops_;
+  Ops& lane_ops(Lane, Arithmetic arithmetic) override {
+    return arithmetic == Arithmetic::kFastest ? fastest_ : invariant_;
+  }
+  BrokenOps fastest_, invariant_;
 };
 
 std::map<std::string, int64_t> test_with(const std::string& broken) {

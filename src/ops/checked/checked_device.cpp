@@ -142,7 +142,8 @@ MismatchError::MismatchError(Mismatch mismatch)
 
 class CheckedDevice::CheckedOps final : public Ops {
  public:
-  CheckedOps(CheckedDevice& owner, Lane lane) : Ops(owner, lane), owner_(owner), checked_(owner.wrapped().ops(lane)) {}
+  CheckedOps(CheckedDevice& owner, Lane lane, Arithmetic arithmetic)
+      : Ops(owner, lane, arithmetic), owner_(owner), checked_(owner.wrapped().ops(lane, arithmetic)) {}
 
   DType compute_dtype() const override { return checked_.compute_dtype(); }
   WeightRounding weight_rounding(OperandFormat format) const override { return checked_.weight_rounding(format); }
@@ -220,12 +221,19 @@ class CheckedDevice::CheckedOps final : public Ops {
 CheckedDevice::CheckedDevice(Device& device)
     : WrappedDevice(device), cpu_(make_device({.kind = "cpu", .compute_dtype = DType::kF32})) {
   cpu_->scratch(Lane::kCompute).reserve(cpu_->memory(), kCpuScratchBytes);
-  for (const Lane lane : kLanes) lanes_[static_cast<size_t>(lane)] = std::make_unique<CheckedOps>(*this, lane);
+  for (const Lane lane : kLanes) {
+    for (const Arithmetic arithmetic : {Arithmetic::kFastest, Arithmetic::kBatchInvariant}) {
+      lanes_[static_cast<size_t>(lane)][static_cast<size_t>(arithmetic)] =
+          std::make_unique<CheckedOps>(*this, lane, arithmetic);
+    }
+  }
 }
 
 CheckedDevice::~CheckedDevice() = default;
 
-Ops& CheckedDevice::lane_ops(Lane lane) { return *lanes_[static_cast<size_t>(lane)]; }
+Ops& CheckedDevice::lane_ops(Lane lane, Arithmetic arithmetic) {
+  return *lanes_[static_cast<size_t>(lane)][static_cast<size_t>(arithmetic)];
+}
 
 std::unique_ptr<Recording> CheckedDevice::record(std::function<void()> work) {
   class Again final : public Recording {

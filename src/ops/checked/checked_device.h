@@ -54,10 +54,10 @@ class CheckedDevice final : public WrappedDevice {
 
  private:
   class CheckedOps;
-  Ops& lane_ops(Lane lane) override;
+  Ops& lane_ops(Lane lane, Arithmetic arithmetic) override;
 
   std::unique_ptr<Device> cpu_;
-  std::array<std::unique_ptr<CheckedOps>, kNumLanes> lanes_;
+  std::array<std::array<std::unique_ptr<CheckedOps>, kNumArithmetics>, kNumLanes> lanes_;
   std::map<std::string, int64_t> checked_;
 };
 

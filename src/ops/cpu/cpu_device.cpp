@@ -20,14 +20,16 @@ namespace nmoe::cpu {
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
 
-CpuDevice::LaneState::LaneState(CpuDevice& device, Lane lane, bool batch_invariant)
-    : scratch("scratch"), ops(device, lane, {device.pool_, scratch, batch_invariant}, device.compute_dtype_) {}
+CpuDevice::LaneState::LaneState(CpuDevice& device, Lane lane)
+    : scratch("scratch"),
+      fastest(device, lane, Arithmetic::kFastest, {.pool = device.pool_, .scratch = scratch}, device.compute_dtype_),
+      invariant(device, lane, Arithmetic::kBatchInvariant,
+                {.pool = device.pool_, .scratch = scratch, .batch_invariant = true}, device.compute_dtype_) {}
 
-CpuDevice::CpuDevice(int num_threads, DType compute_dtype, bool batch_invariant)
+CpuDevice::CpuDevice(int num_threads, DType compute_dtype)
     : compute_dtype_(compute_dtype),
       pool_(num_threads),
-      lanes_{LaneState(*this, Lane::kCompute, batch_invariant), LaneState(*this, Lane::kCopy, batch_invariant),
-             LaneState(*this, Lane::kCommunication, batch_invariant)} {
+      lanes_{LaneState(*this, Lane::kCompute), LaneState(*this, Lane::kCopy), LaneState(*this, Lane::kCommunication)} {
   NMOE_CHECK(compute_dtype == DType::kF32 || compute_dtype == DType::kF64, "the CPU computes in F32 or F64, not {}",
              dtype_name(compute_dtype));
 }

@@ -12,8 +12,8 @@ namespace nmoe::cpu {
 // The operations of operations.h for one compute dtype.
 class CpuOps final : public Ops {
  public:
-  CpuOps(Device& device, Lane lane, Context context, DType compute_dtype)
-      : Ops(device, lane), context_(context), compute_dtype_(compute_dtype) {}
+  CpuOps(Device& device, Lane lane, Arithmetic arithmetic, Context context, DType compute_dtype)
+      : Ops(device, lane, arithmetic), context_(context), compute_dtype_(compute_dtype) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
   WeightRounding weight_rounding(OperandFormat) const override {
@@ -32,7 +32,7 @@ class CpuOps final : public Ops {
 class CpuDevice final : public Device {
  public:
   // num_threads 0: one per available CPU. compute_dtype: F32 or F64.
-  CpuDevice(int num_threads, DType compute_dtype, bool batch_invariant = false);
+  CpuDevice(int num_threads, DType compute_dtype);
 
   int index() const override { return 0; }
   std::string description() const override;
@@ -58,11 +58,14 @@ class CpuDevice final : public Device {
 
  private:
   struct LaneState {
-    LaneState(CpuDevice& device, Lane lane, bool batch_invariant);
+    LaneState(CpuDevice& device, Lane lane);
     Arena scratch;
-    CpuOps ops;
+    CpuOps fastest, invariant;
   };
-  Ops& lane_ops(Lane lane) override { return lanes_[static_cast<size_t>(lane)].ops; }
+  Ops& lane_ops(Lane lane, Arithmetic arithmetic) override {
+    LaneState& state = lanes_[static_cast<size_t>(lane)];
+    return arithmetic == Arithmetic::kFastest ? state.fastest : state.invariant;
+  }
 
   DType compute_dtype_;
   PageMemory memory_;

@@ -44,7 +44,7 @@ RoundedOperand quantize_and_widen(Context& ctx, ArenaScope& scope, Quantize args
   const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2), n = block_size(args.format);
   const bool is_nvfp4 = args.format == OperandFormat::kNvFp4;
   const int64_t height = args.blocks == BlockShape::kTiles ? n : 1, across = ceil_div(C, n);
-  NMOE_CHECK(!ctx.batch_invariant, "a batch invariant device does not round operands");
+  NMOE_CHECK(!ctx.batch_invariant, "batch-invariant products do not round operands");
   RoundedOperand rounded{.values = scope.allocate(DType::kF32, {G, N, C})};
   if (offsets.defined()) args.num_rows = offsets.rows(offsets.dim(0) - 1, offsets.dim(0));
   const bool apart = is_nvfp4 && offsets.defined();

@@ -1,5 +1,6 @@
 #include "ops/planned/planned_device.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
@@ -33,8 +34,15 @@ WeightRounding PlannedOps::weight_rounding(OperandFormat format) const {
   return cuda::weight_rounding(kernels_, compute_dtype_, format);
 }
 
+// Products that are others where they are batch-invariant: those take no scratch (InvariantCudaOps).
+template <class Arguments>
+constexpr bool kHasInvariant =
+    std::is_same_v<Arguments, LinearForward> || std::is_same_v<Arguments, LinearActivationForward> ||
+    std::is_same_v<Arguments, GroupedLinearForward> || std::is_same_v<Arguments, GroupedActivationForward>;
+
 template <class Arguments>
 void PlannedOps::count(const Arguments& args) {
+  if (kHasInvariant<Arguments> && arithmetic() == Arithmetic::kBatchInvariant) return;
   if constexpr (cuda::Planned<Arguments>) {
     cuda::Planner planner{scratch(), kernels_};
     cuda::plan_operation(planner, args);

@@ -12,8 +12,8 @@ namespace nmoe::planned {
 
 class PlannedOps final : public Ops {
  public:
-  PlannedOps(Device& device, Lane lane, DType compute_dtype, cuda::KernelSet kernels)
-      : Ops(device, lane), compute_dtype_(compute_dtype), kernels_(kernels) {}
+  PlannedOps(Device& device, Lane lane, Arithmetic arithmetic, DType compute_dtype, cuda::KernelSet kernels)
+      : Ops(device, lane, arithmetic), compute_dtype_(compute_dtype), kernels_(kernels) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
   WeightRounding weight_rounding(OperandFormat format) const override;
@@ -75,12 +75,17 @@ class PlannedDevice final : public Device {
   };
   struct LaneState {
     LaneState(PlannedDevice& device, Lane lane, const char* scratch_name)
-        : scratch(scratch_name), ops(device, lane, device.compute_dtype_, device.kernels()) {}
+        : scratch(scratch_name),
+          fastest(device, lane, Arithmetic::kFastest, device.compute_dtype_, device.kernels()),
+          invariant(device, lane, Arithmetic::kBatchInvariant, device.compute_dtype_, device.kernels()) {}
     Arena scratch;
-    PlannedOps ops;
+    PlannedOps fastest, invariant;
   };
   cuda::KernelSet kernels() const { return {.major = part_.compute_major}; }
-  Ops& lane_ops(Lane lane) override { return lanes_[static_cast<size_t>(lane)].ops; }
+  Ops& lane_ops(Lane lane, Arithmetic arithmetic) override {
+    LaneState& state = lanes_[static_cast<size_t>(lane)];
+    return arithmetic == Arithmetic::kFastest ? state.fastest : state.invariant;
+  }
 
   GpuPart part_;
   DType compute_dtype_;

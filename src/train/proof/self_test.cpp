@@ -242,8 +242,7 @@ void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& c
 }
 
 // Prompts of two sequences, and then a token of each.
-void generate(const Config& config, DeviceOptions options, const Wrap& wrap, Counts& counts) {
-  options.batch_invariant = true;
+void generate(const Config& config, const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
   const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
   device->scratch(Lane::kCompute).reserve(device->memory(), kArenaBytes);
   checked::CheckedDevice checked(tested ? *tested : *device);
@@ -251,7 +250,7 @@ void generate(const Config& config, DeviceOptions options, const Wrap& wrap, Cou
   arena.reserve(checked.memory(), kArenaBytes);
   activations.reserve(checked.memory(), kArenaBytes);
   constexpr int64_t kPrompt = 20;
-  Model model(config.model, checked.ops(), 2 * kPrompt);
+  Model model(config.model, checked.ops(Arithmetic::kBatchInvariant), 2 * kPrompt);
   model.allocate(arena, arena, arena);
   model.initialise(/*seed=*/1);
   const KvCache cache = model.make_cache(arena, /*num_slots=*/2, /*capacity=*/2 * kPrompt);
@@ -280,8 +279,7 @@ void generate(const Config& config, DeviceOptions options, const Wrap& wrap, Cou
 }
 
 // Tokens are chosen on the device itself, where it can.
-void sample(DeviceOptions options, Counts& counts) {
-  options.batch_invariant = true;
+void sample(const DeviceOptions& options, Counts& counts) {
   const std::unique_ptr<Device> device = make_device(options);
   if (device->token_sampler() == nullptr) return;
   device->scratch(Lane::kCompute).reserve(device->memory(), kArenaBytes);

@@ -16,7 +16,7 @@ namespace {
 
 class CudaSampling : public testing::Test {
  protected:
-  CudaSampling() : device_(make_device({.kind = "cuda", .compute_dtype = DType::kF32, .batch_invariant = true})) {
+  CudaSampling() : device_(make_device({.kind = "cuda", .compute_dtype = DType::kF32})) {
     for (const Lane lane : kLanes) device_->scratch(lane).reserve(device_->memory(), 1 << 20);
     arena_.reserve(device_->memory(), int64_t{256} << 20);
   }

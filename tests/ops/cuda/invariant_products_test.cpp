@@ -1,4 +1,4 @@
-// Products of a batch invariant device: those of the CPU, with the same bits for a row whatever others there are. Needs
+// Batch-invariant products: those of the CPU, with the same bits for a row whatever others there are. Needs
 // a GPU.
 #include <numeric>
 
@@ -9,10 +9,10 @@ namespace {
 
 class CudaInvariant : public CudaTest {
  protected:
-  CudaInvariant() : invariant_(make_device({.kind = "cuda", .compute_dtype = DType::kBF16, .batch_invariant = true})) {
+  CudaInvariant() : invariant_(make_device({.kind = "cuda", .compute_dtype = DType::kBF16})) {
     for (const Lane lane : kLanes) invariant_->scratch(lane).reserve(invariant_->memory(), int64_t{1} << 20);
   }
-  Ops& ops() { return invariant_->ops(); }
+  Ops& ops() { return invariant_->ops(Arithmetic::kBatchInvariant); }
   // Its stream is not that of device_.
   void finish() {
     const auto event = invariant_->make_event(Lane::kCompute);

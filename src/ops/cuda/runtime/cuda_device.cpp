@@ -72,22 +72,21 @@ std::string driver_version() {
 CudaDevice::LaneState::LaneState(CudaDevice& device, Lane lane, const char* scratch_name)
     : stream(lane == Lane::kCommunication ? StreamPriority::kFirst : StreamPriority::kNormal),
       scratch(scratch_name),
-      ops(device.make_ops(lane, {.stream = stream.get(),
-                                 .device_index = device.index_,
-                                 .num_sms = device.num_sms_,
-                                 .cublas_lt = device.libraries_.cublas_lt,
-                                 .cudnn_attention = device.libraries_.cudnn_attention,
-                                 .starts_early = device.batch_invariant_})) {}
+      fastest(device, lane, device.compute_dtype_, device.context_of(stream.get(), /*starts_early=*/false)),
+      invariant(device, lane, device.compute_dtype_, device.context_of(stream.get(), /*starts_early=*/true)) {}
 
-std::unique_ptr<CudaOps> CudaDevice::make_ops(Lane lane, const Context& context) {
-  if (batch_invariant_) return std::make_unique<InvariantCudaOps>(*this, lane, compute_dtype_, context);
-  return std::make_unique<CudaOps>(*this, lane, compute_dtype_, context);
+Context CudaDevice::context_of(cudaStream_t stream, bool starts_early) const {
+  return {.stream = stream,
+          .device_index = index_,
+          .num_sms = num_sms_,
+          .cublas_lt = libraries_.cublas_lt,
+          .cudnn_attention = libraries_.cudnn_attention,
+          .starts_early = starts_early};
 }
 
-CudaDevice::CudaDevice(int index, DType compute_dtype, bool batch_invariant, int num_sms)
+CudaDevice::CudaDevice(int index, DType compute_dtype, int num_sms)
     : index_(index),
       compute_dtype_(compute_dtype),
-      batch_invariant_(batch_invariant),
       name_(claim_device(index)),
       num_sms_(num_sms_of(index, num_sms)),
       libraries_(device_libraries(index)),
@@ -182,13 +181,13 @@ std::unique_ptr<Marks> CudaDevice::make_marks() {
 void CudaDevice::Sampler::sample_tokens(const SampleTokens& args) {
   if (device_.counting()) return;
   device_.make_current();
-  cuda::sample_tokens(device_.state(Lane::kCompute).ops->context(), args);
+  cuda::sample_tokens(device_.state(Lane::kCompute).invariant.context(), args);
 }
 
 void CudaDevice::Sampler::penalise_logits(const PenaliseLogits& args) {
   if (device_.counting()) return;
   device_.make_current();
-  cuda::penalise_logits(device_.state(Lane::kCompute).ops->context(), args);
+  cuda::penalise_logits(device_.state(Lane::kCompute).invariant.context(), args);
 }
 
 std::string CudaDevice::Algorithms::identity() const { return device_.libraries_.cublas_lt.identity(); }

@@ -24,8 +24,8 @@ class CudaDevice final : public Device {
  public:
   // index: as CUDA_VISIBLE_DEVICES leaves them, from 0. compute_dtype: BF16 or F32. Error (usage) when the machine has
   // no such device, one that these kernels were not compiled for, too old a driver, or, for BF16, no cuDNN or too old a
-  // one. batch_invariant: see ops/ops.h. num_sms: as in ops/factory.h.
-  CudaDevice(int index, DType compute_dtype, bool batch_invariant, int num_sms);
+  // one. num_sms: as in ops/factory.h.
+  CudaDevice(int index, DType compute_dtype, int num_sms);
   ~CudaDevice() override;
 
   int index() const override { return index_; }
@@ -82,17 +82,21 @@ class CudaDevice final : public Device {
     LaneState(CudaDevice& device, Lane lane, const char* scratch_name);
     CudaStream stream;
     Arena scratch;
-    std::unique_ptr<CudaOps> ops;
+    CudaOps fastest;
+    InvariantCudaOps invariant;
   };
-  std::unique_ptr<CudaOps> make_ops(Lane lane, const Context& context);
+  // starts_early: as the context has it.
+  Context context_of(cudaStream_t stream, bool starts_early) const;
   LaneState& state(Lane lane) { return lanes_[static_cast<size_t>(lane)]; }
   cudaStream_t stream(Lane lane) { return state(lane).stream.get(); }
-  Ops& lane_ops(Lane lane) override { return *state(lane).ops; }
+  Ops& lane_ops(Lane lane, Arithmetic arithmetic) override {
+    if (arithmetic == Arithmetic::kFastest) return state(lane).fastest;
+    return state(lane).invariant;
+  }
   void make_current() const;
 
   int index_;
   DType compute_dtype_;
-  bool batch_invariant_;
   std::string name_;  // of the hardware; known once the device is checked, and current from then on
   int num_sms_;       // that persistent kernels take
   DeviceLibraries& libraries_;

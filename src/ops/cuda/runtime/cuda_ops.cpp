@@ -67,7 +67,7 @@ void run(Context& ctx, Arena& scratch, const Arguments& args, Run<Arguments>* op
 }
 
 void check_unrounded(const OperandRounding& rounding) {
-  NMOE_CHECK(rounding.format == OperandFormat::kAct, "a batch invariant device does not round operands");
+  NMOE_CHECK(rounding.format == OperandFormat::kAct, "batch-invariant products do not round operands");
 }
 
 void check_groups(const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {

@@ -10,7 +10,7 @@ class CudaOps : public Ops {
  public:
   // `context`: the lane's stream and scratch.
   CudaOps(Device& device, Lane lane, DType compute_dtype, const Context& context)
-      : Ops(device, lane), compute_dtype_(compute_dtype), context_(context) {}
+      : CudaOps(device, lane, Arithmetic::kFastest, compute_dtype, context) {}
 
   DType compute_dtype() const override { return compute_dtype_; }
   WeightRounding weight_rounding(OperandFormat format) const override;
@@ -22,15 +22,20 @@ class CudaOps : public Ops {
   NMOE_OPERATIONS(NMOE_DECLARE_OVERRIDE)
 #undef NMOE_DECLARE_OVERRIDE
 
+ protected:
+  CudaOps(Device& device, Lane lane, Arithmetic arithmetic, DType compute_dtype, const Context& context)
+      : Ops(device, lane, arithmetic), compute_dtype_(compute_dtype), context_(context) {}
+
  private:
   DType compute_dtype_;
   Context context_;
 };
 
-// The same, batch invariant (ops/ops.h): forward products whose sums have one order for any number of rows.
+// The same, batch invariant (ops/device.h): forward products whose sums have one order for any number of rows.
 class InvariantCudaOps final : public CudaOps {
  public:
-  using CudaOps::CudaOps;
+  InvariantCudaOps(Device& device, Lane lane, DType compute_dtype, const Context& context)
+      : CudaOps(device, lane, Arithmetic::kBatchInvariant, compute_dtype, context) {}
 
   void linear_forward(const LinearForward& args) override;
   void linear_activation_forward(const LinearActivationForward& args) override;
