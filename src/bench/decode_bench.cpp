@@ -7,9 +7,9 @@
 
 #include "base/rng.h"
 #include "bench/timing.h"
-#include "infer/cached_model.h"
+#include "infer/load_model.h"
+#include "model/placed_weights.h"
 #include "model/spec/spec.h"
-#include "ops/storage.h"
 
 namespace nmoe {
 namespace {
@@ -59,11 +59,14 @@ double bytes_per_step(const Config& config, const std::string& device, int64_t s
       bytes += size;
     }
   }
-  double cached = 0.0;  // of a position
+  double cached = 0.0, fixed = 0.0;  // of a position; of a sequence
   for (const DescribedPart& part : spec.parts()) {
-    for (const int64_t width : part.traits.cache.widths) cached += static_cast<double>(width) * act_bytes;
+    for (const int64_t width : part.traits.state.widths) cached += static_cast<double>(width) * act_bytes;
+    for (const FixedState& state : part.traits.state.fixed) {
+      fixed += static_cast<double>(state.shape.num_elements()) * (state.is_stat ? 4.0 : act_bytes);
+    }
   }
-  return bytes + n * cached * (static_cast<double>(context) + kTokens / 2.0);
+  return bytes + n * (cached * (static_cast<double>(context) + kTokens / 2.0) + fixed);
 }
 
 DecodeBench::Batch time_batch(InferenceEngine& engine, const std::string& device, Prompts& prompts, int64_t sequences,
@@ -106,53 +109,52 @@ DecodeBench::Batch time_batch(InferenceEngine& engine, const std::string& device
 // What the cache replaces.
 class RerunModel {
  public:
-  RerunModel(const Config& config, int num_threads, int64_t max_tokens) {
-    const DeviceOptions where{.num_threads = num_threads};
-    StoragePlan plan = plan_storage(where, [&](Storage& storage) {
-      make(config, storage, max_tokens)->logits(batch(max_tokens), storage[ArenaKind::kActivations], logits_, last_);
-    });
-    plan.leave_out(ArenaKind::kGradients);
-    device_ = make_device(where);
-    storage_ = std::make_unique<Storage>(*device_, plan);
-    model_ = make(config, *storage_, max_tokens);
-    model_->initialise(static_cast<uint64_t>(config.run.seed));
+  RerunModel(const Config& config, int num_threads, int64_t max_tokens)
+      : weights_(config.model, {.device = {.num_threads = num_threads}, .work = "the bench"},
+                 [&](WeightSet& weights, Storage& storage) {
+                   Passes rehearsed(config, max_tokens, weights, storage);
+                   rehearsed.run(max_tokens);
+                 }),
+        passes_(config, max_tokens, weights_.weights(), weights_.storage()) {
+    weights_.initialise(static_cast<uint64_t>(config.run.seed), config.model.init.truncation);
     std::vector<int32_t> positions(static_cast<size_t>(max_tokens));
     std::iota(positions.begin(), positions.end(), 0);
-    device_->upload(positions_, positions.data());
+    weights_.device().upload(passes_.whole.positions, positions.data());
   }
 
   double ms_of(const std::vector<int32_t>& ids) {
     const auto size = static_cast<int64_t>(ids.size());
     const auto last = static_cast<int32_t>(size - 1);
     const auto begin = BenchClock::now();
-    device_->upload(tokens_.rows(0, size), ids.data());
-    device_->upload(last_, &last);
-    model_->logits(batch(size), (*storage_)[ArenaKind::kActivations], logits_, last_);
+    weights_.device().upload(passes_.whole.tokens.rows(0, size), ids.data());
+    weights_.device().upload(passes_.last, &last);
+    passes_.run(size);
     return ms_since(begin);
   }
 
  private:
-  std::unique_ptr<Model> make(const Config& config, Storage& storage, int64_t max_tokens) {
-    Arena& state = storage[ArenaKind::kStepState];
-    auto model = std::make_unique<Model>(config.model, storage.device().ops(), max_tokens);
-    model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
-    tokens_ = state.allocate(DType::kI32, {max_tokens});
-    positions_ = state.allocate(DType::kI32, {max_tokens});
-    last_ = state.allocate(DType::kI32, {1});
-    logits_ = state.allocate(DType::kF32, {1, config.model.vocab_size});
-    return model;
-  }
-  Batch batch(int64_t size) const {
-    return {.num_seqs = 1,
-            .seq_len = size,
-            .tokens = tokens_.rows(0, size),
-            .positions = positions_.rows(0, size)};
-  }
+  struct Passes {
+    Passes(const Config& config, int64_t max_tokens, WeightSet& weights, Storage& storage)
+        : runner(config.model, weights, storage.device(), RunnerRoom::of(storage), {.max_positions = max_tokens}),
+          whole(runner.make_batch({.num_seqs = 1, .seq_len = max_tokens})),
+          last(storage[ArenaKind::kStepState].allocate(DType::kI32, {1})),
+          logits(storage[ArenaKind::kStepState].allocate(DType::kF32, {1, config.model.vocab_size})) {}
+    // The logits behind the first `size` tokens.
+    void run(int64_t size) {
+      const Batch beginning{.num_seqs = 1,
+                            .seq_len = size,
+                            .tokens = whole.tokens.rows(0, size),
+                            .positions = whole.positions.rows(0, size)};
+      runner.model().logits(beginning, runner.activations(), logits, last);
+    }
 
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Storage> storage_;
-  std::unique_ptr<Model> model_;
-  Tensor tokens_, positions_, last_, logits_;
+    ModelRunner runner;
+    Batch whole;
+    Tensor last, logits;
+  };
+
+  PlacedWeights weights_;
+  Passes passes_;
 };
 
 // Milliseconds from the beginning of a text to each of its tokens.
@@ -197,10 +199,11 @@ DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
   const auto& [device, num_threads, tokens] = bench_options;
   const bool on_cpu = device == "cpu";
   const std::vector<int64_t> batches = on_cpu ? std::vector<int64_t>{1, 4, 16} : std::vector<int64_t>{1, 16, 256};
-  const CachedModelOptions options{
-      .device = device, .num_threads = num_threads, .num_slots = batches.back(), .capacity = tokens + kRoom};
-  auto model = checkpoint.empty() ? std::make_unique<CachedModel>(unread, std::move(tokenizer), options)
-                                  : std::make_unique<CachedModel>(checkpoint, options);
+  const LoadOptions options{.device = device,
+                            .num_threads = num_threads,
+                            .cached = {.num_slots = batches.back(), .capacity = tokens + kRoom}};
+  auto model = checkpoint.empty() ? random_cached_model(unread, std::move(tokenizer), options)
+                                  : load_cached_model(checkpoint, options);
   DecodeBench bench{.device = model->device().description(), .batches = {}};
   InferenceEngine engine(std::move(model));
   Prompts prompts(engine.tokenizer().vocab_size());

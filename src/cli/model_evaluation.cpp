@@ -18,6 +18,7 @@
 #include "eval/cached_scorer.h"
 #include "eval/packed_scorer.h"
 #include "hf/import.h"
+#include "infer/load_model.h"
 #include "track/metrics.h"
 #include "track/metrics_file.h"
 #include "train/loop/run_config.h"
@@ -117,12 +118,11 @@ class EvaluatedModel {
 
   std::unique_ptr<Scorer> make_scorer() const {
     if (on_cpu()) {
-      const CachedModelOptions options{.num_threads = arguments_.threads,
-                                       .num_slots = items_at_a_time(),
-                                       .capacity = context_,
-                                       .max_scores = CachedScorer::kMaxScores};
-      auto model = subject_.checkpoint ? std::make_unique<CachedModel>(subject_.checkpoint->path(), options)
-                                       : std::make_unique<CachedModel>(subject_.config, subject_.tokenizer, options);
+      const LoadOptions options{
+          .num_threads = arguments_.threads,
+          .cached = {.num_slots = items_at_a_time(), .capacity = context_, .max_scores = CachedScorer::kMaxScores}};
+      auto model = subject_.checkpoint ? load_cached_model(subject_.checkpoint->path(), options)
+                                       : random_cached_model(subject_.config, subject_.tokenizer, options);
       return std::make_unique<CachedScorer>(std::move(model), arguments_.share_prefixes);
     }
     const PackedScorerOptions options{.device = arguments_.device,

@@ -17,7 +17,9 @@ struct CachedScorer::Slot {
   size_t text = 0;       // whose rows come next, behind the shared ones
   int64_t position = 0;  // of the next row
   bool reading_shared = false;
-  std::vector<int32_t> tokens;  // what is in the cache, by position
+  std::vector<int32_t> tokens;  // what the states have seen, by position
+  std::vector<int32_t> copied;  // what those of the copy have seen
+  int64_t held = 0;             // the position behind which the states are; -1: any
   std::vector<TextScore> scores;
 
   int64_t end() const {  // of the rows of this part
@@ -47,10 +49,36 @@ int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
 
 }  // namespace
 
-CachedScorer::CachedScorer(std::unique_ptr<CachedModel> model, bool share_prefixes)
-    : model_(std::move(model)), share_prefixes_(share_prefixes), slots_(static_cast<size_t>(model_->num_slots())) {}
+CachedScorer::CachedScorer(std::shared_ptr<CachedModel> model, bool share_prefixes)
+    : model_(std::move(model)),
+      share_prefixes_(share_prefixes && (model_->goes_back() || model_->num_slots() > 1)),
+      copies_(share_prefixes_ && !model_->goes_back()),
+      slots_(static_cast<size_t>(copies_ ? model_->num_slots() / 2 : model_->num_slots())) {}
 
 CachedScorer::~CachedScorer() = default;
+
+int64_t CachedScorer::reusable(const Slot& slot, std::span<const int32_t> first, int64_t most) const {
+  if (!share_prefixes_) return 0;
+  if (!copies_) return std::min(common_prefix(slot.tokens, first), most);
+  const auto size = std::ssize(slot.copied);
+  return size <= most && common_prefix(slot.copied, first) == size ? size : 0;
+}
+
+void CachedScorer::set_states(Slot& slot, int32_t slot_index) {
+  if (model_->goes_back()) return;
+  const auto copy_index = static_cast<int64_t>(std::ssize(slots_)) + slot_index;
+  if (copies_ && slot.held != slot.position && slot.position > 0) {
+    NMOE_CHECK(std::ssize(slot.copied) == slot.position, "states behind {} tokens, copied behind {}", slot.position,
+               slot.copied.size());
+    model_->copy_slot(copy_index, slot_index);
+  }
+  slot.held = slot.position;  // a row at position 0 goes on from nothing
+  if (!copies_ || slot.reading_shared || slot.shared == 0 || slot.position != slot.shared) return;
+  const std::span prefix(slot.tokens.data(), static_cast<size_t>(slot.shared));
+  if (std::ranges::equal(slot.copied, prefix)) return;
+  model_->copy_slot(slot_index, copy_index);
+  slot.copied.assign(prefix.begin(), prefix.end());
+}
 
 void CachedScorer::begin_group(Slot& slot, size_t index, const std::vector<ScoredText>& group) const {
   NMOE_CHECK(!group.empty() && group.size() <= kMaxTexts, "group {} has {} texts", index, group.size());
@@ -61,21 +89,24 @@ void CachedScorer::begin_group(Slot& slot, size_t index, const std::vector<Score
   slot.scores.assign(group.size(), {});
   const std::vector<int32_t>& first = group.front().tokens;
   // A row that is scored has to be run again, whatever is in the cache.
-  int64_t shared = std::numeric_limits<int64_t>::max(), reusable = shared;
+  int64_t shared = std::numeric_limits<int64_t>::max(), most_reusable = shared;
   for (const ScoredText& text : group) {
     const int64_t size = std::ssize(text.tokens);
     NMOE_CHECK(text.begin >= 1 && text.begin < size && size <= max_tokens(), "{} tokens scored from {} on, room for {}",
                size, text.begin, max_tokens());
     shared = std::min({shared, size - 1, common_prefix(first, text.tokens)});
-    reusable = std::min(reusable, text.begin - 1);
+    most_reusable = std::min(most_reusable, text.begin - 1);
   }
   slot.shared = share_prefixes_ ? shared : 0;
   slot.reading_shared = true;
-  slot.position = share_prefixes_ ? std::min({common_prefix(slot.tokens, first), reusable, shared}) : 0;
+  slot.position = reusable(slot, first, std::min(most_reusable, slot.shared));
+  slot.held = -1;
+  if (copies_ && slot.position > 0) slot.tokens = slot.copied;
   slot.advance();
 }
 
 void CachedScorer::add_rows(Slot& slot, int32_t slot_index) {
+  set_states(slot, slot_index);
   const std::vector<ScoredText>& group = *slot.group;
   const size_t first_text = slot.reading_shared ? 0 : slot.text;
   const size_t end_text = slot.reading_shared ? group.size() : slot.text + 1;
@@ -93,6 +124,7 @@ void CachedScorer::add_rows(Slot& slot, int32_t slot_index) {
     const int32_t token = tokens[static_cast<size_t>(slot.position)];
     rows_.push_back({.token = token, .slot = slot_index, .position = static_cast<int32_t>(slot.position)});
     slot.tokens.push_back(token);
+    slot.held = slot.position + 1;
   }
 }
 

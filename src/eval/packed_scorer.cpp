@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
-#include "config/load.h"
+#include "infer/load_model.h"
 
 namespace nmoe {
 namespace {
@@ -19,63 +19,55 @@ int64_t rounded_up(int64_t count) { return (count + kScored - 1) / kScored * kSc
 
 }  // namespace
 
-PackedScorer::PackedScorer(const std::filesystem::path& checkpoint, const PackedScorerOptions& options)
-    : options_(options) {
-  const CheckpointReader reader = CheckpointReader::open(checkpoint);
-  config_ = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  set_up();
-  std::vector<float> values;
-  for (Weight& weight : model_->weights().all()) {
-    values.resize(static_cast<size_t>(weight.spec.shape.num_elements()));
-    reader.load(weight.spec.name, Tensor(values.data(), DType::kF32, weight.spec.shape));
-    weight.upload(device_->ops(), values.data());
+PackedScorer::Passes::Passes(const Config& config, const PackedScorerOptions& options, WeightSet& weights,
+                             Storage& storage)
+    : runner(config.model, weights, storage.device(), RunnerRoom::of(storage), {.max_positions = options.max_tokens}),
+      // Every row is a sequence: pieces know none.
+      batch(runner.make_batch({.num_seqs = options.num_rows, .has_pieces = true})),
+      scored(runner.make_scored_rows(rounded_up(options.num_rows))) {
+  if (runner.ops().counting()) runner.model().scores(batch, runner.activations(), scored);
+}
+
+PackedScorerOptions PackedScorer::complete(const Config& config, PackedScorerOptions options) {
+  options.max_tokens = context_of(config, options.max_tokens);
+  options.num_rows = std::max(options.num_rows, options.max_tokens);
+  return options;
+}
+
+WeightsPlace PackedScorer::place(bool has_random_weights) const {
+  return {
+      .device = {.kind = options_.device, .num_threads = options_.num_threads, .compute_dtype = options_.compute_dtype},
+      // Where weights have a master, random ones are drawn there.
+      .has_gradients = has_random_weights && options_.compute_dtype == DType::kBF16,
+      .work = "evaluation",
+      .remedy = [max_tokens = options_.max_tokens](const StoragePlan& plan) {
+        return fmt::format("lower --context (now {} tokens), or free memory: the weights take {}, a pass {}",
+                           max_tokens, human_bytes(plan[ArenaKind::kParameters]),
+                           human_bytes(plan[ArenaKind::kActivations]));
+      }};
+}
+
+PackedScorer::PackedScorer(const Config& config, const PackedScorerOptions& options, const CheckpointReader* reader)
+    : config_(config),
+      options_(complete(config_, options)),
+      weights_(config_.model, place(reader == nullptr),
+               [this](WeightSet& weights, Storage& storage) { Passes(config_, options_, weights, storage); }),
+      passes_(config_, options_, weights_.weights(), weights_.storage()) {
+  if (reader != nullptr) {
+    load_weights(*reader, weights_);
+  } else {
+    weights_.initialise(static_cast<uint64_t>(config_.run.seed), config_.model.init.truncation);
   }
 }
+
+PackedScorer::PackedScorer(const CheckpointReader& reader, const PackedScorerOptions& options)
+    : PackedScorer(config_of(reader), options, &reader) {}
+
+PackedScorer::PackedScorer(const std::filesystem::path& checkpoint, const PackedScorerOptions& options)
+    : PackedScorer(CheckpointReader::open(checkpoint), options) {}
 
 PackedScorer::PackedScorer(const Config& config, const PackedScorerOptions& options)
-    : config_(config), options_(options) {
-  set_up();
-  model_->initialise(static_cast<uint64_t>(config_.run.seed));
-}
-
-void PackedScorer::set_up() {
-  if (options_.max_tokens == 0) {
-    options_.max_tokens = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
-  }
-  options_.num_rows = std::max(options_.num_rows, options_.max_tokens);
-  const DeviceOptions where{
-      .kind = options_.device, .num_threads = options_.num_threads, .compute_dtype = options_.compute_dtype};
-  const StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
-  device_ = make_device(where);
-  check_free_memory(plan, *device_, "evaluation",
-                    fmt::format("lower --context (now {} tokens), or free memory: the weights take {}, a pass {}",
-                                options_.max_tokens, human_bytes(plan[ArenaKind::kParameters]),
-                                human_bytes(plan[ArenaKind::kActivations])));
-  storage_ = std::make_unique<Storage>(*device_, plan);
-  model_ = make(*storage_);
-}
-
-std::unique_ptr<Model> PackedScorer::make(Storage& storage) {
-  Arena& state = storage[ArenaKind::kStepState];
-  Ops& ops = storage.device().ops();
-  auto model = std::make_unique<Model>(config_.model, ops, options_.max_tokens);
-  model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
-  const int64_t T = options_.num_rows;
-  // Every row is a sequence: pieces know none.
-  batch_ = {.num_seqs = T,
-            .seq_len = 1,
-            .tokens = state.allocate(DType::kI32, {T}),
-            .positions = state.allocate(DType::kI32, {T}),
-            .cu_seqlens = state.allocate(DType::kI32, {T + 1}),
-            .parents = state.allocate(DType::kI32, {T + 1})};
-  const int64_t scores = rounded_up(T);
-  scored_ = {.rows = state.allocate(DType::kI32, {scores}),
-             .targets = state.allocate(DType::kI32, {scores}),
-             .losses = state.allocate(ops.stat_dtype(), {scores}),
-             .predictions = state.allocate(DType::kI32, {scores})};
-  if (ops.counting()) model->scores(batch_, storage[ArenaKind::kActivations], scored_);
-  return model;
-}
+    : PackedScorer(config, options, nullptr) {}
 
 void PackedScorer::Texts::clear() {
   tokens.clear(), positions.clear(), pieces.clear();
@@ -174,17 +166,18 @@ void PackedScorer::launch() {
   texts.scored_rows.resize(static_cast<size_t>(num_scores), 0);
   texts.targets.resize(static_cast<size_t>(num_scores), -1);
 
-  device_->upload(batch_.tokens, texts.tokens.data());
-  device_->upload(batch_.positions, texts.positions.data());
-  device_->upload(batch_.cu_seqlens, bounds.data());
-  device_->upload(batch_.parents, parents.data());
-  const ScoredRows scored = {.rows = scored_.rows.rows(0, num_scores),
-                             .targets = scored_.targets.rows(0, num_scores),
-                             .losses = scored_.losses.rows(0, num_scores),
-                             .predictions = scored_.predictions.rows(0, num_scores)};
-  device_->upload(scored.rows, texts.scored_rows.data());
-  device_->upload(scored.targets, texts.targets.data());
-  model_->scores(batch_, (*storage_)[ArenaKind::kActivations], scored);
+  Device& device = weights_.device();
+  device.upload(passes_.batch.tokens, texts.tokens.data());
+  device.upload(passes_.batch.positions, texts.positions.data());
+  device.upload(passes_.batch.cu_seqlens, bounds.data());
+  device.upload(passes_.batch.parents, parents.data());
+  const ScoredRows scored = {.rows = passes_.scored.rows.rows(0, num_scores),
+                             .targets = passes_.scored.targets.rows(0, num_scores),
+                             .losses = passes_.scored.losses.rows(0, num_scores),
+                             .predictions = passes_.scored.predictions.rows(0, num_scores)};
+  device.upload(scored.rows, texts.scored_rows.data());
+  device.upload(scored.targets, texts.targets.data());
+  passes_.runner.model().scores(passes_.batch, passes_.runner.activations(), scored);
 }
 
 void PackedScorer::collect() {
@@ -192,8 +185,8 @@ void PackedScorer::collect() {
   if (count == 0) return;
   std::vector<float> losses(static_cast<size_t>(count));
   std::vector<int32_t> predictions(static_cast<size_t>(count));
-  device_->download(losses.data(), scored_.losses.rows(0, count));
-  device_->download(predictions.data(), scored_.predictions.rows(0, count));
+  weights_.device().download(losses.data(), passes_.scored.losses.rows(0, count));
+  weights_.device().download(predictions.data(), passes_.scored.predictions.rows(0, count));
   for (size_t i = 0; i < losses.size(); ++i) {
     TextScore& score = *running_.owners[i];
     score.nats += static_cast<double>(losses[i]);

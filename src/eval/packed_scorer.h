@@ -11,8 +11,8 @@
 
 #include "config/config.h"
 #include "eval/scorer.h"
-#include "model/model.h"
-#include "ops/storage.h"
+#include "model/placed_weights.h"
+#include "model/runner.h"
 
 namespace nmoe {
 
@@ -24,6 +24,8 @@ struct PackedScorerOptions {
   int64_t num_rows = 32768;    // of a pass; at least max_tokens
   bool share_prefixes = true;  // false: every text from its first token on
 };
+
+class CheckpointReader;
 
 class PackedScorer final : public Scorer {
  public:
@@ -53,8 +55,19 @@ class PackedScorer final : public Scorer {
     void clear();
   };
 
-  void set_up();
-  std::unique_ptr<Model> make(Storage& storage);
+  // Weights of a checkpoint or, without a reader, random ones.
+  PackedScorer(const Config& config, const PackedScorerOptions& options, const CheckpointReader* reader);
+  PackedScorer(const CheckpointReader& reader, const PackedScorerOptions& options);
+  // What makes the passes, and the memory that they use.
+  struct Passes {
+    Passes(const Config& config, const PackedScorerOptions& options, WeightSet& weights, Storage& storage);
+
+    ModelRunner runner;
+    Batch batch;        // of as many pieces as rows
+    ScoredRows scored;  // as many as rows, and more, to fill up what is computed at once
+  };
+  static PackedScorerOptions complete(const Config& config, PackedScorerOptions options);
+  WeightsPlace place(bool has_random_weights) const;
   // Puts a text into the next pass, false without room.
   bool place(const ScoredText& text, TextScore& score);
   // Ends the path to the text placed last behind `position`, with a piece that ends there.
@@ -67,11 +80,8 @@ class PackedScorer final : public Scorer {
 
   Config config_;
   PackedScorerOptions options_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Storage> storage_;
-  std::unique_ptr<Model> model_;
-  Batch batch_;        // of as many pieces as rows
-  ScoredRows scored_;  // as many as rows, and more, to fill up what is computed at once
+  PlacedWeights weights_;
+  Passes passes_;
   int64_t computed_tokens_ = 0;
   Texts next_, running_;
   // The text placed last: itself, the row of each of its positions, and the pieces that these are in.

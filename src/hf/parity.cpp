@@ -13,9 +13,9 @@
 #include "base/rng.h"
 #include "checkpoint/safetensors.h"
 #include "hf/binding.h"
-#include "model/model.h"
+#include "model/placed_weights.h"
+#include "model/runner.h"
 #include "model/weight_formats.h"
-#include "ops/storage.h"
 
 namespace nmoe {
 namespace {
@@ -77,24 +77,21 @@ struct PassOptions {
 // The model with one batch and everything one step needs.
 class Workspace {
  public:
-  Workspace(const Config& config, Storage& storage, int64_t num_seqs, int64_t seq_len, const PassOptions& options)
+  Workspace(const Config& config, WeightSet& weights, Storage& storage, int64_t num_seqs, int64_t seq_len,
+            const PassOptions& options)
       : options_(options),
         device_(storage.device()),
         ops_(device_.ops()),
-        activations_(storage[ArenaKind::kActivations]),
-        model_(config.model, ops_, seq_len) {
+        weights_(weights),
+        runner_(config.model, weights, device_, RunnerRoom::of(storage), {.max_positions = seq_len}),
+        model_(runner_.model()) {
     Arena& state = storage[ArenaKind::kStepState];
-    model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
     rounding_key_ = state.allocate(DType::kI64, {1});
-    set_operand_formats(model_.weights(), config, rounding_key_);
-    for (Weight& weight : model_.weights().all()) weight.in_act = !options.rounds;
-    if (options.rounds) allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+    set_operand_formats(weights_, config, rounding_key_);
+    for (Weight& weight : weights_.all()) weight.in_act = !options.rounds;
+    if (options.rounds) allocate_weight_codes(weights_, ops_, storage[ArenaKind::kWeightCodes]);
     const int64_t T = num_seqs * seq_len;
-    batch_ = {.num_seqs = num_seqs,
-              .seq_len = seq_len,
-              .tokens = state.allocate(DType::kI32, {T}),
-              .rows = {{BatchRow::kTargets, state.allocate(DType::kI32, {T})}},
-              .positions = state.allocate(DType::kI32, {T})};
+    batch_ = runner_.make_batch({.num_seqs = num_seqs, .seq_len = seq_len, .has_targets = true});
     losses_ = state.allocate(DType::kF32, {T});
     loss_scale_ = state.allocate(DType::kF64, {1});
     logits_ = state.allocate(DType::kF32, {T, config.model.vocab_size});
@@ -148,7 +145,7 @@ class Workspace {
     const StepScale scale = {.num_seqs = batch_.num_seqs, .num_tokens = T, .loss = loss_scale_};
     model_.begin_step();
     // The model itself never makes all logits.
-    model_.forward_backward(batch_, scale, activations_, losses_,
+    model_.forward_backward(batch_, scale, runner_.activations(), losses_,
                             {.inspect = [&](Intermediate what, int64_t, Tensor value, Tensor) {
                               if (what == Intermediate::kFinalNormOut) model_.head().forward(ops_, value, logits_);
                               if (what == Intermediate::kRouterLogits) route(value);
@@ -167,13 +164,13 @@ class Workspace {
   const Routing& routing() const { return routing_; }
   // Whether the gradients of weights are products of rounded operands.
   bool rounds_gradients() const {
-    return std::ranges::any_of(model_.weights().all(),
+    return std::ranges::any_of(weights_.all(),
                                [](const Weight& weight) { return weight.grad_format != OperandFormat::kAct; });
   }
   bool is_trained(const std::string& name) { return weight(name).spec.is_trained(); }
 
  private:
-  Weight& weight(const std::string& name) { return model_.weights().at(name); }
+  Weight& weight(const std::string& name) { return weights_.at(name); }
   template <class T>
   std::vector<T> download(Tensor tensor) const {
     std::vector<T> values(static_cast<size_t>(tensor.num_elements()));
@@ -189,8 +186,9 @@ class Workspace {
   PassOptions options_;
   Device& device_;
   Ops& ops_;
-  Arena& activations_;
-  Model model_;
+  WeightSet& weights_;
+  ModelRunner runner_;
+  Model& model_;
   Batch batch_;
   Tensor rounding_key_;               // [1] i64
   Tensor losses_;                     // [T]
@@ -282,11 +280,11 @@ class Comparison {
     const DeviceOptions where = {.kind = options_.device,
                                  .num_threads = options_.num_threads,
                                  .compute_dtype = is_bf16 ? DType::kBF16 : DType::kF32};
-    const StoragePlan plan =
-        plan_storage(where, [&](Storage& storage) { Workspace(run_, storage, num_seqs_, seq_len_, pass).run(); });
-    const auto device = make_device(where);
-    Storage storage(*device, plan);
-    Workspace work(run_, storage, num_seqs_, seq_len_, pass);
+    PlacedWeights placed(run_.model, {.device = where, .has_gradients = true, .work = "the comparison"},
+                         [&](WeightSet& weights, Storage& storage) {
+                           Workspace(run_, weights, storage, num_seqs_, seq_len_, pass).run();
+                         });
+    Workspace work(run_, placed.weights(), placed.storage(), num_seqs_, seq_len_, pass);
     work.load(binding_);
     work.set_batch(ids_);
     work.run();

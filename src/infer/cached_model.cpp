@@ -5,9 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "base/text.h"
-#include "checkpoint/reader.h"
-#include "config/load.h"
+#include "base/error.h"
 
 namespace nmoe {
 namespace {
@@ -23,115 +21,61 @@ int64_t recorded_rows(int64_t num_rows) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_rows)));
 }
 
-// The upper half of a master weight, as ops/ops.h has it.
-uint16_t upper_half(float master) {
-  const auto bits = std::bit_cast<uint32_t>(master);
-  return static_cast<uint16_t>((bits + 0x8000U) >> 16);
-}
-
 }  // namespace
 
-CachedModel::CachedModel(const fs::path& checkpoint, const CachedModelOptions& options) : options_(options) {
-  const CheckpointReader reader = CheckpointReader::open(checkpoint);
-  config_ = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-  tokenizer_ = reader.tokenizer();
-  set_up(/*random_weights=*/false);
-  load(reader);
-}
-
-CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
-                         const CachedModelOptions& options)
-    : config_(config), tokenizer_(std::move(tokenizer)), options_(options) {
-  set_up(/*random_weights=*/true);
-  model_->initialise(static_cast<uint64_t>(config_.run.seed));
-}
-
-void CachedModel::load(const CheckpointReader& reader) {
-  std::vector<NamedTensor> weights;
-  for (const Weight& weight : model_->weights().all()) weights.push_back({weight.spec.name, weight.value});
-  if (!device_->memory_use()) return reader.load_model(weights);  // they are in the host's memory
-  if (reader.model().size() != weights.size()) {
-    throw usage_error(fmt::format("checkpoint '{}' has {} tensors, its configuration's model {}",
-                                  reader.path().string(), reader.model().size(), weights.size()),
-                      "take a checkpoint as n train or n import wrote it");
-  }
-  std::vector<float> master;
-  std::vector<uint16_t> halves;
-  for (const NamedTensor& weight : weights) {
-    const Tensor value = weight.tensor;
-    master.resize(static_cast<size_t>(value.num_elements()));
-    reader.load(weight.name, Tensor(master.data(), DType::kF32, value.shape()));
-    if (value.dtype() == DType::kF32) {
-      device_->upload(value, master.data());
-    } else {
-      halves.resize(master.size());
-      std::ranges::transform(master, halves.begin(), upper_half);
-      device_->upload(value, halves.data());
-    }
-  }
-}
-
-void CachedModel::set_up(bool random_weights) {
+int64_t slots_of(int64_t asked) {
   constexpr int64_t kMostSlots = 1 << 16;
-  if (options_.num_slots < 1 || options_.num_slots > kMostSlots) {
-    throw usage_error(fmt::format("{} sequences at a time", options_.num_slots),
-                      fmt::format("give a number from 1 to {}", kMostSlots));
-  }
+  if (asked >= 1 && asked <= kMostSlots) return asked;
+  throw usage_error(fmt::format("{} sequences at a time", asked),
+                    fmt::format("give a number from 1 to {}", kMostSlots));
+}
+
+int64_t context_of(const Config& config, int64_t asked) {
   constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();
-  if (options_.capacity < 0 || options_.capacity > kLongest) {
-    throw usage_error(fmt::format("a context of {} tokens", options_.capacity),
+  if (asked < 0 || asked > kLongest) {
+    throw usage_error(fmt::format("a context of {} tokens", asked),
                       fmt::format("give a number from 0 (the model's own) to {}", kLongest));
   }
-  if (options_.capacity == 0) {
-    options_.capacity = config_.model.max_positions > 0 ? config_.model.max_positions : config_.data.seq_len;
+  if (asked > 0) return asked;
+  return config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
+}
+
+CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, SequenceModel& model,
+                         const RunnerRoom& room, const CachedModelOptions& options)
+    : config_(config),
+      tokenizer_(std::move(tokenizer)),
+      options_(options),
+      model_(model),
+      ops_(model.ops()),
+      device_(ops_.device()),
+      activations_(room.activations),
+      states_(make_states(model.states(), ops_, room.states, options.num_slots, options.capacity)) {
+  allocate(room);
+  if (ops_.counting()) {
+    model_.cached_logits(input_rows(max_rows()), states_, activations_, input(3, max_logits()), logits_);
+    model_.cached_scores(input_rows(max_rows()), states_, activations_, scored_);
+    return;
   }
-  const bool is_fp32 = options_.device == "cpu" || config_.run.precision == Precision::kFp32;
-  const DeviceOptions where{.kind = options_.device,
-                            .num_threads = options_.num_threads,
-                            .compute_dtype = is_fp32 ? DType::kF32 : DType::kBF16};
-  StoragePlan plan = plan_storage(where, [this](Storage& storage) { make(storage); });
-  // None are made; but where weights have a master, random ones are drawn there.
-  if (is_fp32 || !random_weights) plan.leave_out(ArenaKind::kGradients);
-  device_ = make_device(where);
-  check_free_memory(plan, *device_, "generation",
-                    fmt::format("lower the sequences at a time (now {}) or the context (now {} tokens): their cache "
-                                "takes {}, the weights take {}",
-                                options_.num_slots, options_.capacity, human_bytes(plan[ArenaKind::kCache]),
-                                human_bytes(plan[ArenaKind::kParameters])));
-  storage_ = std::make_unique<Storage>(*device_, plan);
-  model_ = make(*storage_);
   host_inputs_.resize(static_cast<size_t>(inputs_.num_elements()));
   host_sampled_.resize(static_cast<size_t>(max_logits()));
   host_ids_.resize(static_cast<size_t>(options_.max_scores));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
 }
 
-std::unique_ptr<Model> CachedModel::make(Storage& storage) {
-  Arena& state = storage[ArenaKind::kStepState];
-  Ops& ops = storage.device().ops(Arithmetic::kBatchInvariant);
-  auto model = std::make_unique<Model>(config_.model, ops, options_.capacity);
-  model->allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], state);
-  cache_ = model->make_cache(storage[ArenaKind::kCache], options_.num_slots, options_.capacity);
-  const bool has_sampler = storage.device().token_sampler() != nullptr;
-  inputs_ = state.allocate(DType::kI32, {4 * input_pitch() + (has_sampler ? kDrawInputs * max_logits() : 0)});
-  logits_ = state.allocate(DType::kF32, {max_logits(), config_.model.vocab_size});
+void CachedModel::allocate(const RunnerRoom& room) {
+  const bool has_sampler = device_.token_sampler() != nullptr;
+  inputs_ = room.kept.allocate(DType::kI32, {4 * input_pitch() + (has_sampler ? kDrawInputs * max_logits() : 0)});
+  logits_ = room.kept.allocate(DType::kF32, {max_logits(), model_.vocab_size()});
   if (has_sampler) {
     const Tensor draws = inputs_.rows(4 * input_pitch(), inputs_.dim(0));
     draws_ = Tensor(draws.raw(), DType::kU8, {draws.num_bytes()});
-    seen_ = state.allocate(DType::kI32, {kMaxSeen, 2});
-    sampled_ = state.allocate(DType::kI32, {max_logits()});
+    seen_ = room.kept.allocate(DType::kI32, {kMaxSeen, 2});
+    sampled_ = room.kept.allocate(DType::kI32, {max_logits()});
   }
-  const int64_t scores = options_.max_scores;
-  scored_ = {.rows = state.allocate(DType::kI32, {scores}),
-             .targets = state.allocate(DType::kI32, {scores}),
-             .losses = state.allocate(DType::kF32, {scores}),
-             .predictions = state.allocate(DType::kI32, {scores})};
-  if (ops.counting()) {
-    Arena& activations = storage[ArenaKind::kActivations];
-    model->cached_logits(input_rows(max_rows()), cache_, activations, input(3, max_logits()), logits_);
-    model->cached_scores(input_rows(max_rows()), cache_, activations, scored_);
-  }
-  return model;
+  scored_ = {.rows = room.kept.allocate(DType::kI32, {options_.max_scores}),
+             .targets = room.kept.allocate(DType::kI32, {options_.max_scores}),
+             .losses = room.kept.allocate(DType::kF32, {options_.max_scores}),
+             .predictions = room.kept.allocate(DType::kI32, {options_.max_scores})};
 }
 
 Tensor CachedModel::input(int64_t i, int64_t size) const {
@@ -165,23 +109,23 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
     host_inputs_[static_cast<size_t>(3 * input_pitch() + i)] =
         i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
   }
-  device_->upload(inputs_, host_inputs_.data());
+  device_.upload(inputs_, host_inputs_.data());
 
   const auto run = [this, run_rows, run_logits] {
-    model_->cached_logits(input_rows(run_rows), cache_, (*storage_)[ArenaKind::kActivations], input(3, run_logits),
-                          logits_.rows(0, run_logits));
+    model_.cached_logits(input_rows(run_rows), states_, activations_, input(3, run_logits),
+                         logits_.rows(0, run_logits));
   };
   if (!recorded) return run();
   Step& step = steps_[run_rows];
   if (!std::exchange(step.has_run, true)) return run();  // kernels are loaded at their first use
-  if (step.recording == nullptr) step.recording = device_->record(run);
+  if (step.recording == nullptr) step.recording = device_.record(run);
   step.recording->run();
 }
 
 std::span<const float> CachedModel::download_logits(int64_t num_logits) {
   if (num_logits == 0) return {};
-  device_->download(host_logits_.data(), logits_.rows(0, num_logits));
-  const int64_t padded = config_.model.vocab_size, vocab = tokenizer_->vocab_size();
+  device_.download(host_logits_.data(), logits_.rows(0, num_logits));
+  const int64_t padded = model_.vocab_size(), vocab = tokenizer_->vocab_size();
   for (int64_t row = 1; row < num_logits && vocab < padded; ++row) {
     std::copy_n(host_logits_.data() + row * padded, vocab, host_logits_.data() + row * vocab);
   }
@@ -206,12 +150,12 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   if (with_logits) samples.logits = download_logits(num_logits);
   for (; !seen.empty(); seen = seen.subspan(std::min<size_t>(kMaxSeen, seen.size()))) {
     const Tensor some = seen_.rows(0, std::min<int64_t>(kMaxSeen, static_cast<int64_t>(seen.size())));
-    device_->upload(some, seen.data());
-    device_->token_sampler()->penalise_logits({.logits = logits, .draws = device_draws, .seen = some});
+    device_.upload(some, seen.data());
+    device_.token_sampler()->penalise_logits({.logits = logits, .draws = device_draws, .seen = some});
   }
-  device_->token_sampler()->sample_tokens(
+  device_.token_sampler()->sample_tokens(
       {.logits = logits, .vocab = tokenizer_->vocab_size(), .draws = device_draws, .tokens = tokens});
-  device_->download(host_sampled_.data(), tokens);
+  device_.download(host_sampled_.data(), tokens);
   samples.tokens = std::span<const int32_t>(host_sampled_).first(static_cast<size_t>(num_logits));
   return samples;
 }
@@ -221,21 +165,21 @@ std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, s
   NMOE_CHECK(num_rows <= max_rows() && num_scores <= options_.max_scores, "{} rows, {} scores; room for {} and {}",
              num_rows, num_scores, max_rows(), options_.max_scores);
   fill_inputs(rows, num_rows);
-  device_->upload(inputs_, host_inputs_.data());
+  device_.upload(inputs_, host_inputs_.data());
   const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
                              .targets = scored_.targets.rows(0, num_scores),
                              .losses = scored_.losses.rows(0, num_scores),
                              .predictions = scored_.predictions.rows(0, num_scores)};
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].row;
-  device_->upload(wanted.rows, host_ids_.data());
+  device_.upload(wanted.rows, host_ids_.data());
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].token;
-  device_->upload(wanted.targets, host_ids_.data());
-  model_->cached_scores(input_rows(num_rows), cache_, (*storage_)[ArenaKind::kActivations], wanted);
+  device_.upload(wanted.targets, host_ids_.data());
+  model_.cached_scores(input_rows(num_rows), states_, activations_, wanted);
   host_scores_.resize(scored.size());
   if (scored.empty()) return {};
   host_losses_.resize(scored.size());
-  device_->download(host_losses_.data(), wanted.losses);
-  device_->download(host_ids_.data(), wanted.predictions);
+  device_.download(host_losses_.data(), wanted.losses);
+  device_.download(host_ids_.data(), wanted.predictions);
   for (size_t i = 0; i < scored.size(); ++i) host_scores_[i] = {host_losses_[i], host_ids_[i]};
   return host_scores_;
 }

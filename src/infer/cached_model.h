@@ -1,4 +1,5 @@
-// A model with a key/value cache and the memory to run rows of any of its slots: what generation asks a model for.
+// A model with states of the sequences in its slots and the memory to run rows of any of them: what generation asks a
+// model for. The weights are somebody else's, and so is the device.
 //
 // Its passes are batch-invariant (ops/device.h), and prompts take the same path as single tokens. A row's logits
 // therefore have the same bits however the rows of its sequence are spread over calls, and whatever else is in them.
@@ -10,22 +11,18 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
-#include "model/model.h"
+#include "model/runner.h"
+#include "model/sequence_model.h"
 #include "ops/sampling.h"
-#include "ops/storage.h"
 
 namespace nmoe {
-
-class CheckpointReader;
 
 // The token at `position` of the sequence in `slot`.
 struct CacheRow {
@@ -35,12 +32,16 @@ struct CacheRow {
 };
 
 struct CachedModelOptions {
-  std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
-  int num_threads = 0;         // 0: one per available CPU
   int64_t num_slots = 8;
-  int64_t capacity = 0;    // positions of a slot; 0: model.max_positions or, when that is 0, data.seq_len
+  int64_t capacity = 0;    // positions of a slot: context_of()
   int64_t max_scores = 0;  // of one call of score()
 };
+
+// The positions of a slot where `asked` were asked for; 0: model.max_positions or, when that is 0, data.seq_len. Error
+// (usage) for a number that is out of range.
+int64_t context_of(const Config& config, int64_t asked);
+// The same for sequences at a time.
+int64_t slots_of(int64_t asked);
 
 // How likely a token was.
 struct TokenScore {
@@ -58,19 +59,23 @@ class CachedModel {
   static constexpr int64_t kMaxRows = 256;   // of one call; prompts are read beside as many writers as there are slots
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
-  // Weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. All memory is taken
-  // here. Errors: CheckpointReader's; usage, when options are out of their range or, with what to lower, when the
-  // machine has too little.
-  CachedModel(const std::filesystem::path& checkpoint, const CachedModelOptions& options);
-  // Random weights by config.run.seed. config.model.vocab_size is set.
-  CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, const CachedModelOptions& options);
+  // Over passes of `model`, which outlives it, as the room does, in which all of its memory is taken here. Made in a
+  // counting run, it makes its largest passes.
+  CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, SequenceModel& model,
+              const RunnerRoom& room, const CachedModelOptions& options);
+  CachedModel(const CachedModel&) = delete;
+  CachedModel& operator=(const CachedModel&) = delete;
 
-  // Runs `rows` and adds them to the cache. All earlier positions of their slots must be there, or be among the rows.
+  // Runs `rows` and adds them to the states of their slots: model/states.h (CachedRows) says what must be there.
   // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., consecutively, each of the tokenizer's
   // vocab_size() ids: a vocabulary padded beyond that has ids without meaning. Valid until the next call.
   std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   // The same for scores, up to CachedModelOptions::max_scores of them, in the order of `scored`.
   std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);
+  // Whether a slot's sequence can go on from an earlier position than its last one.
+  bool goes_back() const { return states_.goes_back; }
+  // Slot `to` holds what `from` holds.
+  void copy_slot(int64_t from, int64_t to) { states_.copy_slot(ops_, from, to); }
 
   // Whether sample() can be called.
   bool samples() const { return draws_.defined(); }
@@ -95,26 +100,25 @@ class CachedModel {
   int64_t max_rows() const { return std::max(kMaxRows, 2 * options_.num_slots); }
   int64_t max_scores() const { return options_.max_scores; }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
-  const Device& device() const { return *device_; }
+  const Device& device() const { return device_; }
 
  private:
-  void set_up(bool random_weights);
-  void load(const CheckpointReader& reader);
+  void allocate(const RunnerRoom& room);
   int64_t input_pitch() const { return std::max(max_rows(), max_logits()); }
   Tensor input(int64_t i, int64_t size) const;
   CachedRows input_rows(int64_t num_rows) const;
   void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
-  std::unique_ptr<Model> make(Storage& storage);
   void enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   std::span<const float> download_logits(int64_t num_logits);
 
-  Config config_;
+  const Config config_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   CachedModelOptions options_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Storage> storage_;
-  std::unique_ptr<Model> model_;
-  KvCache cache_;
+  SequenceModel& model_;
+  Ops& ops_;
+  Device& device_;
+  Arena& activations_;
+  ModelStates states_;
   // i32, uploaded at once: tokens, slots, positions and wanted, input_pitch() of each, and the draws
   Tensor inputs_;
   Tensor logits_;      // [max_logits, V]

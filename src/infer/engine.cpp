@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "infer/cached_model.h"
+#include "infer/load_model.h"
 #include "infer/seen_ids.h"
 #include "infer/stop_strings.h"
 #include "infer/utf8_stream.h"
@@ -20,7 +21,8 @@ struct InferenceEngine::Sequence {
   std::vector<int32_t> tokens;  // what the model sees: prompt and output
   // `tokens` is the end of another document, for what follows it: nothing of the sequence's own.
   bool starts_document = false;
-  int64_t num_computed = 0;  // of tokens that are in the cache
+  int64_t num_computed = 0;  // of tokens that the slot's states have seen
+  int64_t num_run = 0;       // the same, with those of a step that was not told to the sequence
   int64_t slot = -1;
   SeenIds seen;  // of prompt and output, for the repetition penalty
   std::vector<PromptToken> prompt;
@@ -35,11 +37,16 @@ struct InferenceEngine::Sequence {
   }
 };
 
-// A place in the cache and what is in it: after a sequence has ended, another with the same beginning goes on from it.
+// A place for states and what they have seen: after a sequence has ended, another with the same beginning goes on from
+// it.
 struct InferenceEngine::Slot {
   std::vector<int32_t> tokens;  // positions 0, 1, ...; only kept up to date while free
   bool busy = false;
   uint64_t last_admission = 0;  // 0: never used
+
+  // Behind how many tokens a sequence that begins with `prompt` can go on here: where states do not go back, behind all
+  // that they have seen or none.
+  size_t reusable(std::span<const int32_t> prompt, bool goes_back) const;
 };
 
 namespace {
@@ -49,6 +56,15 @@ size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(size), b.begin()).first -
                              a.begin());
 }
+
+}  // namespace
+
+size_t InferenceEngine::Slot::reusable(std::span<const int32_t> prompt, bool goes_back) const {
+  const size_t common = common_prefix(tokens, prompt);
+  return goes_back || common == tokens.size() ? common : 0;
+}
+
+namespace {
 
 // Of a PromptToken or a GeneratedToken.
 template <class Token>
@@ -72,16 +88,16 @@ std::string_view finish_reason_name(FinishReason reason) {
   NMOE_CHECK(false, "finish reason {}", static_cast<int>(reason));
 }
 
-InferenceEngine::InferenceEngine(std::unique_ptr<CachedModel> model)
+InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model)
     : model_(std::move(model)), slots_(static_cast<size_t>(model_->num_slots())) {
   load_.max_sequences = model_->num_slots();
 }
 
 InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
-    : InferenceEngine(std::make_unique<CachedModel>(checkpoint, CachedModelOptions{.device = options.device,
-                                                                                   .num_threads = options.num_threads,
-                                                                                   .num_slots = options.max_sequences,
-                                                                                   .capacity = options.max_context})) {}
+    : InferenceEngine(load_cached_model(
+          checkpoint, {.device = options.device,
+                       .num_threads = options.num_threads,
+                       .cached = {.num_slots = options.max_sequences, .capacity = options.max_context}})) {}
 
 InferenceEngine::~InferenceEngine() = default;
 
@@ -187,6 +203,7 @@ bool InferenceEngine::step() {
 void InferenceEngine::run_step() {
   take_submissions();
   admit();
+  restart_run_ahead();
   const std::vector<Part> parts = plan_step();
   std::vector<CacheRow> rows;
   std::vector<int32_t> wanted;
@@ -203,10 +220,18 @@ void InferenceEngine::run_step() {
     }
   }
   if (rows.empty()) return;
+  for (const Part& part : parts) part.sequence->num_run = part.sequence->num_computed + part.num_rows;
   if (model_->samples()) return sample_step(parts, rows, wanted);
   const std::span<const float> logits = model_->run(rows, wanted);
   // A part that is not reached, because a listener throws, is computed again in the next step.
   for (const Part& part : parts) advance(part, logits, std::nullopt);
+}
+
+void InferenceEngine::restart_run_ahead() {
+  if (model_->goes_back()) return;
+  for (const auto& sequence : running_) {
+    if (sequence->num_run != sequence->num_computed) sequence->num_run = sequence->num_computed = 0;
+  }
 }
 
 void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows,
@@ -267,7 +292,7 @@ void InferenceEngine::admit() {
     for (Slot& slot : slots_) {
       if (slot.busy) continue;
       if (oldest == nullptr || slot.last_admission < oldest->last_admission) oldest = &slot;
-      const size_t common = common_prefix(slot.tokens, prompt.first(reusable));
+      const size_t common = slot.reusable(prompt.first(reusable), model_->goes_back());
       if (common > longest) {
         longest = common;
         closest = &slot;
@@ -275,7 +300,8 @@ void InferenceEngine::admit() {
     }
     if (oldest == nullptr) return;
     Slot& slot = 2 * longest >= prompt.size() ? *closest : *oldest;
-    sequence.num_computed = static_cast<int64_t>(common_prefix(slot.tokens, prompt.first(reusable)));
+    sequence.num_run = sequence.num_computed =
+        static_cast<int64_t>(slot.reusable(prompt.first(reusable), model_->goes_back()));
     sequence.result.cached_tokens = sequence.num_computed;
     sequence.slot = &slot - slots_.data();
     slot.busy = true;
@@ -389,8 +415,9 @@ void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logit
 std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::remove(Sequence& sequence) {
   if (sequence.slot >= 0) {
     Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
+    const bool is_known = model_->goes_back() || sequence.num_run == sequence.num_computed;
     slot.tokens = sequence.tokens;
-    slot.tokens.resize(static_cast<size_t>(sequence.num_computed));
+    slot.tokens.resize(is_known ? static_cast<size_t>(sequence.num_computed) : 0);
     slot.busy = false;
   }
   const auto take_from = [&](auto& sequences) {

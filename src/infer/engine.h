@@ -1,4 +1,4 @@
-// Generation for many requests at once: they wait for a slot of the key/value cache, join the running ones as soon as
+// Generation for many requests at once: they wait for a slot of the model's states, join the running ones as soon as
 // one is free, and every step gives each running sequence one token (continuous batching; Orca, OSDI 2022, section 3).
 //
 // The result of a request depends on the request and the model alone, to the bit: not on what runs at the same time, on
@@ -91,7 +91,7 @@ struct GenerationListener {
 };
 
 struct InferenceOptions {
-  std::string device = "cpu";  // as CachedModelOptions has it
+  std::string device = "cpu";  // as LoadOptions (infer/load_model.h) has it
   int num_threads = 0;         // 0: one per available CPU
   int64_t max_sequences = 8;   // slots: sequences that run at the same time
   // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. Nothing
@@ -111,8 +111,8 @@ using RequestId = uint64_t;
 
 class InferenceEngine {
  public:
-  // Over a model that has been loaded, or made.
-  explicit InferenceEngine(std::unique_ptr<CachedModel> model);
+  // Over a model that runs weights of whomever.
+  explicit InferenceEngine(std::shared_ptr<CachedModel> model);
   // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
   // CheckpointReader; usage, with what to lower, when it does not fit the machine.
   InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
@@ -156,6 +156,8 @@ class InferenceEngine {
 
   std::unique_ptr<Sequence> make_sequence(GenerationRequest request, GenerationListener listener) const;
   void run_step();
+  // Where states do not go back, sequences whose rows were run without their being told begin anew.
+  void restart_run_ahead();
   void take_submissions();
   void admit();
   std::vector<Part> plan_step() const;
@@ -173,7 +175,7 @@ class InferenceEngine {
   std::unique_ptr<Sequence> remove(Sequence& sequence);
   void publish_load();
 
-  std::unique_ptr<CachedModel> model_;
+  std::shared_ptr<CachedModel> model_;
   // Of the driving thread:
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival

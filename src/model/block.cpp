@@ -57,10 +57,10 @@ Tensor Block::forward(const Pass& pass, Tensor x, Kept& kept) const {
   return out;
 }
 
-void Block::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) const {
+void Block::cached_forward(const Pass& pass, Tensor x, std::span<const PartStates> states, Tensor slots) const {
   const ArenaScope scope(pass.activations);
   const auto mix = [&](const CodedRows& normed, Tensor mixed) {
-    mixer_->cached_forward(pass, normed.rows, cache, slots, x, mixed);
+    mixer_->cached_forward(pass, normed.rows, states.front(), slots, x, mixed);
   };
   Kept kept;
   const Tensor mixed = run_mixer(pass, x, kept, mix), normed = pass.push(x.shape());

@@ -31,8 +31,8 @@ class Block {
   // x [T, D] must live until backward (pass.recompute determines what else is kept); kept =. Returns the block's
   // output, [T, D] on the activation stack.
   Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
-  // The same with a cache of earlier tokens (model/parts/mixer.h); x becomes the output.
-  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots) const;
+  // The same with the states of earlier tokens, of each of its parts (model/parts/mixer.h); x becomes the output.
+  void cached_forward(const Pass& pass, Tensor x, std::span<const PartStates> states, Tensor slots) const;
   // Of an application. dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that
   // of the input, with its codes in pass.gradient_codes if `leaves_codes`.
   void backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;

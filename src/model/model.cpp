@@ -31,13 +31,13 @@ Batch batch_of(const CachedRows& rows) {
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOptions passes, DomainShare share)
+Model::Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t max_positions, PassOptions passes)
     : config_(config),
       ops_(ops),
       max_positions_(max_positions),
       passes_(std::move(passes)),
       spec_(describe_model(config_)),
-      weights_(spec_.weights, std::move(share)),
+      weights_(weights),
       embedding_(weights_.at("embedding")),
       blocks_(make_blocks(config_, weights_)),
       final_norm_(weights_, "final_norm", config_.norm_eps),
@@ -49,8 +49,7 @@ Model::Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOpt
   }
 }
 
-void Model::allocate(Arena& values, Arena& grads, Arena& state) {
-  weights_.allocate(ops_, values, grads);
+void Model::allocate(Arena& state) {
   if (const auto num_routers = static_cast<int64_t>(moe_layers_.size()); num_routers > 0) {
     router_counts_ = state.allocate(DType::kI32, {num_routers, config_.moe.num_experts});
     router_sums_ = state.allocate(DType::kF64, {num_routers, 3});
@@ -237,48 +236,48 @@ void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& sco
   }
 }
 
-KvCache Model::make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const {
-  NMOE_CHECK(capacity <= max_positions_, "a cache of {} positions, tables of {}", capacity, max_positions_);
-  KvCache cache{.num_slots = num_slots, .capacity = capacity};
-  for (const DescribedLayer& described : spec_.layers) {
-    LayerCache& layer = cache.layers.emplace_back();
-    for (const DescribedPart& part : described.parts) {
-      for (const int64_t width : part.traits.cache.widths) {
-        layer.tensors.push_back(arena.allocate(ops_.compute_dtype(), {num_slots, capacity, width}));
-      }
-    }
-  }
-  return cache;
+std::vector<StateSpec> Model::states() const {
+  std::vector<StateSpec> states;
+  for (const DescribedPart& part : spec_.parts()) states.push_back(part.traits.state);
+  return states;
 }
 
-Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, const KvCache& cache) {
+Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, const ModelStates& states) {
+  NMOE_CHECK(weights_.share().count == 1, "cached rows on one of {} ranks that share the experts",
+             weights_.share().count);
+  NMOE_CHECK(states.capacity <= max_positions_, "states of {} positions, tables of {}", states.capacity,
+             max_positions_);
   const Shape stream({rows.tokens.dim(0), config_.dim});
   const Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
+  std::span<const PartStates> parts = states.parts;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    blocks_[layer]->cached_forward(pass, x, cache.layers[layer], rows.slots);
+    const size_t num_parts = spec_.layers[layer].parts.size();
+    blocks_[layer]->cached_forward(pass, x, parts.first(num_parts), rows.slots);
+    parts = parts.subspan(num_parts);
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
   return normed;
 }
 
-void Model::cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted,
+void Model::cached_logits(const CachedRows& rows, const ModelStates& states, Arena& activations, Tensor wanted,
                           Tensor logits) {
   const ArenaScope scope(activations);
   const Batch batch = batch_of(rows);
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
-  const Tensor normed = cached_hidden_states(pass, rows, cache);
+  const Tensor normed = cached_hidden_states(pass, rows, states);
   if (wanted.dim(0) > 0) head_.logits(pass, normed, wanted, logits);
 }
 
-void Model::cached_scores(const CachedRows& rows, const KvCache& cache, Arena& activations, const ScoredRows& scored) {
+void Model::cached_scores(const CachedRows& rows, const ModelStates& states, Arena& activations,
+                          const ScoredRows& scored) {
   const ArenaScope scope(activations);
   const Batch batch = batch_of(rows);
   Pass pass = make_pass(batch, activations);
   pass.statistics = false;
-  const Tensor normed = cached_hidden_states(pass, rows, cache);
+  const Tensor normed = cached_hidden_states(pass, rows, states);
   if (scored.rows.dim(0) > 0) head_.scores(pass, normed, scored);
 }
 

@@ -12,6 +12,7 @@
 #include "model/block.h"
 #include "model/heads/language_head.h"
 #include "model/pass.h"
+#include "model/sequence_model.h"
 #include "model/spec/spec.h"
 #include "model/weight.h"
 #include "rdep/placement.h"
@@ -26,16 +27,18 @@ struct PassOptions {
   Objectives objectives = {{&kNextToken}};
 };
 
-class Model {
+class Model final : public SequenceModel {
  public:
-  // config.vocab_size must be set. Angle tables cover `max_positions`. The model keeps a reference to
-  // `ops`. With a `share` of several ranks, all of them make the same passes, each over any number of tokens.
-  Model(const ModelConfig& config, Ops& ops, int64_t max_positions, PassOptions passes = {}, DomainShare share = {});
+  // Over weights that somebody else owns, as describe_model(config) has them, which outlive it, as `ops` do: its passes
+  // are in their arithmetic. Several models may run the same weights, one after the other. config.vocab_size must be
+  // set. Angle tables cover `max_positions`. With a share of several ranks, all of them make the same passes, each over
+  // any number of tokens.
+  Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t max_positions, PassOptions passes = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  // Allocates weights and gradients; tables and router statistics go to `state`. Call once, before anything else.
-  void allocate(Arena& values, Arena& grads, Arena& state);
+  // Allocates tables and router statistics. Call once, before any pass.
+  void allocate(Arena& state);
   // Allocates the memory that other ranks write to, in a shared arena, for passes within `limits`, and in `state` what
   // belongs to it. Call once, after weights have their codes (model/weight_formats.h), if they are to have any,
   // only in a domain of several ranks: `peers`, which must outlive the model; this one is `rank` of the run's
@@ -45,9 +48,6 @@ class Model {
   // Sets where the experts of each MoE layer are from now on; initially they are in order. Only in such a domain. Moves
   // nothing: a slot's contents are taken to be the expert that is now there.
   void place_experts(const ExpertPlacement& placement);
-  // Initialises what this rank updates (model/weight.h).
-  void initialise(uint64_t seed) { weights_.initialise(ops_, seed, config_.init.truncation); }
-
   // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
   // Computes the gradients of the objectives' losses, the sum of each one's token losses times its element of
@@ -67,19 +67,20 @@ class Model {
   static constexpr int64_t kScoredAtOnce = 1024;
   void scores(const Batch& batch, Arena& activations, const ScoredRows& scored);
 
-  // Allocates a cache for `num_slots` sequences of up to `capacity` positions, which is at most max_positions.
-  KvCache make_cache(Arena& arena, int64_t num_slots, int64_t capacity) const;
-  // Runs rows through the model, each attending to the cache of its slot, and adds them to the cache. logits [L, V] =
-  // of the rows `wanted` [L] i32 (of T); none if L is 0. The same values as from logits(), up to rounding.
-  void cached_logits(const CachedRows& rows, const KvCache& cache, Arena& activations, Tensor wanted, Tensor logits);
-  // The same for losses; none if `scored` has no rows.
-  void cached_scores(const CachedRows& rows, const KvCache& cache, Arena& activations, const ScoredRows& scored);
+  // Passes of generation: the same values as from logits(), up to rounding. States have at most as many positions as
+  // the tables. Only where all experts are on this rank.
+  Ops& ops() const override { return ops_; }
+  int64_t vocab_size() const override { return config_.vocab_size; }
+  std::vector<StateSpec> states() const override;
+  void cached_logits(const CachedRows& rows, const ModelStates& states, Arena& activations, Tensor wanted,
+                     Tensor logits) override;
+  void cached_scores(const CachedRows& rows, const ModelStates& states, Arena& activations,
+                     const ScoredRows& scored) override;
   // Updates every router's selection bias by the signs of this step's load errors, unless grad_scale is not finite.
   void update_router_bias(Tensor grad_scale);
 
   const ModelConfig& config() const { return config_; }
-  WeightSet& weights() { return weights_; }
-  const WeightSet& weights() const { return weights_; }
+  WeightSet& weights() const { return weights_; }
   // The layer from normed hidden states [N, D] to logits [N, V].
   const Linear& head() const { return head_.linear(); }
   const std::vector<Moe*>& moe_layers() const { return moe_layers_; }  // in layer order
@@ -93,15 +94,15 @@ class Model {
   Pass make_pass(const Batch& batch, Arena& activations) const;
   // Embedding and blocks without keeping anything for backward: [T, D], normed.
   Tensor hidden_states(const Pass& pass);
-  // The same for rows that see the cache and are added to it.
-  Tensor cached_hidden_states(const Pass& pass, const CachedRows& rows, const KvCache& cache);
+  // The same for rows that see the states and are added to them.
+  Tensor cached_hidden_states(const Pass& pass, const CachedRows& rows, const ModelStates& states);
 
   ModelConfig config_;
   Ops& ops_;
   int64_t max_positions_;
   PassOptions passes_;
   ModelSpec spec_;
-  WeightSet weights_;
+  WeightSet& weights_;
   Weight& embedding_;  // [V, D]
   std::vector<std::unique_ptr<Block>> blocks_;
   Norm final_norm_;

@@ -6,7 +6,9 @@
 #include "eval/cached_scorer.h"
 #include "eval/packed_scorer.h"
 #include "eval/scored_groups.h"
+#include "infer/load_model.h"
 #include "infer/logprobs.h"
+#include "infer/recurrent_model.h"
 #include "infer/whole_logits.h"
 
 namespace nmoe {
@@ -20,10 +22,9 @@ using test::text_of;
 
 std::unique_ptr<CachedScorer> make_scorer(int64_t slots, bool share_prefixes, int num_threads = 2) {
   return std::make_unique<CachedScorer>(
-      std::make_unique<CachedModel>(
-          random_config(), byte_tokenizer(),
-          CachedModelOptions{
-              .num_threads = num_threads, .num_slots = slots, .capacity = 400, .max_scores = CachedScorer::kMaxScores}),
+      random_cached_model(random_config(), byte_tokenizer(),
+                          {.num_threads = num_threads,
+                           .cached = {.num_slots = slots, .capacity = 400, .max_scores = CachedScorer::kMaxScores}}),
       share_prefixes);
 }
 
@@ -33,7 +34,9 @@ TEST(CachedScorer, GivesWhatTheWholeModelSays) {
   for (const size_t group : {size_t{0}, size_t{1}, size_t{2}, size_t{9}, groups.size() - 1}) {
     for (size_t i = 0; i < groups[group].size(); ++i) {
       const ScoredText& text = groups[group][i];
-      const auto logits = test::whole_logits(random_config(), text.tokens, [](Model& model) { model.initialise(3); });
+      const auto logits = test::whole_logits(random_config(), text.tokens, [](WeightSet& weights, Ops& ops) {
+        weights.initialise(ops, 3, random_config().model.init.truncation);
+      });
       double nats = 0.0;
       bool greedy = true;
       for (auto at = static_cast<size_t>(text.begin); at < text.tokens.size(); ++at) {
@@ -47,6 +50,38 @@ TEST(CachedScorer, GivesWhatTheWholeModelSays) {
       EXPECT_EQ(scores[group][i].tokens, std::ssize(text.tokens) - text.begin);
     }
   }
+}
+
+// States that do not go back: a prefix is copied, and every text goes on from the copy.
+TEST(CachedScorer, SharesPrefixesOfRecurrentStatesByCopies) {
+  const std::vector<Group> groups = mixed_groups();
+  std::vector<int64_t> computed;
+  for (const auto& [slots, share] : {std::pair(1, true), std::pair(4, false), std::pair(2, true), std::pair(9, true)}) {
+    CachedScorer scorer(
+        test::recurrent_model(random_config(),
+                              {.num_slots = slots, .capacity = 400, .max_scores = CachedScorer::kMaxScores}),
+        share);
+    for (int round = 0; round < 2; ++round) {
+      const auto scores = scores_of(scorer, groups);
+      for (size_t group = 0; group < groups.size(); ++group) {
+        for (size_t i = 0; i < groups[group].size(); ++i) {
+          const ScoredText& text = groups[group][i];
+          const auto rows = test::logits_of_text(text.tokens);
+          double nats = 0.0;
+          for (auto at = static_cast<size_t>(text.begin); at < text.tokens.size(); ++at) {
+            const std::vector<float>& row = rows[at - 1];
+            nats +=
+                static_cast<float>(log_sum_exp(row) - static_cast<double>(row[static_cast<size_t>(text.tokens[at])]));
+          }
+          EXPECT_EQ(scores[group][i].nats, nats) << "group " << group << ", text " << i << ", " << slots << " slots";
+        }
+      }
+    }
+    computed.push_back(scorer.computed_tokens());
+  }
+  EXPECT_EQ(computed[0], computed[1]);  // no slot for a copy
+  EXPECT_LT(computed[2], computed[1] * 3 / 4);
+  EXPECT_LE(computed[3], computed[1] * 3 / 4);
 }
 
 TEST(CachedScorer, SameBitsForAnySlotsOrderThreadsAndSharing) {

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "eval/evaluate.h"
 #include "eval/scored_groups.h"
-#include "infer/cached_model.h"
+#include "infer/load_model.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
 
@@ -27,9 +27,9 @@ class WrittenAnswersTest : public test::TempDirTest {
   };
   EvalReport run(const std::string& keys, const How& how) const {
     const auto tokenizer = byte_tokenizer();
-    InferenceEngine engine(std::make_unique<CachedModel>(
-        test::random_config(), tokenizer,
-        CachedModelOptions{.num_threads = 1, .num_slots = how.slots, .capacity = kContext}));
+    InferenceEngine engine(
+        random_cached_model(test::random_config(), tokenizer,
+                            {.num_threads = 1, .cached = {.num_slots = how.slots, .capacity = kContext}}));
     const TokenRules rules{.tokenizer = tokenizer.get(), .begin_ids = {tokenizer->eos_id()}, .max_tokens = kContext};
     ThreadPool pool(2);
     const EvalOptions options{

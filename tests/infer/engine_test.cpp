@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "config/load.h"
-#include "infer/cached_model.h"
+#include "infer/load_model.h"
 #include "infer/transcript.h"
 #include "infer/whole_logits.h"
 #include "support/errors.h"
@@ -33,10 +33,9 @@ Config random_config(const std::vector<std::string>& overrides = {}) {
 
 std::unique_ptr<InferenceEngine> make_engine(const Config& config, int64_t slots, int64_t context = 64,
                                              int num_threads = 2) {
-  return std::make_unique<InferenceEngine>(std::make_unique<CachedModel>(
+  return std::make_unique<InferenceEngine>(random_cached_model(
       config, byte_tokenizer(),
-      CachedModelOptions{
-          .device = NMOE_TEST_DEVICE, .num_threads = num_threads, .num_slots = slots, .capacity = context}));
+      {.device = NMOE_TEST_DEVICE, .num_threads = num_threads, .cached = {.num_slots = slots, .capacity = context}}));
 }
 
 GenerationRequest request_of(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling) {
@@ -149,8 +148,9 @@ TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
 
 // log p(ids[i] | ids before it), i > 0.
 std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_t>& ids) {
-  const auto rows =
-      test::whole_logits(config, ids, [&](Model& model) { model.initialise(static_cast<uint64_t>(config.run.seed)); });
+  const auto rows = test::whole_logits(config, ids, [&](WeightSet& weights, Ops& ops) {
+    weights.initialise(ops, static_cast<uint64_t>(config.run.seed), config.model.init.truncation);
+  });
   std::vector<float> logprobs;
   for (size_t i = 1; i < ids.size(); ++i) {
     const auto id = static_cast<size_t>(ids[i]);

@@ -13,18 +13,20 @@
 
 namespace nmoe::test {
 
-// Row i: the logits of what follows ids[0..i]. `set_weights` gives the model its weights.
+// Row i: the logits of what follows ids[0..i]. `set_weights` gives the weights their values.
 inline std::vector<std::vector<float>> whole_logits(const Config& config, const std::vector<int32_t>& ids,
-                                                    const std::function<void(Model&)>& set_weights) {
+                                                    const std::function<void(WeightSet&, Ops&)>& set_weights) {
   const auto device = make_device({.num_threads = 1});
   const auto size = static_cast<int64_t>(ids.size()), vocab = config.model.vocab_size;
-  Model model(config.model, device->ops(), size);
+  WeightSet weights(describe_model(config.model).weights);
+  Model model(config.model, weights, device->ops(), size);
   Arena values("values"), grads("grads"), state("state"), activations("activations");
   for (Arena* arena : {&values, &state, &activations, &device->scratch(Lane::kCompute)}) {
     arena->reserve(device->memory(), 8 << 20);
   }
-  model.allocate(values, grads, state);
-  set_weights(model);
+  weights.allocate(device->ops(), values, grads);
+  model.allocate(state);
+  set_weights(weights, device->ops());
   TensorPool pool(DType::kF32);
   const Tensor tokens = pool.ints({size}, std::vector<double>(ids.begin(), ids.end()));
   std::vector<double> positions;

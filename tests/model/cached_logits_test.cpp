@@ -27,13 +27,15 @@ class CachedTestModel {
   explicit CachedTestModel(const ModelConfig& config, DType real = DType::kF64, int num_threads = 2)
       : ops_({.num_threads = num_threads, .compute_dtype = real}, 4 << 20, Arithmetic::kBatchInvariant),
         pool_(real),
-        model_(config, *ops_, kCapacity) {
+        weights_(describe_model(config).weights),
+        model_(config, weights_, *ops_, kCapacity) {
     for (Arena* arena : {&values_, &state_, &activations_}) arena->reserve(ops_.device().memory(), 4 << 20);
-    model_.allocate(values_, grads_, state_);
-    model_.initialise(7);
-    cache_ = model_.make_cache(state_, kSlots, kCapacity);
-    for (const LayerCache& layer : cache_.layers) {  // what was not written must not be read
-      for (const Tensor& tensor : layer.tensors) ops_->fill({tensor, NAN});
+    weights_.allocate(*ops_, values_, grads_);
+    model_.allocate(state_);
+    weights_.initialise(*ops_, 7, config.init.truncation);
+    states_ = make_states(model_.states(), *ops_, state_, kSlots, kCapacity);
+    for (const PartStates& part : states_.parts) {  // what was not written must not be read
+      for (const Tensor& tensor : part.by_position) ops_->fill({tensor, NAN});
     }
   }
 
@@ -50,8 +52,8 @@ class CachedTestModel {
     }
     const auto size = static_cast<int64_t>(tokens.size());
     const Tensor logits = pool_.full({size, kVocab}, NAN);
-    model_.cached_logits({pool_.ints({size}, tokens), pool_.ints({size}, slots), pool_.ints({size}, positions)}, cache_,
-                         activations_, pool_.ints({size}, wanted), logits);
+    model_.cached_logits({pool_.ints({size}, tokens), pool_.ints({size}, slots), pool_.ints({size}, positions)},
+                         states_, activations_, pool_.ints({size}, wanted), logits);
     return logits;
   }
   void restart(int32_t slot) { length_[slot] = 0; }
@@ -72,8 +74,9 @@ class CachedTestModel {
   ReadyDevice ops_;
   TensorPool pool_;
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, activations_{"activations"};
+  WeightSet weights_;
   Model model_;
-  KvCache cache_;
+  ModelStates states_;
   std::map<int32_t, int> length_;
 };
 

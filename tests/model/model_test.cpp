@@ -18,10 +18,13 @@ constexpr int64_t kSeqs = 2, kLen = 5;
 class TestModel {
  public:
   explicit TestModel(const ModelConfig& config, int num_threads = 2, Recompute recompute = Recompute::kNone)
-      : ops_(cpu_device(DType::kF64, num_threads)), model_(config, *ops_, kLen, {.recompute = recompute}) {
+      : ops_(cpu_device(DType::kF64, num_threads)),
+        weights_(describe_model(config).weights),
+        model_(config, weights_, *ops_, kLen, {.recompute = recompute}) {
     for (Arena* arena : {&values_, &grads_, &state_, &activations_}) arena->reserve(ops_.device().memory(), 4 << 20);
-    model_.allocate(values_, grads_, state_);
-    model_.initialise(7);
+    weights_.allocate(*ops_, values_, grads_);
+    model_.allocate(state_);
+    weights_.initialise(*ops_, 7, config.init.truncation);
   }
 
   Batch batch(int64_t first_seq = 0, int64_t num_seqs = kSeqs) {
@@ -78,6 +81,7 @@ class TestModel {
   ReadyDevice ops_;
   TensorPool pool_{DType::kF64, 3};
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, activations_{"activations"};
+  WeightSet weights_;
   Model model_;
   Tensor tokens_ = pool_.random_ints({kSeqs * kLen}, 11);
   Tensor targets_ = pool_.random_ints({kSeqs * kLen}, 11);

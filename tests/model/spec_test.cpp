@@ -44,12 +44,12 @@ TEST(Spec, EachLayerHasItsPartsAndWidths) {
   const PartTraits &mla = model.layers[0].parts[0].traits, &gqa = model.layers[1].parts[0].traits,
                    &moe = model.layers[1].parts[1].traits;
   EXPECT_EQ(mla.rope_dim, 2);
-  EXPECT_EQ(mla.cache.widths, (std::vector<int64_t>{4 + 2}));  // latent and rotated key
+  EXPECT_EQ(mla.state.widths, (std::vector<int64_t>{4 + 2}));  // latent and rotated key
   EXPECT_EQ(mla.flops_per_position, 6.0 * 2 * (3 + 2 + 5));
   EXPECT_EQ(gqa.rope_dim, 4);
-  EXPECT_EQ(gqa.cache.widths, (std::vector<int64_t>{4, 4}));  // keys and values of one head
+  EXPECT_EQ(gqa.state.widths, (std::vector<int64_t>{4, 4}));  // keys and values of one head
   EXPECT_EQ(gqa.flops_per_position, 6.0 * 2 * (4 + 4));
-  EXPECT_TRUE(moe.cache.widths.empty());
+  EXPECT_TRUE(moe.state.widths.empty());
   EXPECT_EQ(moe.flops_per_position, 0.0);
   const auto shape_of = [&](const std::string& name) {
     return std::ranges::find(model.weights, name, &WeightSpec::name)->shape;

@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "model/model.h"
 #include "model/small_models.h"
+#include "model/weight.h"
 #include "ops/newton_schulz.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
@@ -15,11 +15,11 @@ namespace {
 
 class OptimizerTest : public ::testing::Test {
  protected:
-  OptimizerTest() : ops_(cpu_device(DType::kF64)), model_(base_model(), *ops_, 4) {
+  OptimizerTest() : ops_(cpu_device(DType::kF64)) {
     for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_})
       arena->reserve(ops_.device().memory(), 1 << 20);
-    model_.allocate(values_, grads_, state_);
-    model_.initialise(1);
+    weights_.allocate(*ops_, values_, grads_);
+    weights_.initialise(*ops_, 1, base_model().init.truncation);
     rates_ = Optimizer::allocate_rates(state_);
     config_.matrices = {.optimizer = OptimizerKind::kMuon, .lr = 0.02, .weight_decay = 0.1};
     config_.experts = {.optimizer = OptimizerKind::kMuon, .lr = 0.01, .weight_decay = 0.1};
@@ -30,14 +30,14 @@ class OptimizerTest : public ::testing::Test {
 
   std::map<std::string, std::vector<double>> weights() {
     std::map<std::string, std::vector<double>> result;
-    for (const Weight& weight : model_.weights().all()) result[weight.spec.name] = values(weight.value);
+    for (const Weight& weight : weights_.all()) result[weight.spec.name] = values(weight.value);
     return result;
   }
 
   ReadyDevice ops_;
   Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"};
   Tensor rates_;
-  Model model_;
+  WeightSet weights_{describe_model(base_model()).weights};
   OptimConfig config_;
   TensorPool pool_;
   Tensor rounding_key_ = pool_.zeros(DType::kI64, {1});
@@ -46,9 +46,9 @@ class OptimizerTest : public ::testing::Test {
 
 // With zero gradients nothing moves but what decays, and that by exactly lr * weight_decay * w.
 TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
-  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
+  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
   const auto before = weights();
-  for (const Weight& weight : model_.weights().all()) {
+  for (const Weight& weight : weights_.all()) {
     if (weight.grad.defined()) ops_->fill({weight.grad, 0.0});
   }
   optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
@@ -69,12 +69,12 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
 }
 
 TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
-  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
+  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
   std::map<std::string, int64_t> elements;
   for (const NamedTensor& state : optimizer.state()) {
     EXPECT_TRUE(elements.emplace(state.name, state.tensor.num_elements()).second) << state.name;
   }
-  for (const Weight& weight : model_.weights().all()) {
+  for (const Weight& weight : weights_.all()) {
     const bool muon = weight.spec.group == WeightGroup::kMatrices || weight.spec.group == WeightGroup::kExperts;
     const bool trained = weight.spec.group != WeightGroup::kBuffer;
     EXPECT_EQ(elements.count("muon.momentum." + weight.spec.name), muon ? 1U : 0U) << weight.spec.name;
@@ -85,7 +85,7 @@ TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
 
 TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
   config_.adamw.state = MomentFormat::kBf16;
-  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
+  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
   int64_t rounded = 0;
   for (const NamedTensor& state : optimizer.state()) {
     const bool adamw = state.name.starts_with("adamw.");
@@ -93,7 +93,7 @@ TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
     rounded += adamw ? 1 : 0;
   }
   EXPECT_GT(rounded, 0);
-  for (const Weight& weight : model_.weights().all()) {
+  for (const Weight& weight : weights_.all()) {
     if (weight.grad.defined()) ops_->fill({weight.grad, 0.25});
   }
   optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
@@ -111,8 +111,8 @@ TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
 // architecture, stacked in one weight, and each is orthogonalised and scaled by itself, in dense, shared and routed
 // experts. A weight of any other kind is one matrix.
 TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
-  Optimizer optimizer(config_, model_.weights(), *ops_, optimizer_state_, rates_, rounding_key_);
-  for (Weight& weight : model_.weights().all()) {
+  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
+  for (Weight& weight : weights_.all()) {
     if (!weight.grad.defined()) continue;
     const Tensor random = pool_.normal(weight.shape);
     for (int64_t i = 0; i < random.num_elements(); ++i) set(weight.grad, i, get(random, i));
@@ -121,7 +121,7 @@ TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
   optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
   optimizer.step(grad_scale_);
   int gated = 0;
-  for (const Weight& weight : model_.weights().all()) {
+  for (const Weight& weight : weights_.all()) {
     const WeightGroup group = weight.spec.group;
     if (group != WeightGroup::kMatrices && group != WeightGroup::kExperts) continue;
     const std::string& name = weight.spec.name;

@@ -41,10 +41,10 @@ class HarnessTest : public testing::Test {
 
   // log p of all ids as what follows `ids`, by the definition, in double precision; and the likeliest.
   static std::vector<std::vector<double>> log_softmax(const Ids& ids) {
-    const auto load = [](Model& model) {
-      std::vector<NamedTensor> weights;
-      for (const Weight& weight : model.weights().all()) weights.push_back({weight.spec.name, weight.value});
-      CheckpointReader::open(trained_model() / "runs/checkpoints/tiny").load_model(weights);
+    const auto load = [](WeightSet& weights, Ops&) {
+      std::vector<NamedTensor> tensors;
+      for (const Weight& weight : weights.all()) tensors.push_back({weight.spec.name, weight.value});
+      CheckpointReader::open(trained_model() / "runs/checkpoints/tiny").load_model(tensors);
     };
     std::vector<std::vector<double>> rows;
     for (const std::vector<float>& logits : test::whole_logits(config_, ids, load)) {

@@ -80,11 +80,11 @@ Application GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x,
   return Application(kept);
 }
 
-void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots,
+void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
                                            Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
-  const Tensor positions = pass.batch.positions, keys = cache.tensors[0], values = cache.tensors[1];
+  const Tensor positions = pass.batch.positions, keys = states.by_position[0], values = states.by_position[1];
   const Kept kept = project(pass, x);
   ops.cache_write({.rows = kept.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = keys});
   ops.cache_write({.rows = kept.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = values});

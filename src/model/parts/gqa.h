@@ -20,7 +20,7 @@ class GroupedQueryAttention final : public Mixer {
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
   bool takes_codes() const override { return out_.weight().takes_codes(); }
-  void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+  void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                       Tensor y) const override;
 
  private:

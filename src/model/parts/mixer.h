@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "model/application.h"
-#include "model/kv_cache.h"
 #include "model/pass.h"
 #include "model/spec/part.h"
+#include "model/states.h"
 #include "model/weight.h"
 
 namespace nmoe {
@@ -25,9 +25,9 @@ class Mixer {
   virtual void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const = 0;
   // Whether codes of x and dy are used.
   virtual bool takes_codes() const = 0;
-  // As forward, but each row is added to the cache of its slot and then sees what is cached there. No backward can
-  // follow. slots [T] i32; positions are the batch's.
-  virtual void cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
+  // As forward, but each row is added to the states of its slot and sees what they hold by then (CachedRows). No
+  // backward can follow. slots [T] i32; positions are the batch's.
+  virtual void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                               Tensor y) const = 0;
 };
 

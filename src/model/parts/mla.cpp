@@ -105,8 +105,8 @@ Application LatentAttention::forward(const Pass& pass, const CodedRows& x, Tenso
   return Application(kept);
 }
 
-void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCache& cache, Tensor slots, Tensor residual,
-                                     Tensor y) const {
+void LatentAttention::cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
+                                     Tensor residual, Tensor y) const {
   const int64_t T = x.dim(0), H = config_.num_heads, U = config_.mla.v_head_dim;
   const RopeTable& rope = pass.rope.of(config_.mla.qk_rope_head_dim);
   const Projections raw = push_projections(pass, T);
@@ -126,7 +126,7 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const LayerCach
                                  .slots = slots,
                                  .positions = pass.batch.positions,
                                  .kv_up = kv_up_.weight().value,
-                                 .cache = cache.tensors[0],
+                                 .cache = states.by_position[0],
                                  .out = out});
   out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
 }

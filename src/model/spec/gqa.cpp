@@ -16,8 +16,9 @@ PartTraits describe_gqa(const LayerPart& part, WeightList& weights) {
     weights.add(WeightList::gain(name + "q_norm", C));
     weights.add(WeightList::gain(name + "k_norm", C));
   }
-  return {
-      .flops_per_position = 6.0 * static_cast<double>(H * (C + C)), .rope_dim = C, .cache = {.widths = {G * C, G * C}}};
+  return {.flops_per_position = 6.0 * static_cast<double>(H * (C + C)),
+          .rope_dim = C,
+          .state = {.widths = {G * C, G * C}, .fixed = {}}};
 }
 
 }  // namespace nmoe

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "config/config.h"
 #include "config/layers.h"
+#include "model/spec/state.h"
 
 namespace nmoe {
 
@@ -20,18 +20,12 @@ struct LayerPart {
   std::string norm_name() const { return prefix + (is_mixer(spec.kind) ? "attention_norm" : "mlp_norm"); }
 };
 
-// What a part caches of every earlier position, so that a later one costs one row of work.
-struct CacheSpec {
-  // Widths of the tensors [slots, positions, width] in the cache (model/kv_cache.h), in their order.
-  std::vector<int64_t> widths;
-};
-
 // Properties of a part besides its weights.
 struct PartTraits {
   // Training FLOPs per token, forward and backward, for each position that it sees, besides those of its weights.
   double flops_per_position = 0.0;
   int64_t rope_dim = 0;  // number of values of a head that RoPE rotates; 0: none
-  CacheSpec cache;
+  StateSpec state = {};
 };
 
 }  // namespace nmoe

@@ -250,10 +250,12 @@ void generate(const Config& config, const DeviceOptions& options, const Wrap& wr
   arena.reserve(checked.memory(), kArenaBytes);
   activations.reserve(checked.memory(), kArenaBytes);
   constexpr int64_t kPrompt = 20;
-  Model model(config.model, checked.ops(Arithmetic::kBatchInvariant), 2 * kPrompt);
-  model.allocate(arena, arena, arena);
-  model.initialise(/*seed=*/1);
-  const KvCache cache = model.make_cache(arena, /*num_slots=*/2, /*capacity=*/2 * kPrompt);
+  WeightSet weights(describe_model(config.model).weights);
+  weights.allocate(checked.ops(), arena, arena);
+  weights.initialise(checked.ops(), /*seed=*/1, config.model.init.truncation);
+  ModelRunner runner(config.model, weights, checked, {.kept = arena, .states = arena, .activations = activations},
+                     {.max_positions = 2 * kPrompt, .arithmetic = Arithmetic::kBatchInvariant});
+  const ModelStates states = runner.make_states(/*num_slots=*/2, /*capacity=*/2 * kPrompt);
   const auto upload = [&](const std::vector<int32_t>& values) {
     const Tensor tensor = arena.allocate(DType::kI32, {std::ssize(values)});
     checked.upload(tensor, values.data());
@@ -272,8 +274,9 @@ void generate(const Config& config, const DeviceOptions& options, const Wrap& wr
                           .slots = upload(slots),
                           .positions = upload(positions)};
     const ArenaScope scope(activations);
-    model.cached_logits(rows, cache, activations, upload(wanted),
-                        arena.allocate(checked.ops().stat_dtype(), {std::ssize(wanted), config.model.vocab_size}));
+    runner.model().cached_logits(
+        rows, states, activations, upload(wanted),
+        arena.allocate(checked.ops().stat_dtype(), {std::ssize(wanted), config.model.vocab_size}));
   }
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }

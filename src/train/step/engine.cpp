@@ -40,33 +40,35 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
       objectives_(objectives_of(config_.train)),
-      model_(config_.model, ops_, std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
-             {.recompute = config_.train.recompute,
-              .wire = config_.precision.wire,
-              .saved = config_.precision.saved,
-              .objectives = objectives_},
-             {.index = domain_.index(),
-              .count = domain_.count(),
-              .by_matrix = Optimizer::by_matrix(config_.optim),
-              .bucket_bytes = config_.parallel.bucket_bytes,
-              .in_order = in_order(),
-              .first_rank = rank.index() - domain_.index(),
-              .num_ranks = rank.count()}) {
+      weights_(describe_model(config_.model).weights, {.index = domain_.index(),
+                                                       .count = domain_.count(),
+                                                       .by_matrix = Optimizer::by_matrix(config_.optim),
+                                                       .bucket_bytes = config_.parallel.bucket_bytes,
+                                                       .in_order = in_order(),
+                                                       .first_rank = rank.index() - domain_.index(),
+                                                       .num_ranks = rank.count()}),
+      runner_(config_.model, weights_, device_, RunnerRoom::of(storage),
+              {.max_positions = std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
+               .passes = {.recompute = config_.train.recompute,
+                          .wire = config_.precision.wire,
+                          .saved = config_.precision.saved,
+                          .objectives = objectives_}}),
+      model_(runner_.model()) {
   if (in_order() && rank.count() != domain_.count()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
   }
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
-  model_.allocate(storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], step_state);
+  weights_.allocate(ops_, storage[ArenaKind::kParameters], storage[ArenaKind::kGradients]);
   inputs_ = allocate_step_inputs(config_, rank.index(), shapes_, step_state);
-  set_operand_formats(model_.weights(), config_, inputs_.rounding_key);
-  allocate_weight_codes(model_.weights(), ops_, storage[ArenaKind::kWeightCodes]);
+  set_operand_formats(weights_, config_, inputs_.rounding_key);
+  allocate_weight_codes(weights_, ops_, storage[ArenaKind::kWeightCodes]);
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
-  precision_ = PrecisionChecks::make(config_, model_.weights(), step_state);
+  precision_ = PrecisionChecks::make(config_, weights_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, model_.weights(), ops_, storage[ArenaKind::kOptimizer],
-                                           inputs_.rates, inputs_.rounding_key);
+  optimizer_ = std::make_unique<Optimizer>(config_.optim, weights_, ops_, storage[ArenaKind::kOptimizer], inputs_.rates,
+                                           inputs_.rounding_key);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
                         /*with_expert_rows=*/!experts_.rows.empty(), precision_ ? precision_->counts() : Tensor());
@@ -108,7 +110,7 @@ void Engine::collect_shared_tensors() {
     }
     for (const Tensor& tensor : model_.exchange_stats().tensors()) summed->push_back(tensor);
   }
-  for (const FlatWeights& flat : model_.weights().flat()) {
+  for (const FlatWeights& flat : weights_.flat()) {
     const auto [begin, size] = flat.updated;
     grads_.push_back({flat.grads, begin, begin + size, flat.totals});
     values_.push_back({flat.values, begin, begin + size});
@@ -116,7 +118,7 @@ void Engine::collect_shared_tensors() {
 }
 
 void Engine::allocate_sums(Arena& state) {
-  auto& weights = model_.weights().all();
+  auto& weights = weights_.all();
   const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
   int64_t num_chunks = 0;
   for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
@@ -185,7 +187,7 @@ void Engine::set_places(ExpertPlacement places) {
   experts_.places = std::move(places);
   model_.place_experts(experts_.places);
   optimizer_->place_experts();
-  const auto& weights = model_.weights().all();
+  const auto& weights = weights_.all();
   for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].updated_elements();
   for (size_t i = 0; i < staging_.optimizer.size(); ++i) {
     staging_.optimizer[i].slices = optimizer_->state()[i].weight->updated_elements();
@@ -275,7 +277,7 @@ void Engine::allocate_staging() {
                        .slices = weight.updated_elements(),
                        .is_written = is_turn && !others_have_it && weight.updated.extent > 0});
   };
-  for (const Weight& weight : model_.weights().all()) {
+  for (const Weight& weight : weights_.all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
   }
   for (const OptimizerState& state : optimizer_->state()) {
@@ -284,7 +286,7 @@ void Engine::allocate_staging() {
 }
 
 void Engine::initialise() {
-  model_.initialise(static_cast<uint64_t>(config_.run.seed));
+  weights_.initialise(ops_, static_cast<uint64_t>(config_.run.seed), config_.model.init.truncation);
   gather_values();
   ops_.fill({stopped_, 0.0});
 }
@@ -336,7 +338,7 @@ void Engine::enqueue_begin() {
 
 void Engine::enqueue_gradients(const Marker& mark) {
   int64_t shard = rank_.index();
-  size_t first_summed = model_.weights().all().size();
+  size_t first_summed = weights_.all().size();
   const GradientsReady sum_ready = [&](size_t first_weight) {
     sum_gradients(first_weight, first_summed);
     first_summed = first_weight;
@@ -364,7 +366,7 @@ void Engine::enqueue_gradients(const Marker& mark) {
 // Of the weights with these indices, when the last microbatch has completed them: over the domain those that every rank
 // has, over domains what this rank updates. Nothing is left to run beside the last sums, which have the whole device.
 void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
-  const WeightSet& weights = model_.weights();
+  const WeightSet& weights = weights_;
   const auto is_ready = [&](size_t weight) { return weight >= first_weight && weight < end_weight; };
   std::vector<Domain::Part> parts;
   std::vector<Tensor> mine;
@@ -525,7 +527,7 @@ NonFinite Engine::find_non_finite() {
       first = {fmt::format("{} ({} of {} values are not finite)", name, count, value.num_elements()), place};
     }
   };
-  for (const Weight& weight : model_.weights().all()) check_finite("weight " + weight.spec.name, weight.value);
+  for (const Weight& weight : weights_.all()) check_finite("weight " + weight.spec.name, weight.value);
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     model_.begin_step();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_,
@@ -538,7 +540,7 @@ NonFinite Engine::find_non_finite() {
                               }
                               check_finite(intermediate_name(what, layer), value);
                             }});
-    for (const Weight& weight : model_.weights().all()) {
+    for (const Weight& weight : weights_.all()) {
       if (weight.grad.defined()) check_finite("gradient of " + weight.spec.name, weight.grad);
     }
   }
@@ -587,7 +589,7 @@ const StateTensors& Engine::staging() {
 
 void Engine::stage() {
   staging();
-  const auto& weights = model_.weights().all();
+  const auto& weights = weights_.all();
   for (size_t i = 0; i < weights.size(); ++i) {
     const StagedTensor& staged = staging_.model[i];
     if (staged.is_written) weights[i].begin_download(ops_, staged.tensor.raw());
@@ -601,7 +603,7 @@ void Engine::stage() {
 }
 
 void Engine::restore() {
-  auto& weights = model_.weights().all();
+  auto& weights = weights_.all();
   for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {

@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "model/model.h"
+#include "model/runner.h"
 #include "ops/storage.h"
 #include "optim/optimizer.h"
 #include "parallel/domain.h"
@@ -204,7 +204,9 @@ class Engine {
   PutBytes upload_, write_;         // to the device, to the host's side
   Domain domain_;
   Objectives objectives_;
-  Model model_;
+  WeightSet weights_;
+  ModelRunner runner_;       // in the steps' arithmetic
+  Model& model_;             // the runner's
   StepInputs inputs_;        // of the step that is computed
   size_t shape_ = 0;         // of the next step
   size_t inputs_shape_ = 0;  // of what inputs_ holds

@@ -6,6 +6,7 @@
 #include "eval/cached_scorer.h"
 #include "eval/packed_scorer.h"
 #include "eval/scored_groups.h"
+#include "infer/load_model.h"
 
 namespace nmoe {
 namespace {
@@ -36,10 +37,10 @@ std::vector<std::vector<TextScore>> on_cuda(DType dtype, bool share_prefixes, co
 
 TEST(PackedScorerOnCuda, GivesWhatTheCpuDoes) {
   const std::vector<Group> groups = mixed_groups();
-  CachedScorer cpu(std::make_unique<CachedModel>(
-                       config(), byte_tokenizer(),
-                       CachedModelOptions{.num_slots = 4, .capacity = 512, .max_scores = CachedScorer::kMaxScores}),
-                   /*share_prefixes=*/true);
+  CachedScorer cpu(
+      random_cached_model(config(), byte_tokenizer(),
+                          {.cached = {.num_slots = 4, .capacity = 512, .max_scores = CachedScorer::kMaxScores}}),
+      /*share_prefixes=*/true);
   const auto expected = scores_of(cpu, groups);
   const auto fp32 = on_cuda(DType::kF32, /*share_prefixes=*/true, groups);
   const auto bf16 = on_cuda(DType::kBF16, /*share_prefixes=*/true, groups);

@@ -1,0 +1,104 @@
+#include "infer/load_model.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "checkpoint/reader.h"
+#include "config/load.h"
+
+namespace nmoe {
+namespace {
+
+RunnerOptions runner_options(const CachedModelOptions& options) {
+  return {.max_positions = options.capacity, .arithmetic = Arithmetic::kBatchInvariant};
+}
+
+// A cached model with the weights that it runs.
+struct OwnModel {
+  OwnModel(const Config& the_config, std::shared_ptr<const Tokenizer> tokenizer, const LoadOptions& options,
+           const WeightsPlace& place)
+      : config(the_config),
+        weights(config.model, place,
+                [&](WeightSet& all, Storage& storage) {
+                  ModelRunner rehearsed(config.model, all, storage.device(), RunnerRoom::of(storage),
+                                        runner_options(options.cached));
+                  CachedModel(config, tokenizer, rehearsed.model(), RunnerRoom::of(storage), options.cached);
+                }),
+        runner(config.model, weights.weights(), weights.device(), RunnerRoom::of(weights.storage()),
+               runner_options(options.cached)),
+        cached(config, std::move(tokenizer), runner.model(), RunnerRoom::of(weights.storage()), options.cached) {}
+
+  Config config;
+  PlacedWeights weights;
+  ModelRunner runner;
+  CachedModel cached;
+};
+
+std::shared_ptr<OwnModel> make_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                                     LoadOptions options, bool is_random) {
+  options.cached.num_slots = slots_of(options.cached.num_slots);
+  options.cached.capacity = context_of(config, options.cached.capacity);
+  const DType dtype = generation_dtype(config, options.device);
+  const WeightsPlace place{
+      .device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype},
+      // Where weights have a master, random ones are drawn there.
+      .has_gradients = is_random && dtype == DType::kBF16,
+      .work = "generation",
+      .remedy = [&](const StoragePlan& plan) {
+        return fmt::format(
+            "lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes {}, the "
+            "weights take {}",
+            options.cached.num_slots, options.cached.capacity, human_bytes(plan[ArenaKind::kCache]),
+            human_bytes(plan[ArenaKind::kParameters]));
+      }};
+  return std::make_shared<OwnModel>(config, std::move(tokenizer), options, place);
+}
+
+std::shared_ptr<CachedModel> cached_of(std::shared_ptr<OwnModel> model) {
+  CachedModel* const cached = &model->cached;
+  return {std::move(model), cached};
+}
+
+}  // namespace
+
+DType generation_dtype(const Config& config, const std::string& device) {
+  return device == "cpu" || config.run.precision == Precision::kFp32 ? DType::kF32 : DType::kBF16;
+}
+
+Config config_of(const CheckpointReader& reader) {
+  return parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+}
+
+void load_weights(const CheckpointReader& reader, PlacedWeights& placed) {
+  std::vector<NamedTensor> tensors;
+  for (const Weight& weight : placed.weights().all()) tensors.push_back({weight.spec.name, weight.value});
+  if (!placed.device().memory_use()) return reader.load_model(tensors);  // they are in the host's memory
+  if (reader.model().size() != tensors.size()) {
+    throw usage_error(fmt::format("checkpoint '{}' has {} tensors, its configuration's model {}",
+                                  reader.path().string(), reader.model().size(), tensors.size()),
+                      "take a checkpoint as n train or n import wrote it");
+  }
+  std::vector<float> values;
+  for (Weight& weight : placed.weights().all()) {
+    values.resize(static_cast<size_t>(weight.shape.num_elements()));
+    reader.load(weight.spec.name, Tensor(values.data(), DType::kF32, weight.shape));
+    placed.set(weight, values.data());
+  }
+}
+
+std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& checkpoint, const LoadOptions& options) {
+  const CheckpointReader reader = CheckpointReader::open(checkpoint);
+  auto model = make_model(config_of(reader), reader.tokenizer(), options, /*is_random=*/false);
+  load_weights(reader, model->weights);
+  return cached_of(std::move(model));
+}
+
+std::shared_ptr<CachedModel> random_cached_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                                                 const LoadOptions& options) {
+  auto model = make_model(config, std::move(tokenizer), options, /*is_random=*/true);
+  model->weights.initialise(static_cast<uint64_t>(config.run.seed), config.model.init.truncation);
+  return cached_of(std::move(model));
+}
+
+}  // namespace nmoe

@@ -1,0 +1,38 @@
+// Weights that are read or drawn for generation and scores alone, on a device of their own.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "config/config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "infer/cached_model.h"
+#include "model/placed_weights.h"
+
+namespace nmoe {
+
+class CheckpointReader;
+
+struct LoadOptions {
+  std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
+  int num_threads = 0;         // 0: one per available CPU
+  CachedModelOptions cached = {};
+};
+
+// The weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. The result keeps what
+// it runs on. All memory is taken here. Errors: CheckpointReader's; usage, when options are out of their range or, with
+// what to lower, when the machine has too little.
+std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& checkpoint, const LoadOptions& options);
+// The same with random weights by config.run.seed. config.model.vocab_size is set.
+std::shared_ptr<CachedModel> random_cached_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                                                 const LoadOptions& options);
+
+// The configuration of a checkpoint. Errors: parse_config's.
+Config config_of(const CheckpointReader& reader);
+// Gives weights the values of a checkpoint. Errors: CheckpointReader's; usage, where it has other tensors.
+void load_weights(const CheckpointReader& reader, PlacedWeights& placed);
+// The compute dtype of generation on that kind of device.
+DType generation_dtype(const Config& config, const std::string& device);
+
+}  // namespace nmoe
