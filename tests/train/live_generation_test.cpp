@@ -1,0 +1,146 @@
+// Generation from a live trainer's weights, between two of its steps: in the same process, without a copy, in memory
+// that steps use, too; and no bit of the run is another.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "config/load.h"
+#include "infer/cached_model.h"
+#include "infer/engine.h"
+#include "infer/transcript.h"
+#include "infer/whole_logits.h"
+#include "support/tiny_run.h"
+#include "train/tiny_engine.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr int64_t kTokens = 10, kContext = 24;
+
+Config live_config(const std::string& precision) {
+  return parse_config(
+      kTinyToml, "tiny.toml",
+      std::vector<std::string>{"model.vocab_size=257", "model.init.std=0.3", "model.init.embedding_std=1",
+                               "optim.schedule.warmup=1", "optim.rest.lr=0.3", "run.precision=" + precision});
+}
+
+// What generates between steps: all that it needs is among the activations, as long as it lives.
+class LiveGeneration {
+ public:
+  LiveGeneration(const Config& config, Engine& engine, Storage& storage)
+      : scope_(storage[ArenaKind::kActivations]),
+        runner_(config.model, engine.model().weights(), storage.device(), RunnerRoom::between_passes(storage),
+                {.max_positions = kContext, .arithmetic = Arithmetic::kBatchInvariant}),
+        cached_(std::make_shared<CachedModel>(config, byte_tokenizer(), runner_.model(),
+                                              RunnerRoom::between_passes(storage),
+                                              CachedModelOptions{.num_slots = 2, .capacity = kContext})) {}
+
+  // Two requests beside each other, the likeliest tokens of both.
+  std::vector<Transcript> write(const std::vector<std::vector<int32_t>>& prompts) {
+    InferenceEngine engine(cached_);
+    std::vector<Transcript> texts(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      GenerationRequest request;
+      request.prompt = prompts[i];
+      request.max_tokens = kTokens;
+      request.sampling = {.temperature = 0.0};
+      request.ignore_eos = true;
+      engine.submit(request, texts[i].listener());
+    }
+    run_all(engine);
+    return texts;
+  }
+
+ private:
+  ArenaScope scope_;
+  ModelRunner runner_;
+  std::shared_ptr<CachedModel> cached_;
+};
+
+StoragePlan plan_with_generation(const Config& config) {
+  const StoragePlan between = plan_storage(device_options(config.run), [&](Storage& storage) {
+    Engine engine(config, {storage.device(), single_rank()}, storage);
+    const LiveGeneration generation(config, engine, storage);
+  });
+  return plan_engine_storage(config).max(between);
+}
+
+class LiveTrainer {
+ public:
+  explicit LiveTrainer(const Config& config, const StoragePlan& plan)
+      : memory(RankMemory::make(device_options(config.run), plan, single_rank())),
+        engine(config, {*memory->device, single_rank()}, memory->storage) {
+    engine.initialise();
+  }
+  std::shared_ptr<RankMemory> memory;
+  Engine engine;
+};
+
+class LiveGenerationTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(LiveGenerationTest, TenTokensBetweenTwoStepsChangeNoBitOfTheRun) {
+  const Config config = live_config(GetParam());
+  LiveTrainer plain(config, plan_engine_storage(config)), generates(config, plan_with_generation(config));
+  const std::vector<std::vector<int32_t>> prompts = {{'t', 'h', 'e'}, {'a'}};
+  std::vector<std::vector<int32_t>> texts;
+  for (int64_t step = 1; step <= 4; ++step) {
+    const StepResult expected = random_step(plain.engine, config, step);
+    const StepResult got = random_step(generates.engine, config, step);
+    EXPECT_EQ(got.loss(kNextToken), expected.loss(kNextToken)) << "step " << step;
+    EXPECT_EQ(got.grad_norm, expected.grad_norm) << "step " << step;
+    LiveGeneration generation(config, generates.engine, generates.memory->storage);
+    for (const Transcript& text : generation.write(prompts)) texts.push_back(text.ids);
+  }
+  EXPECT_TRUE(differences(snapshot(generates.engine), snapshot(plain.engine)).empty());
+
+  // They are this model's: the likeliest of the weights as they are now, which are not those of the first step.
+  EXPECT_NE(std::pair(texts[0], texts[1]), std::pair(texts[6], texts[7]));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    std::vector<int32_t> ids = prompts[i];
+    ids.insert(ids.end(), texts[6 + i].begin(), texts[6 + i].end());
+    const auto rows = whole_logits(config, ids, [&](WeightSet& weights, Ops& ops) {
+      for (Weight& weight : weights.all()) {
+        ops.copy(
+            {.source = generates.engine.model().weights().at(weight.spec.name).value, .destination = weight.value});
+      }
+    });
+    ASSERT_EQ(std::ssize(texts[6 + i]), kTokens);
+    for (size_t at = prompts[i].size(); at < ids.size(); ++at) {
+      const std::vector<float>& logits = rows[at - 1];
+      EXPECT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), ids[at]) << "token " << at;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, LiveGenerationTest, testing::Values("fp32", "fp8"),
+                         [](const auto& info) { return info.param; });
+
+// Of two that never work at the same time, the larger counts; of two that live at once, both do.
+TEST(LiveGenerationPlan, IsTheLargerOfWhatStepsAndGenerationNeed) {
+  const Config config = live_config("fp32");
+  const StoragePlan steps = plan_engine_storage(config), both = plan_with_generation(config);
+  const auto of = [&](int num_runners, bool at_once) {
+    return plan_storage(device_options(config.run), [&](Storage& storage) {
+      Engine engine(config, {storage.device(), single_rank()}, storage);
+      std::vector<std::unique_ptr<LiveGeneration>> alive;
+      for (int i = 0; i < num_runners; ++i) {
+        alive.push_back(std::make_unique<LiveGeneration>(config, engine, storage));
+        if (!at_once) alive.clear();
+      }
+      while (!alive.empty()) alive.pop_back();  // the last one's memory is on top
+    })[ArenaKind::kActivations];
+  };
+  EXPECT_EQ(both[ArenaKind::kActivations], std::max(steps[ArenaKind::kActivations], of(1, true)));
+  EXPECT_EQ(both[ArenaKind::kCache], 0);
+  for (const ArenaKind kind : {ArenaKind::kParameters, ArenaKind::kGradients, ArenaKind::kOptimizer,
+                               ArenaKind::kStepState, ArenaKind::kExchange}) {
+    EXPECT_EQ(both[kind], steps[kind]);
+  }
+  EXPECT_EQ(of(2, false), of(1, true));
+  EXPECT_GT(of(2, true), of(1, true));
+  EXPECT_LT(of(2, true), 2 * of(1, true));  // they share what a pass needs
+}
+
+}  // namespace
+}  // namespace nmoe::test
