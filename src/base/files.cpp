@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/bounded_file.h"
 #include "base/failure.h"
+#include "base/file_descriptor.h"
 #include "base/process.h"
 #include "base/say.h"
 #include "base/text.h"
@@ -61,24 +61,15 @@ std::string remedy_for(int error, const fs::path& path) {
   }
 }
 
-// Closes a descriptor at the end of a scope; for reading, where close has nothing to report.
-class Descriptor {
- public:
-  Descriptor(std::string_view action, const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC)) {
-    if (fd_ < 0) throw io_error(action, path, errno);
-  }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
+FileDescriptor open_to_sync(const fs::path& path, int flags) {
+  const int fd = ::open(path.c_str(), flags | O_CLOEXEC);
+  if (fd < 0) throw io_error("sync", path, errno);
+  return FileDescriptor(fd);
+}
 
 fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-void sync_descriptor(const Descriptor& descriptor, const fs::path& path) {
+void sync_descriptor(const FileDescriptor& descriptor, const fs::path& path) {
   // Some file systems cannot sync a folder and say so with EINVAL; there is nothing to do about it.
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) throw io_error("sync", path, errno);
 }
@@ -120,47 +111,6 @@ void check_links_stay_inside(const fs::path& dir) {
   }
 }
 
-Error not_a_file(const fs::path& path) {
-  return runtime_error(fmt::format("cannot read '{}': it is a pipe, a socket or a device, not a file", path.string()),
-                       "put a file there, or name one");
-}
-
-std::string read_file(const fs::path& path) { return read_file_up_to(path, kMaxWholeFile); }
-
-std::string read_file_up_to(const fs::path& path, uint64_t max_bytes) {
-  // Without O_NONBLOCK, a pipe keeps whoever opens it waiting for a writer. Those of /dev were named on purpose.
-  const bool named_device = path.string().starts_with("/dev/");
-  const Descriptor file("read", path, O_RDONLY | (named_device ? 0 : O_NONBLOCK));
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw io_error("read", path, errno);
-  if (S_ISDIR(status.st_mode)) throw io_error("read", path, EISDIR);
-  if (!S_ISREG(status.st_mode) && !named_device) throw not_a_file(path);
-  const auto check_size = [&](uint64_t bytes) {
-    if (bytes <= max_bytes) return;
-    throw runtime_error(fmt::format("'{}' is larger than {}, the most that such a file may have", path.string(),
-                                    human_bytes(static_cast<int64_t>(max_bytes))),
-                        "see that it is the right file, and whole");
-  };
-  check_size(static_cast<uint64_t>(std::max<off_t>(status.st_size, 0)));
-  // The size is a hint only: files in /proc report 0.
-  std::string content;
-  size_t used = 0;
-  content.resize(static_cast<size_t>(std::max<off_t>(status.st_size, 0)) + 1);
-  for (;;) {
-    check_size(used);
-    if (used == content.size()) content.resize(2 * content.size());
-    const ssize_t count = ::read(file.get(), content.data() + used, content.size() - used);
-    if (count == 0) break;
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      throw io_error("read", path, errno);
-    }
-    used += static_cast<size_t>(count);
-  }
-  content.resize(used);
-  return content;
-}
-
 void write_file_atomically(const fs::path& path, std::string_view content) {
   static std::atomic<unsigned> serial{0};  // two threads may write the same path
   const fs::path parent = parent_of(path);
@@ -196,9 +146,9 @@ void remove_unfinished_files(const fs::path& dir) {
   if (error) throw io_error("clean up", dir, error.value());
 }
 
-void sync_file(const fs::path& path) { sync_descriptor(Descriptor("sync", path, O_RDONLY), path); }
+void sync_file(const fs::path& path) { sync_descriptor(open_to_sync(path, O_RDONLY), path); }
 
-void sync_directory(const fs::path& path) { sync_descriptor(Descriptor("sync", path, O_RDONLY | O_DIRECTORY), path); }
+void sync_directory(const fs::path& path) { sync_descriptor(open_to_sync(path, O_RDONLY | O_DIRECTORY), path); }
 
 void make_directories(const fs::path& path) {
   std::error_code error;

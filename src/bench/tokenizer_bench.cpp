@@ -6,6 +6,7 @@
 #include "base/thread_pool.h"
 #include "bench/timing.h"
 #include "data/prep/records.h"
+#include "data/prep/text_reader.h"
 
 namespace nmoe {
 namespace {

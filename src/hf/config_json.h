@@ -14,17 +14,9 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "hf/model_type.h"
 
 namespace nmoe {
-
-// The architectures of transformers that nmoe shares.
-enum class ModelType {
-  kDeepseekV2,  // MLA; softmax scores without bias
-  kDeepseekV3,  // MLA; sigmoid scores with a selection bias
-  kKimiK2,      // DeepSeek-V3's under a name of its own
-  kQwen3Moe,    // GQA with norms of queries and keys; softmax scores, no shared experts
-};
-std::string_view model_type_name(ModelType type);  // "deepseek_v3"
 
 // Weights of an fp8 model are float8 e4m3 with one scale for each block of so many rows and columns.
 constexpr int64_t kHfFp8Block = 128;
@@ -59,8 +51,5 @@ ModelType nearest_type(const ModelConfig& config);
 std::vector<std::string> obstacles_to(const ModelConfig& config, ModelType type);
 // The Error (usage) that names all of them, of which there are some.
 Error not_expressible(ModelType type, const std::vector<std::string>& obstacles);
-
-// The layout of rotated pairs that all models of this type have; nothing where config.json says which.
-std::optional<RopeLayout> only_rope_layout(ModelType type);
 
 }  // namespace nmoe

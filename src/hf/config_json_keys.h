@@ -1,19 +1,11 @@
 // What reading and writing of config.json must agree on. Private to the two.
 #pragma once
 
-#include <array>
 #include <string_view>
 
-#include "base/error.h"
-#include "hf/config_json.h"
+#include "hf/model_type.h"
 
 namespace nmoe {
-
-constexpr std::array<ModelType, 4> kModelTypes = {ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,
-                                                  ModelType::kQwen3Moe};
-
-// What stands under "architectures".
-std::string_view architecture_name(ModelType type);
 
 // transformers and DeepSeek's code give the norms of latents their class's default epsilon, whatever rms_norm_eps.
 constexpr double kHfLatentNormEps = 1e-6;

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "data/prep/records.h"
+#include "data/prep/record.h"
 
 namespace nmoe {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/prep/prep.h"
+#include "data/prep/report.h"
 #include "data/shards/manifest.h"
 
 namespace nmoe {

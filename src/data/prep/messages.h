@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/prep/records.h"
+#include "data/prep/record.h"
 
 namespace nmoe {
 

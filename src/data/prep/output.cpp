@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "data/prep/records.h"
 #include "data/shards/corpus_folder.h"
 #include "data/shards/manifest.h"
 

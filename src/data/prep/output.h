@@ -15,8 +15,9 @@
 #include "data/prep/conversation.h"
 #include "data/prep/dedup.h"
 #include "data/prep/journal.h"
-#include "data/prep/prep.h"
-#include "data/prep/records.h"
+#include "data/prep/options.h"
+#include "data/prep/record.h"
+#include "data/prep/report.h"
 #include "data/shards/shard.h"
 #include "data/tokenizer/tokenizer.h"
 

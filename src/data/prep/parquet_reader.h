@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "data/prep/records.h"
+#include "data/prep/record.h"
 
 namespace nmoe {
 

@@ -24,6 +24,7 @@
 #include "data/prep/dedup.h"
 #include "data/prep/inputs.h"
 #include "data/prep/output.h"
+#include "data/prep/records.h"
 #include "data/shards/corpus_folder.h"
 #include "data/shards/shard.h"
 #include "data/tokenizer/tokenizer.h"

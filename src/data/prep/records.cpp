@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "data/prep/inputs.h"
 #include "data/prep/messages.h"
 #include "data/prep/parquet_reader.h"
 #include "data/prep/text_reader.h"
@@ -313,15 +314,6 @@ class JsonReader final : public RecordReader {
 };
 
 }  // namespace
-
-size_t part_size(std::string_view text, size_t most) {
-  if (text.size() <= most) return text.size();
-  const size_t line_end = text.rfind('\n', most - 1);
-  if (line_end != std::string_view::npos) return line_end + 1;
-  size_t size = most;
-  while (size > 1 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
-  return size;
-}
 
 std::unique_ptr<RecordReader> open_records(const fs::path& path, const RecordOptions& options, int64_t skip) {
   switch (file_kind(path)) {

@@ -154,6 +154,15 @@ class SeparatedReader final : public RecordReader {
 
 }  // namespace
 
+size_t part_size(std::string_view text, size_t most) {
+  if (text.size() <= most) return text.size();
+  const size_t line_end = text.rfind('\n', most - 1);
+  if (line_end != std::string_view::npos) return line_end + 1;
+  size_t size = most;
+  while (size > 1 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
+  return size;
+}
+
 std::unique_ptr<RecordReader> open_text(const fs::path& path, const RecordOptions& options, int64_t skip) {
   if (!options.split_on) return std::make_unique<WholeReader>(path, options, skip);
   return std::make_unique<SeparatedReader>(path, options, skip);

@@ -9,7 +9,7 @@
 
 #include "data/prep/byte_stream.h"
 #include "data/prep/content.h"
-#include "data/prep/records.h"
+#include "data/prep/record.h"
 
 namespace nmoe {
 

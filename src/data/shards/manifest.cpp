@@ -5,7 +5,7 @@
 #include "base/bounded_file.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "data/shards/shard.h"
+#include "data/shards/token_type.h"
 
 namespace nmoe {
 namespace {

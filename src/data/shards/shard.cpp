@@ -20,7 +20,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "shards are little-endian, as in memory");
 
-constexpr int64_t kMaxUint16Vocab = 1 << 16;
 constexpr std::string_view kNpyMagic("\x93NUMPY\x01\x00", 8);
 constexpr size_t kNpyPreamble = kNpyMagic.size() + sizeof(uint16_t);  // magic, length of the rest
 
@@ -171,12 +170,6 @@ void remove_shard_files(const fs::path& dir, std::string_view suffix, const std:
 }
 
 }  // namespace
-
-TokenType token_type_for(int64_t vocab_size) {
-  return vocab_size <= kMaxUint16Vocab ? TokenType::kUint16 : TokenType::kUint32;
-}
-size_t bytes_per_token(TokenType type) { return type == TokenType::kUint16 ? 2 : 4; }
-std::string token_type_name(TokenType type) { return type == TokenType::kUint16 ? "uint16" : "uint32"; }
 
 uint64_t index_bytes(int64_t num_documents) {
   return sizeof(IndexHeader) + static_cast<uint64_t>(num_documents) * sizeof(DocumentSpan);

@@ -21,14 +21,9 @@
 
 #include "base/files.h"
 #include "data/shards/manifest.h"
+#include "data/shards/token_type.h"
 
 namespace nmoe {
-
-enum class TokenType { kUint16, kUint32 };
-
-TokenType token_type_for(int64_t vocab_size);  // kUint16 up to 65,536 ids
-size_t bytes_per_token(TokenType type);
-std::string token_type_name(TokenType type);  // "uint16", "uint32"
 
 // The bytes before the tokens, as numpy.save writes them: always 128.
 inline constexpr size_t kNpyHeaderBytes = 128;

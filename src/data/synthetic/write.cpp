@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "data/shards/corpus_folder.h"
 #include "data/shards/shard.h"
+#include "data/synthetic/kinds.h"
 #include "data/tokenizer/word_tokenizer.h"
 
 namespace nmoe {

@@ -13,7 +13,7 @@ namespace nmoe {
 
 struct SynthesizeOptions {
   std::string kind = {};
-  std::vector<std::string> settings = {};  // "key=value", data/synthetic/source.h
+  std::vector<std::string> settings = {};  // "key=value", data/synthetic/kinds.h
   uint64_t seed = 1;
   int64_t documents = 0;        // of the training split: the source's first
   int64_t valid_documents = 0;  // of the validation split: those after; 0: no such split

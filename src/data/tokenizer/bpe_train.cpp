@@ -15,6 +15,7 @@
 #include "base/files.h"
 #include "base/thread_pool.h"
 #include "data/prep/inputs.h"
+#include "data/prep/text_reader.h"
 #include "data/tokenizer/split_pattern.h"
 #include "data/tokenizer/word_splitter.h"
 

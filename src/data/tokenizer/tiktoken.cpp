@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "data/tokenizer/split_pattern.h"
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/bpe_model.h"
 
 namespace nmoe {
 

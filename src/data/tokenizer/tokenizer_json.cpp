@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "data/tokenizer/split_pattern.h"
+#include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/word_splitter.h"
 
 namespace nmoe {

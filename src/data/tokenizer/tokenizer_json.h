@@ -19,7 +19,7 @@
 #include <string>
 #include <string_view>
 
-#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/bpe_model.h"
 
 namespace nmoe {
 

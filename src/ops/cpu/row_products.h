@@ -5,17 +5,9 @@
 
 #include <cstdint>
 
+#include "ops/cpu/rows.h"
+
 namespace nmoe::cpu {
-
-// A row-major matrix whose rows lie `stride` elements apart.
-template <class Real>
-struct Rows {
-  Real* data;
-  int64_t stride;
-
-  // As if static: code for one instruction set must not be linked into another's callers.
-  [[gnu::always_inline]] Real* operator[](int64_t row) const { return data + row * stride; }
-};
 
 // What one instruction set has to offer.
 template <class Real>

@@ -1,5 +1,6 @@
 // Compiled for x86-64-v4 (ops/CMakeLists.txt), and called only on processors that have it.
 #include "ops/cpu/avx512_vectors.h"
+#include "ops/cpu/row_products.h"
 #include "ops/cpu/row_products_tiles.h"
 
 namespace nmoe::cpu {

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "ops/cpu/row_products.h"
+#include "ops/cpu/rows.h"
 
 namespace nmoe::cpu {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "data/synthetic/source.h"
+#include "data/synthetic/kinds.h"
 #include "support/errors.h"
 
 namespace nmoe {

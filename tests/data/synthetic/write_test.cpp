@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/shards/dataset.h"
+#include "data/synthetic/kinds.h"
 #include "data/test_data.h"
 #include "data/tokenizer/tokenizer.h"
 

@@ -1,4 +1,4 @@
-#include "data/synthetic/source.h"
+#include "data/synthetic/kinds.h"
 
 #include "base/error.h"
 #include "base/text.h"
