@@ -17,7 +17,10 @@ std::string message(const std::string& user_file, const std::string& used, const
                      used, user_folder, used_folder);
 }
 
-// What stands between quotes or angle brackets in the #include lines of `text`.
+bool is_source(const fs::path& file) { return file.extension() == ".cpp" || file.extension() == ".cu"; }
+
+}  // namespace
+
 std::vector<std::string> included_names(const std::string& text) {
   std::vector<std::string> names;
   std::istringstream lines(text);
@@ -33,10 +36,6 @@ std::vector<std::string> included_names(const std::string& text) {
   }
   return names;
 }
-
-bool is_source(const fs::path& file) { return file.extension() == ".cpp" || file.extension() == ".cu"; }
-
-}  // namespace
 
 std::vector<CompiledObject> parse_ninja_deps(std::string_view text, const fs::path& build_dir) {
   std::vector<CompiledObject> objects;

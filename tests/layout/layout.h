@@ -1,5 +1,6 @@
 // What the layout of the repository promises, checked from what the build knows: folders of src/ stand in dependency
-// order, and no file is long. Every function returns one message a violation, none when all is well.
+// order, and no file is long; includes.h beside it reads files that this build leaves out, too. Every function returns
+// one message a violation, none when all is well.
 #pragma once
 
 #include <functional>
@@ -51,6 +52,9 @@ class FolderOrder {
 };
 
 using ReadFile = std::function<std::string(const fs::path&)>;
+
+// What stands between quotes or angle brackets in the #include lines of a file's text.
+std::vector<std::string> included_names(const std::string& text);
 
 // Includes, of sources and of headers, that lead to a folder which stands later. What counts is what compilers read;
 // the text of the files (`read`) only tells which of them has the #include.
