@@ -31,11 +31,13 @@ using test::snapshot;
 using test::weight_of;
 using test::whole_state;
 
-// Batches of 8 sequences in microbatches of 2.
-Config config_of(int64_t ranks) {
-  return test::tiny_config("/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
-                                        "model.moe.balance_loss=1e-3", fmt::format("parallel.ranks={}", ranks)});
+// Of so many ranks, with 8 experts and, if nothing else is said, batches of 8 sequences in microbatches of 2.
+Config config_with(int64_t ranks, std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
+                                       fmt::format("parallel.ranks={}", ranks)});
+  return test::tiny_config("/nowhere", overrides);
 }
+Config config_of(int64_t ranks) { return config_with(ranks, {"model.moe.balance_loss=1e-3"}); }
 
 // The bytes of a rank's weights; on the CPU these are their masters.
 Bytes weight_bytes(Engine& engine) {
@@ -60,20 +62,59 @@ void expect_same_gradients(Engine& several, Engine& one) {
   }
 }
 
+// The first step of a run of one rank, to which those of ranks of several add up: only the order of sums over tokens
+// differs. `prepare` changes an engine before it.
+class FirstStep {
+ public:
+  explicit FirstStep(const Config& whole, std::function<void(ReadyEngine&)> prepare = {})
+      : prepare_(std::move(prepare)), one_(whole), result_(step(one_, whole)) {}
+
+  Engine& engine() { return one_.engine; }
+  // Makes it on a rank of several.
+  void expect_on(ReadyEngine& rank, const Config& config) {
+    const StepResult result = step(rank, config);
+    EXPECT_LE(std::abs(result.loss(kNextToken) - result_.loss(kNextToken)), 1e-6 * result_.loss(kNextToken));
+    EXPECT_LE(std::abs(result.grad_norm - result_.grad_norm), 1e-5 * result_.grad_norm);
+  }
+  void expect_gradients_on(ReadyEngine& rank, const Config& config) {
+    expect_on(rank, config);
+    expect_same_gradients(rank.engine, one_.engine);
+  }
+
+ private:
+  StepResult step(ReadyEngine& ready, const Config& config) const {
+    if (prepare_) prepare_(ready);
+    return random_step(ready.engine, config, 1);
+  }
+
+  std::function<void(ReadyEngine&)> prepare_;
+  ReadyEngine one_;
+  StepResult result_;
+};
+
+// Runs `drive` on engines of all ranks, twice, and returns the weights of the ranks, which are the same both times.
+std::vector<Bytes> weights_of_two_runs(const Config& config, const std::function<void(ReadyEngine&)>& drive) {
+  std::array<std::vector<Bytes>, 2> states;
+  for (auto& of_ranks : states) {
+    of_ranks.resize(static_cast<size_t>(config.parallel.ranks));
+    run_engines(config, [&](ReadyEngine& ready) {
+      drive(ready);
+      of_ranks[static_cast<size_t>(ready.engine.rank().index())] = weight_bytes(ready.engine);
+    });
+  }
+  EXPECT_EQ(states[0], states[1]);
+  return states[0];
+}
+
 // Only the order of sums over tokens differs, as it does between microbatches.
 TEST(RankEngines, AddUpToTheBatch) {
-  const Config whole = config_of(1);
-  ReadyEngine one(whole);
-  const StepResult expected = random_step(one.engine, whole, 1);
-  const RouterHealth expected_health = one.engine.router_health().at(0);
+  FirstStep one(config_of(1));
+  const RouterHealth expected_health = one.engine().router_health().at(0);
   for (const int64_t ranks : {2, 4}) {
     const Config config = config_of(ranks);
     run_engines(config, [&](ReadyEngine& ready) {
       ASSERT_EQ(ready.engine.num_microbatches(), 4 / ranks);
-      const StepResult result = random_step(ready.engine, config, 1);
-      EXPECT_LE(std::abs(result.loss(kNextToken) - expected.loss(kNextToken)), 1e-6 * expected.loss(kNextToken));
-      EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-      expect_same_gradients(ready.engine, one.engine);
+      one.expect_gradients_on(ready, config);
       const RouterHealth health = ready.engine.router_health().at(0);
       EXPECT_EQ(health.counts, expected_health.counts);
       EXPECT_EQ(health.bias, expected_health.bias);
@@ -85,19 +126,13 @@ TEST(RankEngines, AddUpToTheBatch) {
 
 // Experts are shared inside a process, so their number need not be one that all ranks divide.
 TEST(RankEngines, OfThreeProcessesAddUpToTheBatch) {
-  const auto config_with = [](int64_t ranks) {
-    return test::tiny_config("/nowhere", {"model.vocab_size=50", "train.batch_seqs=6", "train.microbatch_seqs=1",
-                                          "model.moe.num_experts=4", fmt::format("parallel.ranks={}", ranks)});
-  };
-  const Config whole = config_with(1);
-  ReadyEngine one(whole);
-  const StepResult expected = random_step(one.engine, whole, 1);
-  const Config config = config_with(6);
+  const std::vector<std::string> overrides = {"train.batch_seqs=6", "train.microbatch_seqs=1",
+                                              "model.moe.num_experts=4"};
+  FirstStep one(config_with(1, overrides));
+  const Config config = config_with(6, overrides);
   const auto errors = test::run_processes(3, 6, std::chrono::seconds(60), [&](Communicator& ranks) {
     ReadyEngine ready(config, 1, ranks);
-    const StepResult result = random_step(ready.engine, config, 1);
-    EXPECT_LE(std::abs(result.loss(kNextToken) - expected.loss(kNextToken)), 1e-6 * expected.loss(kNextToken));
-    EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+    one.expect_on(ready, config);
   });
   for (const auto& error : errors) EXPECT_FALSE(error.has_value()) << error->what();
 }
@@ -152,19 +187,13 @@ TEST(RankEngines, TellWhatTheyExchanged) {
 TEST(RankEngines, KeepTheSameBitsOnEveryRankAndEveryTime) {
   for (const int64_t ranks : {2, 4}) {
     const Config config = config_of(ranks);
-    std::array<std::vector<Bytes>, 2> states;
-    for (auto& of_ranks : states) {
-      of_ranks.resize(static_cast<size_t>(ranks));
-      run_engines(config, [&](ReadyEngine& ready) {
-        for (int64_t step = 1; step <= 3; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
-        of_ranks[static_cast<size_t>(ready.engine.rank().index())] = weight_bytes(ready.engine);
-      });
-    }
-    EXPECT_EQ(states[0], states[1]);
-    for (const Bytes& state : states[0]) {
+    const std::vector<Bytes> states = weights_of_two_runs(config, [&](ReadyEngine& ready) {
+      for (int64_t step = 1; step <= 3; ++step) ASSERT_TRUE(random_step(ready.engine, config, step).finite);
+    });
+    for (const Bytes& state : states) {
       for (const auto& [name, bytes] : state) {
         if (!contains(name, "experts_")) {
-          EXPECT_EQ(bytes, states[0][0].at(name)) << name;
+          EXPECT_EQ(bytes, states[0].at(name)) << name;
         }
       }
     }
@@ -211,9 +240,8 @@ TEST(RankEngines, UpdatePartsOfWhatAllHave) {
 }
 
 Config uneven(int64_t ranks, std::vector<std::string> overrides = {}) {
-  overrides.insert(overrides.begin(), {"model.vocab_size=50", "model.moe.num_experts=16", "model.moe.bias_rate=0",
-                                       "train.microbatch_seqs=1", fmt::format("parallel.ranks={}", ranks)});
-  return test::tiny_config("/nowhere", overrides);
+  overrides.insert(overrides.begin(), {"model.moe.num_experts=16", "model.moe.bias_rate=0", "train.microbatch_seqs=1"});
+  return config_with(ranks, std::move(overrides));
 }
 
 // The load of the fullest rank in the engine's last step.
@@ -332,10 +360,9 @@ TEST(RankEngines, CodesOfRowsAreThoseOfOneRank) {
     for (const std::vector<std::string>& format : formats) {
       const auto with = [&](int64_t ranks, const std::string& rows, const std::string& recompute = "none") {
         std::vector<std::string> overrides = format;
-        overrides.insert(overrides.end(), {"model.vocab_size=50", "model.dim=136", "model.moe.num_experts=16",
-                                           "train.microbatch_seqs=1", "parallel.logical_shards=8", key + rows,
-                                           "train.recompute=" + recompute, fmt::format("parallel.ranks={}", ranks)});
-        return test::tiny_config("/nowhere", overrides);
+        overrides.insert(overrides.end(), {"model.dim=136", "model.moe.num_experts=16", "train.microbatch_seqs=1",
+                                           "parallel.logical_shards=8", key + rows, "train.recompute=" + recompute});
+        return config_with(ranks, overrides);
       };
       const Bytes expected = whole_state(with(1, "fp8"), 2);
       for (const int64_t ranks : {2, 4}) {
@@ -359,25 +386,16 @@ TEST(RankEngines, CodesOfRowsAddUpToTheBatch) {
       {"precision.saved=fp8", "run.precision=fp8", "precision.fp8_weight_gradients=true"}};
   for (const std::vector<std::string>& setting : settings) {
     const auto with = [&](int64_t ranks, const std::string& factor) {
-      std::vector<std::string> overrides = {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
-                                            fmt::format("parallel.ranks={}", ranks)};
-      overrides.insert(overrides.end(), setting.begin(), setting.end());
+      std::vector<std::string> overrides = setting;
       if (ranks > 1) overrides.push_back("parallel.capacity_factor=" + factor);
-      return test::tiny_config("/nowhere", overrides);
+      return config_with(ranks, overrides);
     };
-    const Config whole = with(1, "");
-    ReadyEngine one(whole);
-    const StepResult expected = random_step(one.engine, whole, 1);
+    FirstStep one(with(1, ""));
     for (const int64_t ranks : {2, 4}) {
       for (const char* factor : {"1", "4"}) {
         SCOPED_TRACE(fmt::format("{} on {} ranks, {}", setting.back(), ranks, factor));
         const Config config = with(ranks, factor);
-        run_engines(config, [&](ReadyEngine& ready) {
-          const StepResult result = random_step(ready.engine, config, 1);
-          EXPECT_LE(std::abs(result.loss(kNextToken) - expected.loss(kNextToken)), 1e-6 * expected.loss(kNextToken));
-          EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-          expect_same_gradients(ready.engine, one.engine);
-        });
+        run_engines(config, [&](ReadyEngine& ready) { one.expect_gradients_on(ready, config); });
       }
     }
   }
@@ -389,40 +407,18 @@ TEST(RankEngines, CodesEverywhereAndNoRoomAddUpToTheBatch) {
   for (const int64_t chosen : {1, 5}) {
     for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
       const auto with = [&](int64_t ranks) {
-        std::vector<std::string> overrides = {"model.vocab_size=50",
-                                              "model.moe.num_experts=8",
-                                              "train.microbatch_seqs=1",
-                                              "run.precision=fp8",
-                                              "precision.fp8_weight_gradients=true",
-                                              "precision.wire=fp8",
-                                              "precision.saved=fp8",
-                                              fmt::format("train.recompute={}", recompute),
-                                              fmt::format("parallel.ranks={}", ranks)};
+        std::vector<std::string> overrides = {
+            "train.microbatch_seqs=1", "run.precision=fp8",   "precision.fp8_weight_gradients=true",
+            "precision.wire=fp8",      "precision.saved=fp8", fmt::format("train.recompute={}", recompute)};
         if (ranks > 1) overrides.emplace_back("parallel.capacity_factor=1");
-        return test::tiny_config("/nowhere", overrides);
+        return config_with(ranks, overrides);
       };
-      const auto skew = [&](ReadyEngine& ready) { skew_routing(ready, chosen, 2); };
-      const Config whole = with(1);
-      ReadyEngine one(whole);
-      skew(one);
-      const StepResult expected = random_step(one.engine, whole, 1);
+      FirstStep one(with(1), [&](ReadyEngine& ready) { skew_routing(ready, chosen, 2); });
       for (const int64_t ranks : {2, 4}) {
         SCOPED_TRACE(fmt::format("{} ranks, recompute {}, experts from {} on", ranks, recompute, chosen));
         const Config config = with(ranks);
         ASSERT_EQ(plan_expert_rows(config).num_chunks, ranks - 1);
-        std::array<std::vector<Bytes>, 2> states;
-        for (auto& of_ranks : states) {
-          of_ranks.resize(static_cast<size_t>(ranks));
-          run_engines(config, [&](ReadyEngine& ready) {
-            skew(ready);
-            const StepResult result = random_step(ready.engine, config, 1);
-            EXPECT_LE(std::abs(result.loss(kNextToken) - expected.loss(kNextToken)), 1e-6 * expected.loss(kNextToken));
-            EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-            expect_same_gradients(ready.engine, one.engine);
-            of_ranks[static_cast<size_t>(ready.engine.rank().index())] = weight_bytes(ready.engine);
-          });
-        }
-        EXPECT_EQ(states[0], states[1]);
+        weights_of_two_runs(config, [&](ReadyEngine& ready) { one.expect_gradients_on(ready, config); });
       }
     }
   }
@@ -468,19 +464,13 @@ TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
 // Experts that no token goes to, and one rank whose experts all tokens go to.
 TEST(RankEngines, ComputeTheSameUnderAnyRouting) {
   for (const int64_t chosen : {0, 3}) {
-    const auto skew = [&](ReadyEngine& ready) { skew_routing(ready, chosen, 2); };
     const Config whole = config_of(1);
-    ReadyEngine one(whole);
-    skew(one);
-    const StepResult expected = random_step(one.engine, whole, 1);
-    const auto expected_counts = one.engine.router_health().at(0).counts;
+    FirstStep one(whole, [&](ReadyEngine& ready) { skew_routing(ready, chosen, 2); });
+    const auto expected_counts = one.engine().router_health().at(0).counts;
     for (const int64_t ranks : {2, 4}) {
       const Config config = config_of(ranks);
       run_engines(config, [&](ReadyEngine& ready) {
-        skew(ready);
-        const StepResult result = random_step(ready.engine, config, 1);
-        EXPECT_LE(std::abs(result.loss(kNextToken) - expected.loss(kNextToken)), 1e-6 * expected.loss(kNextToken));
-        EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
+        one.expect_on(ready, config);
         const auto counts = ready.engine.router_health().at(0).counts;
         EXPECT_EQ(counts[static_cast<size_t>(chosen)], whole.train.batch_seqs * whole.data.seq_len);
         EXPECT_EQ(counts, expected_counts);
@@ -496,34 +486,19 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
     for (const char* recompute : {"none", "norms", "experts", "blocks"}) {
       const auto with = [&](int64_t ranks, std::vector<std::string> more = {}) {
         more.insert(more.end(),
-                    {"model.vocab_size=50", "model.moe.num_experts=8", "data.seq_len=15", "train.microbatch_seqs=1",
-                     "model.moe.num_shared_experts=1", fmt::format("model.moe.top_k={}", top_k),
-                     fmt::format("train.recompute={}", recompute), fmt::format("parallel.ranks={}", ranks)});
-        return test::tiny_config("/nowhere", more);
+                    {"data.seq_len=15", "train.microbatch_seqs=1", "model.moe.num_shared_experts=1",
+                     fmt::format("model.moe.top_k={}", top_k), fmt::format("train.recompute={}", recompute)});
+        return config_with(ranks, more);
       };
-      const auto skew = [&](ReadyEngine& ready) { skew_routing(ready, chosen, top_k); };
-      const Config whole = with(1);
-      ReadyEngine one(whole);
-      skew(one);
-      const StepResult expected = random_step(one.engine, whole, 1);
+      FirstStep one(with(1), [&, count = top_k](ReadyEngine& ready) { skew_routing(ready, chosen, count); });
       for (const int64_t ranks : {2, 4}) {
         const Config config = with(ranks, {"parallel.capacity_factor=1"});
         ASSERT_EQ(plan_expert_rows(config).num_chunks, ranks - 1);
         SCOPED_TRACE(fmt::format("{} ranks, recompute {}, {} experts from {} on", ranks, recompute, top_k, chosen));
-        std::array<std::vector<Bytes>, 2> states;
-        for (auto& of_ranks : states) {
-          of_ranks.resize(static_cast<size_t>(ranks));
-          run_engines(config, [&](ReadyEngine& ready) {
-            skew(ready);
-            const StepResult result = random_step(ready.engine, config, 1);
-            EXPECT_LE(std::abs(result.loss(kNextToken) - expected.loss(kNextToken)), 1e-6 * expected.loss(kNextToken));
-            EXPECT_LE(std::abs(result.grad_norm - expected.grad_norm), 1e-5 * expected.grad_norm);
-            expect_same_gradients(ready.engine, one.engine);
-            EXPECT_EQ(ready.memory->storage[ArenaKind::kActivations].high_water(), ready.plan[ArenaKind::kActivations]);
-            of_ranks[static_cast<size_t>(ready.engine.rank().index())] = weight_bytes(ready.engine);
-          });
-        }
-        EXPECT_EQ(states[0], states[1]);
+        weights_of_two_runs(config, [&](ReadyEngine& ready) {
+          one.expect_gradients_on(ready, config);
+          EXPECT_EQ(ready.memory->storage[ArenaKind::kActivations].high_water(), ready.plan[ArenaKind::kActivations]);
+        });
       }
     }
   }
@@ -532,9 +507,7 @@ TEST(RankEngines, WorkOffWhatThereIsNoRoomFor) {
 // Chunks that stay empty leave no trace.
 TEST(RankEngines, ComputeTheSameBitsWhereThereIsRoom) {
   const auto with = [](int64_t ranks, double factor) {
-    return test::tiny_config(
-        "/nowhere", {"model.vocab_size=50", "model.moe.num_experts=8", "train.microbatch_seqs=2",
-                     fmt::format("parallel.ranks={}", ranks), fmt::format("parallel.capacity_factor={}", factor)});
+    return config_with(ranks, {fmt::format("parallel.capacity_factor={}", factor)});
   };
   for (const auto& [ranks, enough] : {std::pair<int64_t, double>{2, 1.75}, {4, 1.9}}) {
     const Config config = with(ranks, enough), all_at_once = with(ranks, 4);
