@@ -23,7 +23,9 @@ case ${1:-} in
   '') ;;
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
-    preset=asan programs=(base_test tensor_test ops_test config_test data_test checkpoint_test train_test)
+    preset=asan
+    programs=(base_test tensor_test config_test data_test chat_test ops_test rdep_test model_test optim_test checkpoint_test)
+    programs+=(infer_test train_test)
     # Without large vocabularies, measures of time, definitions that are summed over and over, rows that DuckDB reads, the
     # self test, and whole runs of the trainer but those that resume, alert, fail and have several ranks: minutes of the
     # same code that other tests run.
@@ -32,7 +34,7 @@ case ${1:-} in
     GTEST_FILTER+=':TrainerTest.*:PrecisionTest.*:RowCodesTest.*:FallbackTest.*:MovingExpertsTest.*:SampleTextsTest.ChangeNothing*'
     ;;
   --tsan)
-    preset=tsan programs=(base_test ops_test parallel_test checkpoint_test track_test)
+    preset=tsan programs=(base_test ops_test parallel_test rdep_test checkpoint_test track_test)
     # Without what computes for long on one thread.
     export GTEST_FILTER='-*Differences*:*AgreesWithDouble*:*IsItsDefinition*:*IsTheDefinition*:*EveryByteOf*:*EveryTensorIs*'
     ;;
