@@ -14,6 +14,7 @@
 #include "model/weight.h"
 #include "parallel/domain.h"
 #include "parallel/thread_group.h"
+#include "rdep/peer_transport.h"
 #include "rdep/placement.h"
 #include "tensor/convert.h"
 #include "train/step/batch_shape.h"
@@ -59,9 +60,10 @@ class RankExchange {
         ops_(device_.ops()),
         config_(config),
         domain_(rank, storage, std::chrono::seconds(config.parallel.timeout_s)),
-        window_(domain_.peers(), ops_, exchange_shape(config.model),
+        transport_(domain_.experts().peers(), storage[ArenaKind::kPeerWindow]),
+        window_(transport_, ops_, exchange_shape(config.model),
                 {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
-                {.wire = config.precision.wire}, storage[ArenaKind::kPeerWindow], storage[ArenaKind::kStepState]) {
+                {.wire = config.precision.wire}, storage[ArenaKind::kStepState]) {
     const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
                   U = window_.num_slots(), R = W * T * std::min(K, U);
     Arena& arena = storage[ArenaKind::kActivations];
@@ -108,17 +110,19 @@ class RankExchange {
     if (codes_.defined()) ops_.quantize(quantize_rows(x_, codes_));
   }
   void send(const ExchangeInbox& inbox, int64_t max_blocks) {
-    ops_.exchange_send({.peers = domain_.peers(),
-                        .plan = sent_,
-                        .x = codes_.defined() ? Tensor() : x_,
-                        .top_idx = top_idx_,
-                        .weights = weights_,
-                        .inbox = inbox,
-                        .max_blocks = max_blocks,
-                        .codes = codes_});
+    transport_.put(ops_, TokensToSend{.plan = sent_,
+                                      .x = codes_.defined() ? Tensor() : x_,
+                                      .top_idx = top_idx_,
+                                      .weights = weights_,
+                                      .inbox = inbox,
+                                      .max_blocks = max_blocks,
+                                      .codes = codes_});
   }
   const ExchangeInbox& next_inbox() { return window_.next_inbox(); }
-  void barrier() { ops_.peer_barrier({domain_.peers()}); }
+  void meet() {
+    transport_.signal(ops_);
+    transport_.wait(ops_, {}, {});
+  }
   // Experts that do nothing: what came, at their rows.
   void gather(const ExchangeInbox& inbox) {
     const auto flat = [](const Tensor& x) { return x.reshape({x.dim(0) * x.dim(1), x.dim(2)}); };
@@ -128,16 +132,15 @@ class RankExchange {
     ops_.moe_dispatch({.x = x, .plan = received_, .rows = rows_, .codes = inbox.codes});
   }
   void return_rows(int64_t max_blocks) {
-    ops_.exchange_return({.peers = domain_.peers(),
-                          .rows = rows_,
-                          .row_weight = {},
-                          .row_of = received_.row_of,
-                          .counts = num_received_,
-                          .returns = window_.returns(),
-                          .max_blocks = max_blocks});
+    transport_.put(ops_, SumsToReturn{.rows = rows_,
+                                      .row_weight = {},
+                                      .row_of = received_.row_of,
+                                      .counts = num_received_,
+                                      .returns = window_.returns(),
+                                      .max_blocks = max_blocks});
   }
   void collect() {
-    const int64_t rank = domain_.peers().index(), T = y_.dim(0);
+    const int64_t rank = transport_.index(), T = y_.dim(0);
     ops_.exchange_collect({.plan = sent_,
                            .top_idx = top_idx_,
                            .own = {.rank = rank,
@@ -171,6 +174,7 @@ class RankExchange {
   Ops& ops_;
   const Config& config_;
   Domain domain_;
+  PeerTransport transport_;
   ExchangeWindow window_;
   Tensor x_, y_;         // [T, D]
   RowCodes codes_;       // of x_, where those travel
@@ -197,7 +201,7 @@ class ExchangeTimer {
     const double once = slowest(run(work));
     const int num_calls = static_cast<int>(std::clamp(kRoundMs / once, 1.0, kMostCalls));
     const auto recording = device_.record([&] {
-      exchange_.barrier();
+      exchange_.meet();
       for (int call = 0; call < num_calls; ++call) work();
     });
     std::vector<double> rounds;
@@ -262,13 +266,13 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   const ExchangeInbox& inbox = exchange.next_inbox();
   const auto layer = [&](int64_t max_blocks) {
     exchange.send(inbox, max_blocks);
-    exchange.barrier();
+    exchange.meet();
     exchange.return_rows(max_blocks);
-    exchange.barrier();
+    exchange.meet();
     exchange.collect();
   };
   exchange.send(inbox, 0);
-  exchange.barrier();
+  exchange.meet();
   exchange.gather(inbox);
   for (const int64_t max_blocks : options.max_blocks) {
     layer(max_blocks);
@@ -285,7 +289,7 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
     bench.runs.push_back({.max_blocks = max_blocks,
                           .send_ms = timer.ms([&] { exchange.send(inbox, max_blocks); }),
                           .return_ms = timer.ms([&] { exchange.return_rows(max_blocks); }),
-                          .barrier_ms = timer.ms([&] { exchange.barrier(); }),
+                          .barrier_ms = timer.ms([&] { exchange.meet(); }),
                           .collect_ms = timer.ms([&] { exchange.collect(); }),
                           .layer_ms = timer.ms([&] { layer(max_blocks); })});
   }

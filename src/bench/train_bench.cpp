@@ -60,7 +60,7 @@ class Batches {
     }
     StepWork all;
     for (const StepWork& of_rank :
-         rank_.communicator.all_gather_values(StepWork{stream_->num_targets(), stream_->flops(cost_)})) {
+         rank_.mesh().data().all_gather_values(StepWork{stream_->num_targets(), stream_->flops(cost_)})) {
       all.num_targets += of_rank.num_targets;
       all.flops += of_rank.flops;
     }

@@ -72,32 +72,33 @@ void Model::allocate(Arena& state) {
   }
 }
 
-void Model::allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
-                            int64_t num_ranks) {
+void Model::share_experts(Transport& transport, Arena& state, const ExchangeLimits& limits) {
   if (moe_layers_.empty()) return;
   const auto num_layers = static_cast<int64_t>(moe_layers_.size());
-  const Received received = weights_.share().in_order ? Received::kApart : Received::kTogether;
+  const auto [rank, num_ranks] = weights_.share().data;
+  const Received received = weights_.share().updates.in_order ? Received::kApart : Received::kTogether;
   const bool gives_codes =
       std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->codes.defined(); });
-  window_.emplace(peers, ops_, exchange_shape(config_), limits,
-                  ExchangeForm{.received = received, .wire = passes_.wire, .gives_codes = gives_codes}, window, state);
+  window_.emplace(transport, ops_, exchange_shape(config_), limits,
+                  ExchangeForm{.received = received, .wire = passes_.wire, .gives_codes = gives_codes}, state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
-  expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / peers.count()});
+  expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / transport.count()});
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});
-  exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, peers.count()}),
+  exchange_stats_ = {.traffic = state.allocate(DType::kI32, {num_ranks, num_layers, 2, transport.count()}),
                      .waited = state.allocate(DType::kF64, by_transfer),
                      .lasted = state.allocate(DType::kF64, by_transfer),
                      .exposed = state.allocate(DType::kF64, by_transfer),
                      .lasts_since = state.allocate(DType::kI64, {1}),
                      .exposed_since = state.allocate(DType::kI64, {1})};
   for (int64_t i = 0; i < num_layers; ++i) {
-    moe_layers_[static_cast<size_t>(i)]->exchange_through(*window_, places_[i],
-                                                          {.traffic = exchange_stats_.traffic[rank][i],
-                                                           .waited = exchange_stats_.waited[rank][i],
-                                                           .lasted = exchange_stats_.lasted[rank][i],
-                                                           .exposed = exchange_stats_.exposed[rank][i],
-                                                           .lasts_since = exchange_stats_.lasts_since,
-                                                           .exposed_since = exchange_stats_.exposed_since});
+    Moe& moe = *moe_layers_[static_cast<size_t>(i)];
+    moe.exchange_by(make_remote_exchange(*window_, moe.layer(), places_[i],
+                                         {.traffic = exchange_stats_.traffic[rank][i],
+                                          .waited = exchange_stats_.waited[rank][i],
+                                          .lasted = exchange_stats_.lasted[rank][i],
+                                          .exposed = exchange_stats_.exposed[rank][i],
+                                          .lasts_since = exchange_stats_.lasts_since,
+                                          .exposed_since = exchange_stats_.exposed_since}));
   }
   place_experts(ExpertPlacement(moe_layers_.size(), places_in_order(config_.moe.num_experts)));
 }
@@ -107,11 +108,11 @@ void Model::place_experts(const ExpertPlacement& placement) {
              placement.size(), moe_layers_.size());
   for (size_t i = 0; i < placement.size(); ++i) {
     const Tensor numbers = expert_numbers_[static_cast<int64_t>(i)];
-    const std::vector<int32_t> here = experts_at(placement[i], weights_.share().index, numbers.dim(0));
+    const std::vector<int32_t> here = experts_at(placement[i], weights_.share().experts.index, numbers.dim(0));
     ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
     ops_.device().upload(numbers, here.data());
     for (Weight* weight : moe_layers_[i]->expert_weights()) {
-      weight->place_experts(placement[i], weights_.share().index);
+      weight->place_experts(placement[i], weights_.share().experts.index);
       weight->expert_numbers = numbers;
     }
   }
@@ -243,8 +244,8 @@ std::vector<StateSpec> Model::states() const {
 }
 
 Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, const ModelStates& states) {
-  NMOE_CHECK(weights_.share().count == 1, "cached rows on one of {} ranks that share the experts",
-             weights_.share().count);
+  NMOE_CHECK(weights_.share().experts.count == 1, "cached rows on one of {} ranks that share the experts",
+             weights_.share().experts.count);
   NMOE_CHECK(states.capacity <= max_positions_, "states of {} positions, tables of {}", states.capacity,
              max_positions_);
   const Shape stream({rows.tokens.dim(0), config_.dim});

@@ -39,20 +39,18 @@ class Model final : public SequenceModel {
 
   // Allocates tables and router statistics. Call once, before any pass.
   void allocate(Arena& state);
-  // Allocates the memory that other ranks write to, in a shared arena, for passes within `limits`, and in `state` what
-  // belongs to it. Call once, after weights have their codes (model/weight_formats.h), if they are to have any,
-  // only in a domain of several ranks: `peers`, which must outlive the model; this one is `rank` of the run's
-  // `num_ranks`.
-  void allocate_window(const Peers& peers, Arena& window, Arena& state, const ExchangeLimits& limits, int64_t rank,
-                       int64_t num_ranks);
-  // Sets where the experts of each MoE layer are from now on; initially they are in order. Only in such a domain. Moves
-  // nothing: a slot's contents are taken to be the expert that is now there.
+  // Where several ranks share the experts: sends tokens to them through `transport`, which must outlive the model.
+  // Allocates its window for passes within `limits`, and in `state` what belongs to it. Call once, after weights have
+  // their codes (model/weight_formats.h), if they are to have any.
+  void share_experts(Transport& transport, Arena& state, const ExchangeLimits& limits);
+  // Sets where the experts of each MoE layer are from now on; initially they are in order. Only after
+  // share_experts(). Moves nothing: a slot's contents are taken to be the expert that is now there.
   void place_experts(const ExpertPlacement& placement);
   // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
   // Computes the gradients of the objectives' losses, the sum of each one's token losses times its element of
   // scale.loss, and of auxiliary losses: = in the first microbatch of a step, += in later ones (but see
-  // DomainShare::in_order). losses [objectives, T] stat =. GradientsReady is called once in each layer, and with 0 at
+  // UpdateShare::in_order). losses [objectives, T] stat =. GradientsReady is called once in each layer, and with 0 at
   // the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Watchers& watchers = {});

@@ -188,17 +188,18 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
   if (low.defined()) ops.split_weight({.master = master, .w = mine, .low = low});
 }
 
-WeightSet::WeightSet(std::vector<WeightSpec> specs, DomainShare share) : share_(std::move(share)) {
+WeightSet::WeightSet(std::vector<WeightSpec> specs, RankShare share) : share_(std::move(share)) {
   for (WeightSpec& spec : specs) {
     Shape shape = spec.shape;
     if (spec.group == WeightGroup::kExperts) {
-      NMOE_CHECK(shape[0] % share_.count == 0, "{} experts on {} ranks", shape[0], share_.count);
-      shape = {shape[0] / share_.count, shape[1], shape[2]};
+      const int64_t ranks = share_.experts.count;
+      NMOE_CHECK(shape[0] % ranks == 0, "{} experts on {} ranks", shape[0], ranks);
+      shape = {shape[0] / ranks, shape[1], shape[2]};
     }
     const size_t index = weights_.size();
     Weight& weight = weights_.emplace_back(std::move(spec), shape);
     if (weight.spec.group == WeightGroup::kExperts) {
-      weight.place_experts(places_in_order(weight.spec.shape[0]), share_.index);
+      weight.place_experts(places_in_order(weight.spec.shape[0]), share_.experts.index);
     }
     const bool is_new = index_.emplace(weight.spec.name, index).second;
     NMOE_CHECK(is_new, "two weights named {}", weight.spec.name);
@@ -219,22 +220,23 @@ size_t WeightSet::end_of(std::string_view prefix) const {
 }
 
 void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
+  const UpdateShare& mine = share_.updates;
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
   const std::vector<FlatRegion> regions =
-      deal_weights(specs, share_.by_matrix, share_.count, share_.bucket_bytes, ops.compute_dtype(), ops.stat_dtype());
+      deal_weights(specs, mine.by_matrix, mine.count, mine.bucket_bytes, ops.compute_dtype(), ops.stat_dtype());
   for (const FlatRegion& region : regions) {
     flat_.push_back({.values = values.allocate(region.values, {region.num_elements}),
                      .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),
                      .first_weight = region.first_spec,
-                     .updated = region.part(share_.index),
+                     .updated = region.part(mine.index),
                      .totals = {}});
     for (const FlatRegion::Place& place : region.places) {
       Weight& weight = weights_[place.spec];
       const int64_t end = place.first + weight.shape.num_elements();
       weight.value = flat_.back().values.rows(place.first, end).reshape(weight.shape);
       weight.grad = flat_.back().grads.rows(place.first, end).reshape(weight.shape);
-      weight.updated = region.part_of(place, weight.shape.num_elements(), share_.index);
+      weight.updated = region.part_of(place, weight.shape.num_elements(), mine.index);
     }
   }
   for (Weight& weight : weights_) {
@@ -249,7 +251,7 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
     if (weight.value.dtype() != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.updated_shape());
     if (weight.spec.is_trained()) weight.total = weight.updated_of(weight.grad);
   }
-  for (size_t i = 0; share_.in_order && i < regions.size(); ++i) {
+  for (size_t i = 0; mine.in_order && i < regions.size(); ++i) {
     FlatWeights& flat = flat_[i];
     flat.totals = grads.allocate(ops.stat_dtype(), {flat.updated.extent});
     for (const FlatRegion::Place& place : regions[i].places) {
@@ -277,11 +279,11 @@ void WeightSet::restart_rounding() {
 
 void WeightSet::begin_microbatch() {
   std::ranges::fill(applications_, 0);
-  const int64_t first_shard = ++microbatch_ * share_.num_ranks + share_.first_rank;
+  const int64_t shard = ++microbatch_ * share_.data.count + share_.data.index;
   for (Weight& weight : weights_) {
     const bool is_stacked = weight.spec.group == WeightGroup::kExperts;
-    weight.begin_microbatch(is_stacked ? first_shard : first_shard + share_.index);
-    if (share_.in_order && !is_stacked) weight.begin_step();
+    weight.begin_microbatch(is_stacked ? shard - share_.experts.index : shard);
+    if (share_.updates.in_order && !is_stacked) weight.begin_step();
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/rank_share.h"
 #include "model/spec/flat_weights.h"
 #include "model/spec/weights.h"
 #include "ops/coded_rows.h"
@@ -142,19 +142,6 @@ class Weight {
   bool measures_forward_ = false, measures_gradient_ = false;
 };
 
-// A rank's share of a model. The ranks of a domain divide the stacked experts equally, and the update of all other
-// weights.
-struct DomainShare {
-  int64_t index = 0;
-  int64_t count = 1;
-  std::vector<WeightGroup> by_matrix = {};                     // groups that are updated by whole matrices (Muon)
-  int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/spec/flat_weights.h
-  // Gradients of weights that every rank has are those of one microbatch, which the engine adds up shard by shard;
-  // those of experts are added up over microbatches as always (train/step/engine.h).
-  bool in_order = false;
-  int64_t first_rank = 0, num_ranks = 1;  // the domain's first rank, and all ranks of the run
-};
-
 // A bucket of weights that every rank of a domain has, as one flat tensor of values and one of gradients.
 struct FlatWeights {
   Tensor values;
@@ -173,11 +160,11 @@ struct WeightRange {
 // long as the set lives.
 class WeightSet {
  public:
-  explicit WeightSet(std::vector<WeightSpec> specs, DomainShare share = {});
+  explicit WeightSet(std::vector<WeightSpec> specs, RankShare share = {});
   WeightSet(const WeightSet&) = delete;
   WeightSet& operator=(const WeightSet&) = delete;
 
-  const DomainShare& share() const { return share_; }
+  const RankShare& share() const { return share_; }
   Weight& at(std::string_view name) { return weights_[index_of(name)]; }
   size_t index_of(std::string_view name) const;
   // The end of the weights whose names begin like that, which are neighbours.
@@ -204,7 +191,7 @@ class WeightSet {
   void check_grads() const;
 
  private:
-  DomainShare share_;
+  RankShare share_;
   int64_t microbatch_ = -1;        // of this step
   std::vector<int> applications_;  // of each weight in the microbatch, that have not ended
   std::deque<Weight> weights_;

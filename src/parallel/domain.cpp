@@ -4,9 +4,9 @@
 #include <atomic>
 #include <exception>
 #include <thread>
+#include <vector>
 
 #include "base/wait_clock.h"
-#include "parallel/tensor_sums.h"
 #include "parallel/thread_group.h"
 
 namespace nmoe {
@@ -28,23 +28,26 @@ std::shared_ptr<RankMemory> RankMemory::make(const DeviceOptions& options, const
 
 Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds patience)
     : device_(rank.device),
-      all_ranks_(rank.communicator),
-      communicator_(rank.communicator.process()),
-      peers_(communicator_.index(), communicator_.count()),
-      across_(rank.communicator.counterparts().index(), rank.communicator.counterparts().count(),
-              [this](std::span<const Tensor> tensors) {
-                all_ranks_.counterparts().all_reduce_sum(tensors, Lane::kCompute);
-              }),
+      mesh_(rank.mesh()),
+      peers_(mesh_.process().index(), mesh_.process().count()),
+      across_(
+          mesh_.shard_replicas().index(), mesh_.shard_replicas().count(),
+          [this](std::span<const Tensor> tensors) { mesh_.shard_replicas().all_reduce_sum(tensors, Lane::kCompute); }),
       num_exceptions_(std::uncaught_exceptions()) {
+  // One group of each kind stands for both divisions of the ranks.
+  NMOE_CHECK(mesh_.experts().count() == peers_.count() && mesh_.shards().count() == peers_.count() &&
+                 mesh_.expert_data().count() == across_.count(),
+             "experts on {} ranks and updates on {}, of {} that reach each other", mesh_.experts().count(),
+             mesh_.shards().count(), peers_.count());
   if (!peers_.alone()) connect(rank, storage);
   if (storage[ArenaKind::kStepState].counting()) return;
   set_patience(patience);
   if (!across_.alone()) {
     across_.set_link(device_.link_across(across_.index(), across_.count(), [this](std::string_view bytes) {
-      return all_ranks_.counterparts().all_gather(bytes);
+      return mesh_.shard_replicas().all_gather(bytes);
     }));
   }
-  told_ = all_ranks_.on_failure([this] {
+  told_ = mesh_.all().on_failure([this] {
     raise_abort();
     if (across_.link() != nullptr) across_.link()->abort();
   });
@@ -53,7 +56,7 @@ Domain::Domain(const Rank& rank, Storage& storage, std::chrono::milliseconds pat
 void Domain::connect(const Rank& rank, Storage& storage) {
   Arena& window = storage[ArenaKind::kPeerWindow];
   Arena& flags = storage[ArenaKind::kPeerFlags];
-  peers_.set_barrier({.arrivals = window.allocate(DType::kI64, {count()}),
+  peers_.set_barrier({.arrivals = window.allocate(DType::kI64, {peers_.count()}),
                       .count = storage[ArenaKind::kStepState].allocate(DType::kI64, {1}),
                       .aborted = flags.allocate(DType::kI32, {1}),
                       .patience = flags.allocate(DType::kI64, {1}),
@@ -71,7 +74,7 @@ void Domain::connect(const Rank& rank, Storage& storage) {
     mine.blocks[i] = static_cast<std::byte*>(storage[kShared[i]].block());
     mine.num_bytes[i] = storage[kShared[i]].capacity();
   }
-  const std::vector<Memory> all = communicator_.all_gather_values(mine);
+  const std::vector<Memory> all = mesh_.process().all_gather_values(mine);
   for (const Memory& other : all) {
     NMOE_CHECK(other.num_bytes == mine.num_bytes, "ranks differ in the sizes of what they share");
     rank.device.enable_peer_access(static_cast<int>(other.device_index));
@@ -81,8 +84,8 @@ void Domain::connect(const Rank& rank, Storage& storage) {
     for (const Memory& other : all) bases.push_back(other.blocks[i]);
     peers_.share(mine.num_bytes[i], std::move(bases));
   }
-  peers_.set_check([this] { communicator_.check(); });
-  communicator_.barrier();  // nobody writes to a rank that is not ready
+  peers_.set_check([this] { mesh_.process().check(); });
+  mesh_.process().barrier();  // nobody writes to a rank that is not ready
 }
 
 Domain::~Domain() {
@@ -103,49 +106,19 @@ Domain::~Domain() {
 void Domain::raise_abort() const {
   const Tensor& aborted = peers_.barrier().aborted;
   if (peers_.alone() || aborted.raw() == nullptr) return;
-  for (int64_t rank = 0; rank < count(); ++rank) {
+  for (int64_t rank = 0; rank < peers_.count(); ++rank) {
     std::atomic_ref(*peers_.on(rank, aborted).data<int32_t>()).store(1, std::memory_order_relaxed);
   }
 }
 
-void Domain::all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const {
-  if (peers_.alone()) return;
-  ops.peer_barrier({peers_, {PeerWork::kSum}});
-  for (const Tensor& tensor : tensors) {
-    const RankPart part = part_of_rank(tensor, index(), count());
-    ops.peer_sum({peers_, tensor, part.begin, part.end});
-    ops.peer_spread({peers_, tensor, part.begin, part.end});
-  }
-  ops.peer_barrier({peers_, {PeerWork::kSum}});
-}
-
-void Domain::reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate, int64_t max_blocks) const {
-  ops.peer_barrier({peers_, {PeerWork::kSum}});
-  for (const Part& part : parts) {
-    ops.peer_sum({.peers = peers_,
-                  .x = part.tensor,
-                  .begin = part.begin,
-                  .end = part.end,
-                  .sum = part.sum,
-                  .accumulate = accumulate,
-                  .max_blocks = max_blocks});
-  }
-  ops.peer_barrier({peers_, {PeerWork::kSum}});
-}
-
-void Domain::all_gather(Ops& ops, std::span<const Part> parts) const {
-  if (peers_.alone()) return;
-  ops.peer_barrier({peers_, {PeerWork::kGather}});
-  for (const Part& part : parts) ops.peer_spread({peers_, part.tensor, part.begin, part.end});
-  ops.peer_barrier({peers_, {PeerWork::kGather}});
-}
-
-void Domain::sum_across(Ops& ops, std::span<const Tensor> tensors) const {
-  if (!across_.alone()) ops.sum_across({across_, tensors});
+void Domain::sum_replicas(Ops& ops, std::span<const Tensor> shards, std::span<const Tensor> experts) const {
+  std::vector<Tensor> all(shards.begin(), shards.end());
+  all.insert(all.end(), experts.begin(), experts.end());
+  shard_replicas().sum(ops, all);
 }
 
 void Domain::set_patience(std::chrono::milliseconds patience) const {
-  all_ranks_.set_patience(patience);
+  mesh_.all().set_patience(patience);
   if (!peers_.alone()) peers_.set_patience_ns(std::chrono::nanoseconds(patience).count());
 }
 
@@ -153,8 +126,8 @@ void Domain::check() const {
   const Peers::Barrier& barrier = peers_.barrier();
   const bool aborted = !peers_.alone() && barrier.aborted.raw() != nullptr &&
                        std::atomic_ref(*barrier.aborted.data<int32_t>()).load(std::memory_order_relaxed) != 0;
-  if (!aborted) return all_ranks_.check();
-  for (int64_t rank = 0; rank < count(); ++rank) {
+  if (!aborted) return mesh_.all().check();
+  for (int64_t rank = 0; rank < peers_.count(); ++rank) {
     int64_t* const report = peers_.on(rank, barrier.report).data<int64_t>();
     if (std::atomic_ref(report[0]).load(std::memory_order_acquire) == 0) continue;
     throw peers_.waited_too_long(
@@ -162,10 +135,10 @@ void Domain::check() const {
   }
   // A rank failed that says why as soon as it gets to it.
   for (WaitClock clock; clock.waited() < kFarewell;) {
-    all_ranks_.check();
+    mesh_.all().check();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  NMOE_CHECK(false, "rank {} gave up an exchange that no rank ended", index());
+  NMOE_CHECK(false, "rank {} gave up an exchange that no rank ended", peers_.index());
 }
 
 }  // namespace nmoe

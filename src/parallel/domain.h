@@ -1,6 +1,6 @@
-// Domain: the ranks of one process (Communicator::process), whose devices reach each other's memory. A rank's Domain
-// enqueues on its device what it does together with the others, without the host: collectives inside the domain, and
-// with the ranks of the same index in other domains.
+// Domain: the ranks of one process (Mesh::process), whose devices reach each other's memory. A rank's Domain connects
+// its device with theirs and with those of its index in other domains, and so gives the groups of a run's ranks in
+// which devices work together without the host (parallel/device_groups.h).
 //
 // Ranks share gradients, parameters, the state of a step and the window for tokens. These arenas have the same layout
 // on all ranks.
@@ -13,9 +13,9 @@
 #include <span>
 
 #include "ops/across.h"
-#include "ops/ops.h"
 #include "ops/peers.h"
 #include "ops/storage.h"
+#include "parallel/device_groups.h"
 #include "parallel/rank.h"
 
 namespace nmoe {
@@ -45,33 +45,19 @@ class Domain {
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
 
-  const Peers& peers() const { return peers_; }
-  int64_t index() const { return peers_.index(); }
-  int64_t count() const { return peers_.count(); }
+  // --- the groups that parts of a run mean, as Mesh names them (parallel/mesh.h). Where a sum is of all ranks that
+  // read data, those of shard_replicas() come first, then those of shards(), which have what is left to add.
+
+  PeerGroup experts() const { return PeerGroup(peers_); }
+  AcrossGroup expert_data() const { return AcrossGroup(across_); }
+  PeerGroup shards() const { return PeerGroup(peers_); }
+  AcrossGroup shard_replicas() const { return AcrossGroup(across_); }
+  // Enqueues the sums of gradients over the ranks that have the same: `shards` over shard_replicas(), `experts` over
+  // expert_data(). These are the same ranks today, and so this is one exchange.
+  void sum_replicas(Ops& ops, std::span<const Tensor> shards, std::span<const Tensor> experts) const;
+
   // Whether this is the only rank of the run.
   bool alone() const { return peers_.alone() && across_.alone(); }
-
-  // Enqueues the sum of each of these shared tensors over all ranks, in rank order: the same bits on every rank and
-  // every time. F32, F64 or I32.
-  void all_reduce_sum(Ops& ops, std::span<const Tensor> tensors) const;
-
-  // A shared tensor, and the range of its flattened elements that this rank owns: the ranks' parts together are the
-  // whole.
-  struct Part {
-    Tensor tensor;
-    int64_t begin, end;
-    Tensor sum = {};  // [end - begin], for reduce_sum: where the sum goes; undefined: into the tensor
-  };
-  // Reduce-scatter: enqueues the sum over all ranks, in rank order, of this rank's part of each tensor; with
-  // `accumulate` it begins with what is there. The rest of the tensors is left alone. `max_blocks`: of each kernel
-  // (ops/contracts/exchange.h).
-  void reduce_sum(Ops& ops, std::span<const Part> parts, bool accumulate = false, int64_t max_blocks = 0) const;
-  // All-gather: enqueues what copies each rank's parts of these tensors to all others. Any dtype.
-  void all_gather(Ops& ops, std::span<const Part> parts) const;
-
-  // Enqueues the sum of each of these tensors over the ranks of this one's index in all domains
-  // (ops/contracts/across.h); only these need to have tensors of the same shapes. With one domain it does nothing.
-  void sum_across(Ops& ops, std::span<const Tensor> tensors) const;
 
   // Sets how long others wait for this rank from here on, on their devices and in calls (Communicator::set_patience).
   void set_patience(std::chrono::milliseconds patience) const;
@@ -85,8 +71,7 @@ class Domain {
   void raise_abort() const;
 
   Device& device_;
-  Communicator& all_ranks_;
-  Communicator& communicator_;  // of the domain
+  Mesh mesh_;
   Peers peers_;
   Across across_;
   int num_exceptions_;          // under way at construction

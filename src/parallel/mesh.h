@@ -1,10 +1,10 @@
-// Mesh: the groups of ranks that parts of a run mean when not all ranks are concerned.
+// Mesh: the groups of ranks that parts of a run mean, each with its communicator. Nothing else says which ranks those
+// are; work on devices asks Domain for the same groups (parallel/domain.h).
 //
 // One list of ranks is divided twice, differently for attention and for experts (parallel folding, arXiv 2504.14960):
 //
 //   data x context          attention, and all else that each rank computes of its own tokens: ranks of a data group
-//   read
-//                           different sequences, those of a context group the parts of one
+//                           read different sequences, those of a context group the parts of one
 //   expert data x experts   stacked experts: ranks of an experts' group have different ones, those of an expert data
 //                           group the same
 //
@@ -21,7 +21,9 @@ class Mesh {
   // A handle: `ranks`, the communicator of all ranks of the run, must outlive it.
   explicit Mesh(Communicator& ranks) : ranks_(&ranks) {}
 
+  // Who stops, saves and fails together.
   Communicator& all() const { return *ranks_; }
+  // Whose losses, targets and times add up to those of a step, of a validation, of an evaluation.
   Communicator& data() const { return *ranks_; }
   Communicator& context() const { return single_rank(); }
   Communicator& experts() const { return ranks_->process(); }
@@ -30,7 +32,7 @@ class Mesh {
   // arXiv 1910.02054), and those that have the same part.
   Communicator& shards() const { return ranks_->process(); }
   Communicator& shard_replicas() const { return ranks_->counterparts(); }
-  // The ranks of one process, which share its threads and hear its signals.
+  // The ranks of one process, which share its threads, reach each other's memory and hear its signals.
   Communicator& process() const { return ranks_->process(); }
 
  private:

@@ -31,9 +31,6 @@ struct ExchangePass {
   Ops& ops;
   Arena& activations;
   bool timed = false;  // whether it adds to ExchangeStats how long transfers take
-
-  Tensor push(Shape shape) const { return activations.allocate(ops.compute_dtype(), shape); }
-  Tensor push_i32(Shape shape) const { return activations.allocate(DType::kI32, shape); }
 };
 
 // How chunks of overflow, of C rows each, are processed one after the other in the same memory: the exchange fills

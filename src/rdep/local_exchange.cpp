@@ -6,9 +6,9 @@ namespace {
 class LocalRouting final : public RoutedExchange {
  public:
   LocalRouting(const ExchangePass& pass, int64_t num_experts, Tensor top_idx, Tensor counts)
-      : plan_{.offsets = pass.push_i32({num_experts + 1}),
-              .row_of = pass.push_i32(top_idx.shape()),
-              .token_of = pass.push_i32({top_idx.num_elements()})} {
+      : plan_{.offsets = pass.activations.allocate(DType::kI32, {num_experts + 1}),
+              .row_of = pass.activations.allocate(DType::kI32, top_idx.shape()),
+              .token_of = pass.activations.allocate(DType::kI32, {top_idx.num_elements()})} {
     const int64_t capacity = top_idx.num_elements();
     pass.ops.build_moe_plan({.top_idx = top_idx, .plan = plan_, .counts = counts});
     routed_ = {
@@ -42,7 +42,7 @@ class LocalRouting final : public RoutedExchange {
   ArrivedRows rows_begun(const ExchangePass& pass) const {
     Tensor tokens = x_.rows;
     if (x_.codes.defined()) {
-      tokens = pass.push(x_.rows.shape());
+      tokens = pass.activations.allocate(pass.ops.compute_dtype(), x_.rows.shape());
       pass.ops.widen_rows({.codes = x_.codes, .x = tokens});
     }
     return {.rows = {tokens, plan_.token_of, plan_.row_of}, .codes = x_.codes};

@@ -36,11 +36,11 @@ std::vector<Move> moves_of(std::span<const int32_t> from, std::span<const int32_
 
 // A turn: whatever leaves its slot is laid into the room of its rank, and all is there before any slot gets its new
 // expert. So cycles of any length need no more room.
-void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> experts, const ExpertPlacement& from,
+void move_experts(Ops& ops, Transport& transport, std::span<const MovableExperts> experts, const ExpertPlacement& from,
                   const ExpertPlacement& to) {
   std::vector<std::vector<Move>> moves;
   for (size_t layer = 0; layer < from.size(); ++layer) {
-    moves.push_back(moves_of(from[layer], to[layer], peers.count()));
+    moves.push_back(moves_of(from[layer], to[layer], transport.count()));
   }
   size_t num_turns = 0;
   for (const MovableExperts& weight : experts) num_turns = std::max(num_turns, weight.turns.size());
@@ -58,14 +58,16 @@ void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> 
       }
     };
     for_each_part([&](const Move& move, const Tensor& tensor, const Tensor& room) {
-      if (move.from_rank == peers.index()) ops.copy({.source = tensor[move.from_slot], .destination = room});
+      if (move.from_rank == transport.index()) ops.copy({.source = tensor[move.from_slot], .destination = room});
     });
-    ops.peer_barrier({peers});
+    transport.signal(ops);
+    transport.wait(ops, {}, {});
     for_each_part([&](const Move& move, const Tensor& tensor, const Tensor& room) {
-      if (move.to_rank != peers.index()) return;
-      ops.peer_fetch({.peers = peers, .rank = move.from_rank, .x = room, .destination = tensor[move.to_slot]});
+      if (move.to_rank != transport.index()) return;
+      transport.get(ops, move.from_rank, room, tensor[move.to_slot]);
     });
-    ops.peer_barrier({peers});
+    transport.signal(ops);
+    transport.wait(ops, {}, {});
   }
 }
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ops/ops.h"
-#include "ops/peers.h"
 #include "rdep/placement.h"
+#include "rdep/transport.h"
 
 namespace nmoe {
 
@@ -23,7 +23,7 @@ struct MovableExperts {
 
 // Enqueues the move of each expert from its place in `from` to its place in `to`. All ranks must call it with the
 // same placements, while none of them uses the rooms.
-void move_experts(Ops& ops, const Peers& peers, std::span<const MovableExperts> experts, const ExpertPlacement& from,
+void move_experts(Ops& ops, Transport& transport, std::span<const MovableExperts> experts, const ExpertPlacement& from,
                   const ExpertPlacement& to);
 
 // The result of a rebalancing.

@@ -20,24 +20,25 @@ class RemoteRouting final : public RoutedExchange {
  public:
   RemoteRouting(const RemoteLayer& of, const ExchangePass& pass, Tensor top_idx, Tensor counts)
       : window_(of.window),
-        peers_(window_.peers()),
+        transport_(window_.transport()),
         layer_(of.layer),
         apart_(window_.received() == Received::kApart),
         stats_(of.stats),
         top_idx_(top_idx) {
+    const auto push_i32 = [&](const Shape& shape) { return pass.activations.allocate(DType::kI32, shape); };
     const ExpertRows& room = window_.expert_rows();
-    const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = peers_.count(), M = window_.max_tokens(),
+    const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = transport_.count(), M = window_.max_tokens(),
                   U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = room.kept;
-    sent_ = {.send_row = pass.push_i32({T, W}), .num_sent = pass.push_i32({W}), .placement = of.places, .num_slots = U};
-    num_received_ = pass.push_i32({W});
-    if (apart_) tokens_ = pass.push_i32({W, M});
-    row_of_ = pass.push_i32({W * M, K});
+    sent_ = {.send_row = push_i32({T, W}), .num_sent = push_i32({W}), .placement = of.places, .num_slots = U};
+    num_received_ = push_i32({W});
+    if (apart_) tokens_ = push_i32({W, M});
+    row_of_ = push_i32({W * M, K});
     pass.ops.build_exchange_plan(
         {.top_idx = top_idx, .plan = sent_, .counts = counts, .traffic = counts.defined() ? stats_.traffic : Tensor()});
     routed_.capacity = capacity;
     for (int64_t i = 0; i < num_parts; ++i) {
       const RaggedRows& rows = routed_.parts.emplace_back(RaggedRows{
-          .begin = capacity / num_parts * i, .end = capacity / num_parts * (i + 1), .offsets = pass.push_i32({U + 1})});
+          .begin = capacity / num_parts * i, .end = capacity / num_parts * (i + 1), .offsets = push_i32({U + 1})});
       parts_.push_back({.first_rank = i,
                         .num_ranks = W / num_parts,
                         .rows = rows,
@@ -47,9 +48,9 @@ class RemoteRouting final : public RoutedExchange {
     if (room.num_chunks == 0) return;
 
     // The offsets of all rows, and those of what is kept and of each chunk.
-    loads_ = pass.push_i32({W});
+    loads_ = push_i32({W});
     offsets_ = parts_[0].plan.offsets;
-    part_offsets_ = pass.push_i32({1 + room.num_chunks, U + 1});
+    part_offsets_ = push_i32({1 + room.num_chunks, U + 1});
     parts_[0].plan.offsets = parts_[0].rows.offsets = routed_.parts[0].offsets = part_offsets_[0];
     for (int64_t i = 0; i < room.num_chunks; ++i) {
       Part& chunk = chunks_.emplace_back(parts_[0]);
@@ -63,20 +64,19 @@ class RemoteRouting final : public RoutedExchange {
   void begin_dispatch(const ExchangePass& pass, const CodedRows& x, Tensor weights) override {
     inbox_ = &window_.next_inbox();
     begin_moving(pass, Transfer::kDispatch, [&](Ops& ops) {
-      ops.exchange_send({.peers = peers_,
-                         .plan = sent_,
-                         .x = plain(x),
-                         .top_idx = top_idx_,
-                         .weights = weights,
-                         .inbox = *inbox_,
-                         .max_blocks = kBlocksBeside,
-                         .codes = x.codes});
+      transport_.put(ops, TokensToSend{.plan = sent_,
+                                       .x = plain(x),
+                                       .top_idx = top_idx_,
+                                       .weights = weights,
+                                       .inbox = *inbox_,
+                                       .max_blocks = kBlocksBeside,
+                                       .codes = x.codes});
       meet(pass, ops, Transfer::kDispatch);
     });
   }
   ArrivedRows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
     Ops& ops = pass.ops;
-    const Tensor rows = pass.push({window_.expert_rows().kept, window_.width()});
+    const Tensor rows = pass.activations.allocate(ops.compute_dtype(), {window_.expert_rows().kept, window_.width()});
     end_moving(pass, Transfer::kDispatch);
     const ExchangeInbox& inbox = *inbox_;
     ops.copy({.source = inbox.counts, .destination = num_received_});
@@ -120,24 +120,22 @@ class RemoteRouting final : public RoutedExchange {
     inbox_ = &window_.next_inbox();
     begin_moving(pass, Transfer::kCombineBackward, [&](Ops& ops) {
       if (again) {
-        ops.exchange_send({.peers = peers_,
-                           .plan = sent_,
-                           .x = plain(x),
-                           .top_idx = top_idx_,
-                           .weights = weights,
-                           .inbox = *arrived_,
-                           .loads = loads_,
-                           .room = window_.expert_rows().kept,
-                           .codes = x.codes});
+        transport_.put(ops, TokensToSend{.plan = sent_,
+                                         .x = plain(x),
+                                         .top_idx = top_idx_,
+                                         .weights = weights,
+                                         .inbox = *arrived_,
+                                         .loads = loads_,
+                                         .room = window_.expert_rows().kept,
+                                         .codes = x.codes});
       }
-      ops.exchange_send({.peers = peers_,
-                         .plan = sent_,
-                         .x = plain(dy),
-                         .top_idx = {},
-                         .weights = {},
-                         .inbox = *inbox_,
-                         .max_blocks = kBlocksBeside,
-                         .codes = dy.codes});
+      transport_.put(ops, TokensToSend{.plan = sent_,
+                                       .x = plain(dy),
+                                       .top_idx = {},
+                                       .weights = {},
+                                       .inbox = *inbox_,
+                                       .max_blocks = kBlocksBeside,
+                                       .codes = dy.codes});
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
@@ -229,8 +227,8 @@ class RemoteRouting final : public RoutedExchange {
     timed(pass.ops, {exposed(pass, transfer)}, [&] { pass.ops.device().order(Lane::kCommunication, Lane::kCompute); });
   }
   void meet(const ExchangePass& pass, Ops& ops, Transfer transfer) const {
-    ops.peer_barrier(
-        {.peers = peers_, .place = {work_of(transfer), layer_}, .waited = kept(pass, stats_.waited, transfer)});
+    transport_.signal(ops);
+    transport_.wait(ops, {work_of(transfer), layer_}, kept(pass, stats_.waited, transfer));
   }
   static PeerWork work_of(Transfer transfer) {
     switch (transfer) {
@@ -258,28 +256,27 @@ class RemoteRouting final : public RoutedExchange {
   // What a part's rows add to the tokens they are of.
   void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
     const int64_t first_row = part.plan.first_row;
-    ops.exchange_return({.peers = peers_,
-                         .rows = part.rows.of(rows),
-                         .row_weight = row_weight.defined() ? part.rows.of(row_weight) : Tensor(),
-                         .row_of = row_of_,
-                         .counts = num_received_,
-                         .returns = window_.returns(),
-                         .first_row = first_row,
-                         .num_rows = first_row > 0 ? part.rows.count() : Tensor(),
-                         .all_rows = all_rows()});
+    transport_.put(ops, SumsToReturn{.rows = part.rows.of(rows),
+                                     .row_weight = row_weight.defined() ? part.rows.of(row_weight) : Tensor(),
+                                     .row_of = row_of_,
+                                     .counts = num_received_,
+                                     .returns = window_.returns(),
+                                     .first_row = first_row,
+                                     .num_rows = first_row > 0 ? part.rows.count() : Tensor(),
+                                     .all_rows = all_rows()});
   }
   // All ranks learn how many rows this one's experts have: who sent them sends again in backward where that is too
   // many.
   void tell_load(Ops& ops) const {
-    const int64_t rank = peers_.index();
+    const int64_t rank = transport_.index();
     ops.copy({.source = all_rows(), .destination = window_.loads().rows(rank, rank + 1)});
-    ops.peer_spread({.peers = peers_, .x = window_.loads(), .begin = rank, .end = rank + 1});
+    transport_.put(ops, window_.loads(), rank, rank + 1);
   }
 
   // In all blocks: rows are summed on their way, for which few have not the bandwidth of the memory. The barrier comes
   // when all rows are home: overflow's are behind what was begun.
   void begin_returning(const ExchangePass& pass, Transfer transfer, Tensor rows, Tensor row_weight) {
-    const int64_t rank = peers_.index(), M = window_.max_tokens();
+    const int64_t rank = transport_.index(), M = window_.max_tokens();
     own_ = {.rank = rank,
             .rows = rows,
             .row_weight = row_weight,
@@ -312,17 +309,16 @@ class RemoteRouting final : public RoutedExchange {
   }
 
   void return_copies(Ops& ops, Tensor rows, Tensor row_weight) const {
-    const int64_t W = peers_.count(), D = rows.dim(1), C = rows.dim(0) / W;
+    const int64_t W = transport_.count(), D = rows.dim(1), C = rows.dim(0) / W;
     const ExchangeWindow::Copies& copies = window_.copies();
     const int64_t M = copies.rows.dim(0), K = copies.rows.dim(1);
-    ops.exchange_return_copies({.peers = peers_,
-                                .rows = rows.reshape({W, C, D}),
-                                .row_weight = row_weight.defined() ? row_weight.reshape({W, C}) : Tensor(),
-                                .row_of = row_of_.reshape({W, M, K}),
-                                .tokens = tokens_,
-                                .counts = num_received_,
-                                .copies = copies.rows,
-                                .weights = copies.weights});
+    transport_.put(ops, CopiesToReturn{.rows = rows.reshape({W, C, D}),
+                                       .row_weight = row_weight.defined() ? row_weight.reshape({W, C}) : Tensor(),
+                                       .row_of = row_of_.reshape({W, M, K}),
+                                       .tokens = tokens_,
+                                       .counts = num_received_,
+                                       .copies = copies.rows,
+                                       .weights = copies.weights});
   }
   // Home adds a token's copies in the order of its choices, as one rank does.
   void sum_copies(Ops& ops, Tensor y, Tensor weights, bool accumulate) const {
@@ -334,7 +330,7 @@ class RemoteRouting final : public RoutedExchange {
   }
 
   ExchangeWindow& window_;
-  const Peers& peers_;
+  Transport& transport_;
   const int64_t layer_;
   const bool apart_;
   const ExchangeStats stats_;

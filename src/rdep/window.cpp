@@ -7,15 +7,16 @@
 
 namespace nmoe {
 
-ExchangeWindow::ExchangeWindow(const Peers& peers, Ops& ops, const ExchangeShape& shape, const ExchangeLimits& limits,
-                               const ExchangeForm& form, Arena& window, Arena& state)
-    : peers_(peers),
-      num_slots_(shape.num_experts / peers.count()),
+ExchangeWindow::ExchangeWindow(Transport& transport, Ops& ops, const ExchangeShape& shape, const ExchangeLimits& limits,
+                               const ExchangeForm& form, Arena& state)
+    : transport_(transport),
+      num_slots_(shape.num_experts / transport.count()),
       max_tokens_(limits.max_tokens),
       width_(shape.width),
       received_(form.received),
-      expert_rows_(nmoe::expert_rows(shape, peers.count(), limits, form.received)) {
-  const int64_t W = peers.count(), M = max_tokens_, D = shape.width, K = shape.top_k;
+      expert_rows_(nmoe::expert_rows(shape, transport.count(), limits, form.received)) {
+  const int64_t W = transport.count(), M = max_tokens_, D = shape.width, K = shape.top_k;
+  Arena& window = transport.window();
   const bool apart = received_ == Received::kApart, coded = form.wire == RowFormat::kFp8;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = coded ? Tensor() : window.allocate(ops.compute_dtype(), {W, M, D}),

@@ -9,8 +9,8 @@
 
 #include "base/kinds.h"
 #include "ops/ops.h"
-#include "ops/peers.h"
 #include "rdep/capacity.h"
+#include "rdep/transport.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
@@ -26,11 +26,12 @@ struct ExchangeForm {
 // rank's tokens. All layers use it in turn.
 class ExchangeWindow {
  public:
-  // `window` is memory that other ranks reach, `state` this rank's own. `peers` have to outlive the window.
-  ExchangeWindow(const Peers& peers, Ops& ops, const ExchangeShape& shape, const ExchangeLimits& limits,
-                 const ExchangeForm& form, Arena& window, Arena& state);
+  // Other ranks reach what is allocated through `transport`, which has to outlive the window; `state` is this rank's
+  // own.
+  ExchangeWindow(Transport& transport, Ops& ops, const ExchangeShape& shape, const ExchangeLimits& limits,
+                 const ExchangeForm& form, Arena& state);
 
-  const Peers& peers() const { return peers_; }
+  Transport& transport() const { return transport_; }
   int64_t num_slots() const { return num_slots_; }
   int64_t max_tokens() const { return max_tokens_; }
   int64_t width() const { return width_; }
@@ -53,7 +54,7 @@ class ExchangeWindow {
   const RowCodes& row_codes() const { return row_codes_; }
 
  private:
-  const Peers& peers_;
+  Transport& transport_;
   int64_t num_slots_;   // U
   int64_t max_tokens_;  // M
   int64_t width_;       // D

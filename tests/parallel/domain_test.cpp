@@ -107,7 +107,7 @@ TEST_P(DomainTest, SumsAcrossAreInTheOrderOfDomains) {
            tensors.push_back(member.put(values_of<double>(rank, size)));
            tensors.push_back(member.put(values_of<int32_t>(rank, size)));
          }
-         const auto work = [&] { member.domain.sum_across(member.device.ops(), tensors); };
+         const auto work = [&] { member.domain.shard_replicas().sum(member.device.ops(), tensors); };
          const auto expect_sums = [&] {
            size_t at = 0;
            for (const int64_t size : sizes) {
@@ -130,6 +130,35 @@ TEST_P(DomainTest, SumsAcrossAreInTheOrderOfDomains) {
   }
 }
 
+// Whoever has the same experts, or updates the same part of a weight, adds up; the others of its process do not.
+TEST_P(DomainTest, TheGroupsOfDevicesAreThoseOfTheMesh) {
+  const auto [processes, count] = GetParam();
+  const int64_t each = count / processes;
+  for (const auto& error : test::run_processes(processes, count, 60s, [&, p = processes](Communicator& ranks) {
+         Member member(ranks);
+         const Domain& domain = member.domain;
+         const Mesh mesh(ranks);
+         const auto expect_same = [](const auto& devices, const Communicator& hosts) {
+           EXPECT_EQ(devices.index(), hosts.index());
+           EXPECT_EQ(devices.count(), hosts.count());
+           EXPECT_EQ(devices.alone(), hosts.count() == 1);
+         };
+         expect_same(domain.experts(), mesh.experts());
+         expect_same(domain.expert_data(), mesh.expert_data());
+         expect_same(domain.shards(), mesh.shards());
+         expect_same(domain.shard_replicas(), mesh.shard_replicas());
+         const int64_t index = ranks.index() % each;
+         const Tensor shard = member.put(values_of<float>(ranks.index(), 31)),
+                      expert = member.put(values_of<float>(ranks.index(), 7));
+         domain.sum_replicas(member.device.ops(), std::span(&shard, 1), std::span(&expert, 1));
+         EXPECT_EQ(member.get<float>(shard), sum_of_counterparts<float>(p, each, index, 31));
+         EXPECT_EQ(member.get<float>(expert), sum_of_counterparts<float>(p, each, index, 7));
+         ranks.barrier();
+       })) {
+    EXPECT_FALSE(error.has_value()) << error->what();
+  }
+}
+
 // One throws while the others wait for it in a sum: they end, with its reason.
 TEST_P(DomainTest, ARankThatFailsEndsTheSumsOfOthers) {
   const auto [processes, count] = GetParam();
@@ -137,12 +166,12 @@ TEST_P(DomainTest, ARankThatFailsEndsTheSumsOfOthers) {
   const auto errors = test::run_processes(processes, count, 60s, [&](Communicator& ranks) {
     Member member(ranks);
     const Tensor tensor = member.put(values_of<float>(ranks.index(), 1000));
-    member.domain.sum_across(member.device.ops(), std::span(&tensor, 1));
+    member.domain.shard_replicas().sum(member.device.ops(), std::span(&tensor, 1));
     member.get<float>(tensor);
     ranks.barrier();  // none is still in the first sum
     if (ranks.index() == 1) throw runtime_error("no more", "");
     try {
-      member.domain.sum_across(member.device.ops(), std::span(&tensor, 1));
+      member.domain.shard_replicas().sum(member.device.ops(), std::span(&tensor, 1));
       member.get<float>(tensor);
     } catch (const std::exception&) {
       member.domain.check();
@@ -174,9 +203,9 @@ TEST_P(DomainTest, ARankThatDiesInsideARecordedSumEndsThoseOfOthers) {
                                   member.put(values_of<float>(ranks.index(), 200'000))};
       const auto sum = [&](const Tensor& tensor) {
         if (across) {
-          member.domain.sum_across(member.device.ops(), std::span(&tensor, 1));
+          member.domain.shard_replicas().sum(member.device.ops(), std::span(&tensor, 1));
         } else {
-          member.domain.all_reduce_sum(member.device.ops(), std::span(&tensor, 1));
+          member.domain.shards().all_reduce_sum(member.device.ops(), std::span(&tensor, 1));
         }
       };
       for (const Tensor& tensor : tensors) sum(tensor);  // libraries load kernels on first use

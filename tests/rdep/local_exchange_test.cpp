@@ -31,34 +31,46 @@ void expect_rows_of_tokens(const OperandRows& rows) {
   EXPECT_EQ(static_cast<int64_t>(named.size()), rows.num_rows());
 }
 
-TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
-  constexpr int64_t kTokens = 50, kTopK = 3, kExperts = 8, kWidth = 5, kRows = kTokens * kTopK;
-  TensorPool pool(DType::kF32);
-  const ReadyDevice device = cpu_device(DType::kF32);
-  Arena activations("activations");
-  activations.reserve(device.device().memory(), 1 << 20);
-  const ExchangePass pass{.ops = *device, .activations = activations};
-  const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), x = pool.normal({kTokens, kWidth});
-  const Tensor dy = pool.normal(x.shape()), weights = pool.normal({kTokens, kTopK});
+class LocalExchange : public testing::Test {
+ protected:
+  static constexpr int64_t kTopK = 3, kExperts = 8;
 
-  const auto exchange = make_local_exchange(kExperts)->plan(pass, top_idx, {});
+  LocalExchange() { activations_.reserve(device_.device().memory(), 1 << 20); }
+  void route(int64_t num_tokens) {
+    top_idx_ = pool_.random_ints({num_tokens, kTopK}, kExperts);
+    weights_ = pool_.normal({num_tokens, kTopK});
+  }
+
+  TensorPool pool_{DType::kF32};
+  const ReadyDevice device_ = cpu_device(DType::kF32);
+  Arena activations_{"activations"};
+  const ExchangePass pass_{.ops = *device_, .activations = activations_};
+  Tensor top_idx_, weights_;  // [T, K]
+};
+
+TEST_F(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
+  constexpr int64_t kTokens = 50, kWidth = 5, kRows = kTokens * kTopK;
+  route(kTokens);
+  const Tensor x = pool_.normal({kTokens, kWidth}), dy = pool_.normal(x.shape());
+
+  const auto exchange = make_local_exchange(kExperts)->plan(pass_, top_idx_, {});
   ASSERT_EQ(exchange->routed().capacity, kRows);
-  const Tensor row_weight = pool.full({kRows}, NAN), room = pool.full({kRows, kWidth}, NAN);
-  const int64_t mark = activations.mark();
-  exchange->begin_dispatch(pass, x, weights);
-  const OperandRows read = exchange->end_dispatch(pass, row_weight).rows;
-  EXPECT_EQ(activations.mark(), mark) << "memory for copies";
-  exchange->begin_combine_backward(pass, dy, x, weights);
-  const OperandRows gradients = exchange->end_combine_backward(pass, room).rows;
+  const Tensor row_weight = pool_.full({kRows}, NAN), room = pool_.full({kRows, kWidth}, NAN);
+  const int64_t mark = activations_.mark();
+  exchange->begin_dispatch(pass_, x, weights_);
+  const OperandRows read = exchange->end_dispatch(pass_, row_weight).rows;
+  EXPECT_EQ(activations_.mark(), mark) << "memory for copies";
+  exchange->begin_combine_backward(pass_, dy, x, weights_);
+  const OperandRows gradients = exchange->end_combine_backward(pass_, room).rows;
 
   // Expert by expert, the tokens that chose it in their order.
   std::vector<double> rows, drows, row_weights;
   for (int64_t expert = 0; expert < kExperts; ++expert) {
     for (int64_t copy = 0; copy < kRows; ++copy) {
-      if (get(top_idx, copy) != static_cast<double>(expert)) continue;
+      if (get(top_idx_, copy) != static_cast<double>(expert)) continue;
       for (const double value : values(x[copy / kTopK])) rows.push_back(value);
       for (const double value : values(dy[copy / kTopK])) drows.push_back(value);
-      row_weights.push_back(get(weights, copy));
+      row_weights.push_back(get(weights_, copy));
     }
   }
   EXPECT_EQ(rows_read(read), rows);
@@ -69,35 +81,30 @@ TEST(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
 }
 
 // What has codes is what they stand for.
-TEST(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
-  constexpr int64_t kTokens = 9, kTopK = 3, kExperts = 8, kWidth = 200, kRows = kTokens * kTopK;
-  TensorPool pool(DType::kF32);
-  const ReadyDevice device = cpu_device(DType::kF32);
-  Arena activations("activations");
-  activations.reserve(device.device().memory(), 1 << 20);
-  const ExchangePass pass{.ops = *device, .activations = activations};
-  const Tensor top_idx = pool.random_ints({kTokens, kTopK}, kExperts), weights = pool.normal({kTokens, kTopK});
+TEST_F(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
+  constexpr int64_t kTokens = 9, kWidth = 200, kRows = kTokens * kTopK;
+  route(kTokens);
   const auto coded = [&](Tensor rows) {
-    const RowCodes codes = push_row_codes(activations, kTokens, kWidth);
-    device->quantize({.format = OperandFormat::kFp8,
-                      .x = rows.reshape({1, kTokens, kWidth}),
-                      .values = codes.values.reshape({1, kTokens, kWidth}),
-                      .scales = codes.scales.reshape({1, kTokens, 2})});
+    const RowCodes codes = push_row_codes(activations_, kTokens, kWidth);
+    device_->quantize({.format = OperandFormat::kFp8,
+                       .x = rows.reshape({1, kTokens, kWidth}),
+                       .values = codes.values.reshape({1, kTokens, kWidth}),
+                       .scales = codes.scales.reshape({1, kTokens, 2})});
     return CodedRows(rows, codes);
   };
   const auto widened = [&](const CodedRows& rows) {
-    const Tensor x = pool.full({kTokens, kWidth}, NAN);
-    device->widen_rows({.codes = rows.codes, .x = x});
+    const Tensor x = pool_.full({kTokens, kWidth}, NAN);
+    device_->widen_rows({.codes = rows.codes, .x = x});
     return x;
   };
-  const CodedRows x = coded(pool.normal({kTokens, kWidth})), dy = coded(pool.normal({kTokens, kWidth}));
+  const CodedRows x = coded(pool_.normal({kTokens, kWidth})), dy = coded(pool_.normal({kTokens, kWidth}));
   EXPECT_NE(values(widened(x)), values(x.rows));
   const auto rows_of = [&](const CodedRows& sent, const CodedRows& gradients) {
-    const auto exchange = make_local_exchange(kExperts)->plan(pass, top_idx, {});
-    exchange->begin_dispatch(pass, sent, weights);
-    std::vector<double> all = rows_read(exchange->end_dispatch(pass, pool.full({kRows}, NAN)).rows);
-    exchange->begin_combine_backward(pass, gradients, Tensor(), {});
-    for (const double value : rows_read(exchange->end_combine_backward(pass, pool.full({kRows, kWidth}, NAN)).rows)) {
+    const auto exchange = make_local_exchange(kExperts)->plan(pass_, top_idx_, {});
+    exchange->begin_dispatch(pass_, sent, weights_);
+    std::vector<double> all = rows_read(exchange->end_dispatch(pass_, pool_.full({kRows}, NAN)).rows);
+    exchange->begin_combine_backward(pass_, gradients, Tensor(), {});
+    for (const double value : rows_read(exchange->end_combine_backward(pass_, pool_.full({kRows, kWidth}, NAN)).rows)) {
       all.push_back(value);
     }
     return all;

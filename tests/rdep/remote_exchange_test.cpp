@@ -6,137 +6,17 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <numeric>
 #include <set>
 #include <thread>
 #include <vector>
 
-#include "base/rng.h"
-#include "parallel/domain.h"
 #include "parallel/thread_group.h"
 #include "rdep/cost.h"
-#include "rdep/exchange.h"
-#include "rdep/placement.h"
+#include "rdep/rank_test.h"
 #include "support/errors.h"
-#include "tensor/low_precision.h"
 
-namespace nmoe {
+namespace nmoe::test::rdep {
 namespace {
-
-constexpr int64_t kExperts = 8, kTopK = 3, kWidth = 24, kRoom = 9;  // tokens of a rank at most
-constexpr ExchangeShape kShape{.num_experts = kExperts, .top_k = kTopK, .width = kWidth};
-
-// What a test routes: tokens of each rank, and the experts of a token.
-struct Routing {
-  std::vector<int64_t> num_tokens;  // by rank
-  int64_t first_expert = -1;        // all tokens go to three experts from this one on; -1: at random
-  std::vector<int32_t> places = places_in_order(kExperts);
-
-  std::vector<int32_t> experts(int64_t rank, int64_t token) const {
-    std::vector<int32_t> all(kExperts);
-    std::iota(all.begin(), all.end(), 0);
-    if (first_expert >= 0) return {all.begin() + first_expert, all.begin() + first_expert + kTopK};
-    const Philox rng(7, static_cast<uint64_t>(rank));
-    for (size_t i = 0; i < kTopK; ++i) {
-      const uint64_t bits = rng.bits(static_cast<uint64_t>(token) * kTopK + i);
-      std::swap(all[i], all[i + bits % (kExperts - i)]);
-    }
-    return {all.begin(), all.begin() + kTopK};
-  }
-};
-
-// Small integers, which sums in fp32 keep exact.
-float value(int64_t rank, int64_t token, int64_t column) { return static_cast<float>(16 * rank + token + column % 5); }
-// What it is behind the wire.
-float arrived(RowFormat wire, int64_t rank, int64_t token, int64_t column) {
-  if (wire == RowFormat::kDevice) return value(rank, token, column);
-  const uint8_t scale = e8m0_scale(value(rank, token, 4));  // a row is one block, and this its largest
-  return round_to_e4m3(value(rank, token, column) * e8m0_to_inverse(scale)) * e8m0_to_float(scale);
-}
-float weight(int64_t rank, int64_t token, int64_t choice) {
-  return static_cast<float>(64 * rank + 4 * token + choice + 1);
-}
-// What expert e makes of a row.
-float made_of(float x, int64_t expert) { return x * static_cast<float>(expert + 1); }
-
-// How received tokens are worked off.
-struct Mode {
-  std::string name;
-  Received received = Received::kTogether;
-  double capacity_factor = 100.0;  // so many that there is no overflow
-  RowFormat wire = RowFormat::kDevice;
-};
-
-struct RankTest {
-  RankTest(const Routing& what, int64_t num_ranks, const Mode& mode, Communicator& communicator)
-      : routing(what),
-        memory(RankMemory::make({.kind = NMOE_TEST_DEVICE, .index = index_of(communicator), .num_threads = 1},
-                                plan_for(num_ranks), communicator)),
-        device(*memory->device),
-        ops(device.ops()),
-        domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
-        window(domain.peers(), ops, kShape, {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
-               {.received = mode.received, .wire = mode.wire, .gives_codes = true},
-               memory->storage[ArenaKind::kPeerWindow], memory->storage[ArenaKind::kStepState]),
-        places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
-        exchange(make_remote_exchange(window, 0, places)),
-        rank(communicator.index()),
-        num_tokens(routing.num_tokens[static_cast<size_t>(rank)]),
-        pass{.ops = ops, .activations = arena()} {
-    device.upload(places, routing.places.data());
-    std::vector<int32_t> experts;
-    std::vector<float> values, weights;
-    for (int64_t token = 0; token < num_tokens; ++token) {
-      for (const int32_t expert : routing.experts(rank, token)) experts.push_back(expert);
-      for (int64_t k = 0; k < kTopK; ++k) weights.push_back(weight(rank, token, k));
-      for (int64_t i = 0; i < kWidth; ++i) values.push_back(value(rank, token, i));
-    }
-    top_idx = upload(DType::kI32, {num_tokens, kTopK}, experts.data());
-    x = sent.rows = upload(DType::kF32, {num_tokens, kWidth}, values.data());
-    gate = upload(DType::kF32, {num_tokens, kTopK}, weights.data());
-    if (mode.wire == RowFormat::kDevice) return;
-    sent.codes = push_row_codes(arena(), num_tokens, kWidth);
-    ops.quantize(quantize_rows(x, sent.codes));
-  }
-
-  static int index_of(const Communicator& communicator) {
-    return std::string_view(NMOE_TEST_DEVICE) == "cpu" ? 0 : static_cast<int>(communicator.index());
-  }
-  static StoragePlan plan_for(int64_t) {
-    StoragePlan plan;
-    for (const ArenaKind kind : {ArenaKind::kActivations, ArenaKind::kScratch, ArenaKind::kCommunicationScratch,
-                                 ArenaKind::kStepState, ArenaKind::kPeerWindow, ArenaKind::kPeerFlags}) {
-      plan.set(kind, 1 << 20);
-    }
-    return plan;
-  }
-  Arena& arena() { return memory->storage[ArenaKind::kActivations]; }
-  Tensor push_stat(Shape shape) { return arena().allocate(ops.stat_dtype(), shape); }
-  Tensor upload(DType dtype, Shape shape, const void* values) {
-    const Tensor tensor = arena().allocate(dtype, shape);
-    if (tensor.num_elements() > 0) device.upload(tensor, values);
-    return tensor;
-  }
-  template <class T>
-  std::vector<T> download(Tensor tensor) {
-    std::vector<T> host(static_cast<size_t>(tensor.num_elements()));
-    if (!host.empty()) device.download(host.data(), tensor);
-    return host;
-  }
-
-  const Routing& routing;
-  std::shared_ptr<RankMemory> memory;
-  Device& device;
-  Ops& ops;
-  Domain domain;
-  ExchangeWindow window;
-  Tensor places;
-  std::unique_ptr<TokenExchange> exchange;
-  int64_t rank, num_tokens;
-  ExchangePass pass;
-  Tensor top_idx, x, gate;
-  CodedRows sent{Tensor()};  // x, and what travels of it
-};
 
 bool device_is_there(int64_t index) {
   try {
@@ -156,7 +36,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
   int64_t num_ranks() const { return std::get<int64_t>(GetParam()); }
   const Mode& mode() const { return std::get<Mode>(GetParam()); }
   float arrived(int64_t rank, int64_t token, int64_t column) const {
-    return nmoe::arrived(mode().wire, rank, token, column);
+    return rdep::arrived(mode().wire, rank, token, column);
   }
   bool apart() const { return mode().received == Received::kApart; }
   void run(const Routing& routing, const std::function<void(RankTest&)>& drive) {
@@ -221,7 +101,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
   // The rows, whose own codes came with them where codes travelled.
   Tensor rows_with_codes(RankTest& test, const RoutedRows& routed, const ArrivedRows& arrived) {
     if (mode().wire == RowFormat::kDevice) return arrived.rows.source;
-    const Tensor widened = test.pass.push(arrived.rows.source.shape());
+    const Tensor widened = test.push(arrived.rows.source.shape());
     test.ops.widen_rows({.codes = arrived.codes, .x = widened});
     const auto rows = test.download<float>(arrived.rows.source), values = test.download<float>(widened);
     for (const RaggedRows& part : routed.parts) {
@@ -266,13 +146,13 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
                            pass_experts(test, all_rows, first_of(chunk++), part, forward.rows, more_weights);
                          }};
 
-    const Tensor y = test.pass.push({test.num_tokens, kWidth}), dx = test.pass.push({test.num_tokens, kWidth});
+    const Tensor y = test.push({test.num_tokens, kWidth}), dx = test.push({test.num_tokens, kWidth});
     const Tensor dweights = test.push_stat({test.num_tokens, kTopK});
     test.ops.fill({y, 1.0});
     exchange->combine(test.pass, rows, y, /*accumulate=*/true, forward);
     EXPECT_EQ(chunk, routed.overflow.size());
 
-    const Tensor drows = test.pass.push({routed.capacity, kWidth});
+    const Tensor drows = test.push({routed.capacity, kWidth});
     if (again) {
       const Tensor once_more = test.push_stat({routed.capacity});
       exchange->begin_dispatch(test.pass, test.sent, test.gate);
@@ -360,15 +240,15 @@ TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
     std::vector<int16_t> mine(2 * kSize);
     for (size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<int16_t>(1000 * test.rank + static_cast<int64_t>(i));
     test.device.upload(x, mine.data());
-    test.ops.peer_barrier({test.domain.peers()});
+    test.ops.peer_barrier({test.domain.experts().peers()});
     for (int64_t rank = 0; rank < num_ranks(); ++rank) {
-      test.ops.peer_fetch({test.domain.peers(), rank, x.rows(kSize, 2 * kSize), got});
+      test.ops.peer_fetch({test.domain.experts().peers(), rank, x.rows(kSize, 2 * kSize), got});
       const auto values = test.download<int16_t>(got);
       for (int64_t i = 0; i < kSize; ++i) {
         ASSERT_EQ(values[static_cast<size_t>(i)], 1000 * rank + kSize + i) << "of rank " << rank;
       }
     }
-    test.ops.peer_barrier({test.domain.peers()});
+    test.ops.peer_barrier({test.domain.experts().peers()});
   });
 }
 
@@ -377,7 +257,7 @@ TEST_P(RemoteExchangeTest, ARankFetchesWhatAnotherHas) {
 TEST_P(RemoteExchangeTest, AFullQueueKeepsNobodyFromFetching) {
   const Routing routing{.num_tokens = {1, 1, 1, 1}};
   run(routing, [&](RankTest& test) {
-    const Peers& peers = test.domain.peers();
+    const Peers& peers = test.domain.experts().peers();
     const Tensor x = test.memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {4});
     const Tensor got = test.arena().allocate(DType::kI32, {4});
     const std::vector<int32_t> mine(4, static_cast<int32_t>(test.rank));
@@ -414,7 +294,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
   run(routing, [&](RankTest& test) {
     const int64_t W = num_ranks(), M = kRoom;
     const ArenaScope scope(test.arena());
-    const ExchangeStats stats{.traffic = test.pass.push_i32({2, W}),
+    const ExchangeStats stats{.traffic = test.push_i32({2, W}),
                               .waited = test.arena().allocate(DType::kF64, {kTransfers.size()}),
                               .lasted = test.arena().allocate(DType::kF64, {kTransfers.size()}),
                               .exposed = test.arena().allocate(DType::kF64, {kTransfers.size()}),
@@ -441,7 +321,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
         const std::vector<std::byte> marks(static_cast<size_t>(tensor.num_bytes()), kMark);
         test.device.upload(tensor, marks.data());
       }
-      test.ops.peer_barrier({test.domain.peers()});
+      test.ops.peer_barrier({test.domain.experts().peers()});
     };
     // Bytes without the mark in the parts that other ranks write, of so many equal parts.
     const auto written = [&](const std::vector<Tensor>& tensors, int64_t num_parts,
@@ -481,7 +361,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
       rows_there += static_cast<double>(ranks.size());
     }
 
-    const auto exchange = layer->plan(test.pass, test.top_idx, test.pass.push_i32({kExperts}));
+    const auto exchange = layer->plan(test.pass, test.top_idx, test.push_i32({kExperts}));
     const RoutedRows& routed = exchange->routed();
     const Tensor row_weight = test.push_stat({routed.capacity});
     const auto tensors_of = [](const ExchangeInbox& in) {
@@ -498,7 +378,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const auto returned = [&] {
       return apart() ? written(home, M * kTopK, made_elsewhere) : written(home, W, from_others);
     };
-    const Tensor y = test.pass.push({test.num_tokens, kWidth}), dweights = test.push_stat({test.num_tokens, kTopK});
+    const Tensor y = test.push({test.num_tokens, kWidth}), dweights = test.push_stat({test.num_tokens, kTopK});
     mark(home);
     exchange->combine(test.pass, rows, y, /*accumulate=*/false, {});
     EXPECT_EQ(returned(), cost.bytes(Transfer::kCombine, rows_there, copies_there));
@@ -529,7 +409,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
       EXPECT_GE(exposed[i], 0);
       EXPECT_LT(exposed[i], lasted[i] + 1'000'000);
     }
-    test.ops.peer_barrier({test.domain.peers()});  // others read what they got
+    test.ops.peer_barrier({test.domain.experts().peers()});  // others read what they got
   });
 }
 
@@ -537,8 +417,8 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
 TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
   const Routing routing{.num_tokens = {kRoom, kRoom, kRoom, kRoom}};
   run(routing, [&](RankTest& test) {
-    const ExchangePlan plan{.send_row = test.pass.push_i32({kRoom, num_ranks()}),
-                            .num_sent = test.pass.push_i32({num_ranks()}),
+    const ExchangePlan plan{.send_row = test.push_i32({kRoom, num_ranks()}),
+                            .num_sent = test.push_i32({num_ranks()}),
                             .placement = test.places,
                             .num_slots = num_slots()};
     test.ops.build_exchange_plan({.top_idx = test.top_idx, .plan = plan, .counts = {}});
@@ -550,17 +430,16 @@ TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
     const std::vector<std::byte> marks(static_cast<size_t>(places.num_bytes()), std::byte{0xFF});  // NaN in both
     test.device.upload(places, marks.data());
     test.ops.fill({inbox.weights, -1.0});
-    test.ops.peer_barrier({test.domain.peers()});
-    test.ops.exchange_send({.peers = test.domain.peers(),
-                            .plan = plan,
-                            .x = inbox.codes.defined() ? Tensor() : test.x,
-                            .top_idx = test.top_idx,
-                            .weights = test.gate,
-                            .inbox = inbox,
-                            .loads = loads,
-                            .room = 7,
-                            .codes = test.sent.codes});
-    test.ops.peer_barrier({test.domain.peers()});
+    test.ops.peer_barrier({test.domain.experts().peers()});
+    test.transport.put(test.ops, TokensToSend{.plan = plan,
+                                              .x = inbox.codes.defined() ? Tensor() : test.x,
+                                              .top_idx = test.top_idx,
+                                              .weights = test.gate,
+                                              .inbox = inbox,
+                                              .loads = loads,
+                                              .room = 7,
+                                              .codes = test.sent.codes});
+    test.ops.peer_barrier({test.domain.experts().peers()});
     // Every token has an expert on a rank of two; the first token of a rank arrives in the first row of its part.
     std::vector<std::byte> got(marks.size());
     test.device.download(got.data(), places);
@@ -568,7 +447,7 @@ TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
     const bool is_loaded = test.rank % 2 == 1;
     EXPECT_EQ(got != marks, is_loaded);
     EXPECT_EQ(std::ranges::any_of(weights, [](float x) { return x != -1.0F; }), is_loaded);
-    test.ops.peer_barrier({test.domain.peers()});
+    test.ops.peer_barrier({test.domain.experts().peers()});
   });
 }
 
@@ -589,8 +468,9 @@ TEST_P(RemoteExchangeTest, SumsAreAddedRankByRank) {
       std::vector<float> mine;
       for (int64_t i = 0; i < size; ++i) mine.push_back(value_of(test.rank, round, i));
       test.device.upload(x, mine.data());
-      test.domain.reduce_sum(test.ops, std::vector<Domain::Part>{{x, begin, end, sum}}, /*accumulate=*/round > 0,
-                             /*max_blocks=*/round);
+      test.domain.shards().reduce_sum(test.ops, std::vector<PeerGroup::Part>{{x, begin, end, sum}},
+                                      /*accumulate=*/round > 0,
+                                      /*max_blocks=*/round);
       for (int64_t i = begin; i < end; ++i) {
         float& total = expected[static_cast<size_t>(i - begin)];
         for (int64_t rank = 0; rank < num_ranks(); ++rank) {
@@ -599,7 +479,7 @@ TEST_P(RemoteExchangeTest, SumsAreAddedRankByRank) {
       }
       EXPECT_EQ(test.download<float>(sum), expected);
       EXPECT_EQ(test.download<float>(x), mine);
-      test.ops.peer_barrier({test.domain.peers()});
+      test.ops.peer_barrier({test.domain.experts().peers()});
     }
   });
 }
@@ -622,7 +502,7 @@ TEST_P(RemoteExchangeTest, SumsAreInRankOrderOnEveryRank) {
     for (int round = 0; round < 2; ++round) {
       test.device.upload(x, mine.data());
       test.device.upload(n, counts.data());
-      test.domain.all_reduce_sum(test.ops, std::vector<Tensor>{x, n});
+      test.domain.shards().all_reduce_sum(test.ops, std::vector<Tensor>{x, n});
       const auto sums = test.download<float>(x);
       const auto totals = test.download<int32_t>(n);
       for (int64_t i = 0; i < size; ++i) {
@@ -654,7 +534,7 @@ TEST_P(RemoteExchangeTest, ARankThatDoesNotComeIsNamed) {
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
       }
-      memory->device->ops().peer_barrier({domain.peers()});
+      memory->device->ops().peer_barrier({domain.experts().peers()});
       const auto done = memory->device->make_event(Lane::kCompute);
       done->record();
       done->wait();
@@ -672,7 +552,7 @@ TEST_P(RemoteExchangeTest, ARankThatThrowsEndsAll) {
   const Error error = test::error_of([&] {
     run(routing, [&](RankTest& test) {
       if (test.rank == 1) throw runtime_error("no more", "");
-      test.ops.peer_barrier({test.domain.peers()});
+      test.ops.peer_barrier({test.domain.experts().peers()});
       const auto done = test.device.make_event(Lane::kCompute);
       done->record();
       done->wait();
@@ -684,4 +564,4 @@ TEST_P(RemoteExchangeTest, ARankThatThrowsEndsAll) {
 }
 
 }  // namespace
-}  // namespace nmoe
+}  // namespace nmoe::test::rdep

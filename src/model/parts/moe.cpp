@@ -26,10 +26,6 @@ Moe::Moe(const LayerPart& part, WeightSet& weights)
   }
 }
 
-void Moe::exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats) {
-  exchange_ = make_remote_exchange(window, layer_, places, stats);
-}
-
 CodedRows Moe::sent(const Pass& pass, const CodedRows& x) const {
   if (wire_ == RowFormat::kDevice) return x.rows;
   if (x.codes.defined()) return x;

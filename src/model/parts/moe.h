@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "model/parts/mlp.h"
 #include "rdep/exchange.h"
@@ -38,9 +39,8 @@ class Moe final : public FeedForward {
   void send_as(RowFormat wire) { wire_ = wire; }
   // Sets where its router's statistics are stored. To be called before the first pass.
   void keep_stats(const RouterStats& stats) { stats_ = stats; }
-  // From now on, the ranks of a domain share the experts, which are where `places` says (rdep/exchange.h); stacked
-  // weights contain only this rank's experts. `stats`: where this rank's statistics of the layer's exchange are stored.
-  void exchange_through(ExchangeWindow& window, Tensor places, const ExchangeStats& stats);
+  // From now on tokens go to their experts by this exchange; at first by one for experts that are all here.
+  void exchange_by(std::unique_ptr<TokenExchange> exchange) { exchange_ = std::move(exchange); }
   std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
@@ -125,11 +125,11 @@ class Moe final : public FeedForward {
   int64_t layer_;
   int64_t expert_dim_;  // F
   RowFormat wire_ = RowFormat::kDevice;
-  Linear router_;                            // [E, D]
-  Weight& router_bias_;                      // [E], selection only
-  GroupedLinear experts_in_;                 // [E, W, D]
-  GroupedLinear experts_out_;                // [E, D, F]
-  std::unique_ptr<TokenExchange> exchange_;  // local until exchange_through()
+  Linear router_;              // [E, D]
+  Weight& router_bias_;        // [E], selection only
+  GroupedLinear experts_in_;   // [E, W, D]
+  GroupedLinear experts_out_;  // [E, D, F]
+  std::unique_ptr<TokenExchange> exchange_;
   std::optional<Mlp> shared_;
   RouterStats stats_;
 };

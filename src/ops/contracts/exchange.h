@@ -65,9 +65,8 @@ struct ExchangeInbox {
   Tensor tokens;        // [W, M] i32: the index of a row's token on its own rank; undefined: not wanted
   RowCodes codes = {};  // [W * M, D], instead of rows
 };
-// Writes each token to the inboxes of the ranks that have its experts.
-struct ExchangeSend {
-  const Peers& peers;
+// Tokens, each for the inboxes of the ranks that have its experts.
+struct TokensToSend {
   ExchangePlan plan;
   Tensor x;             // [T, D]; undefined: codes are sent instead
   Tensor top_idx;       // [T, K] i32; undefined: only rows are sent, the rest was sent before
@@ -79,16 +78,18 @@ struct ExchangeSend {
   int64_t max_blocks = 0;
   RowCodes codes = {};  // [T, D], instead of x, for an inbox of codes
 };
+struct ExchangeSend : TokensToSend {
+  const Peers& peers;
+};
 
 // What is returned to a rank for its tokens: by rank w in part w, in the rows in which they were sent to rank w.
 struct ExchangeReturns {
   Tensor rows;     // [W, M, D]
   Tensor weights;  // [W, M, K] stat
 };
-// Returns the sum of each received token's rows, in the order of its choices, to the token's own rank. A rank returns
-// nothing for its own tokens (OwnRows), unless there are more than R rows.
-struct ExchangeReturn {
-  const Peers& peers;
+// The sum of each received token's rows, in the order of its choices, for the token's own rank. A rank returns nothing
+// for its own tokens (OwnRows), unless there are more than R rows.
+struct SumsToReturn {
   Tensor rows;              // [R, D]
   Tensor row_weight;        // [R] stat, returned unchanged for each copy; undefined: not returned
   Tensor row_of;            // [W * M, K] i32, of the received tokens (contracts/moe.h)
@@ -102,6 +103,9 @@ struct ExchangeReturn {
   // [1] i32: the layer's rows; undefined: at most R. With first_row, more than R unless num_rows is 0.
   Tensor all_rows = {};
   int64_t max_blocks = 0;
+};
+struct ExchangeReturn : SumsToReturn {
+  const Peers& peers;
 };
 // The rows of this rank's own tokens, with members as in ExchangeReturn: if there are at
 // most R rows, ExchangeCollect reads them directly.
@@ -123,9 +127,8 @@ struct ExchangeCollect {
   Tensor weights;  // = [T, K] stat: row_weight of each copy; undefined: not wanted
 };
 
-// Returns each copy's row separately, to the place of its token and choice. All choices of a token are returned.
-struct ExchangeReturnCopies {
-  const Peers& peers;
+// Each copy's row by itself, for the place of its token and choice. All choices of a token are returned.
+struct CopiesToReturn {
   Tensor rows;        // [W, C, D]: rows of rank w's tokens in part w
   Tensor row_weight;  // [W, C] stat, returned in the same way; undefined: not returned
   Tensor row_of;      // [W, M, K] i32, of the received tokens within their part; -1: none
@@ -134,6 +137,9 @@ struct ExchangeReturnCopies {
   Tensor copies;      // [M, K, D] = on other ranks and this one
   Tensor weights;     // [M, K] stat =; with row_weight
   int64_t max_blocks = 0;
+};
+struct ExchangeReturnCopies : CopiesToReturn {
+  const Peers& peers;
 };
 
 // The sum of the elements [begin, end) of all ranks' flattened tensors `x`: rank 0's value, plus rank 1's and so on,

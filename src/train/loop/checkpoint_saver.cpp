@@ -50,7 +50,7 @@ void CheckpointSaver::open_draft(int64_t step) {
       failure_ = std::current_exception();
     }
   }
-  const std::string folder = rank_.communicator.all_gather(draft_ ? draft_->folder().string() : std::string()).front();
+  const std::string folder = rank_.mesh().all().all_gather(draft_ ? draft_->folder().string() : std::string()).front();
   if (rank_.is_first() || folder.empty()) return;
   const fs::path joined = dir_ / fs::path(folder).filename();  // which may have another path here
   if (fs::is_directory(joined)) {
@@ -66,7 +66,7 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
   NMOE_CHECK(is_idle(), "a checkpoint is begun while another is written");
   engine.stage();
   begun_ = true;
-  open_draft(rank_.communicator.all_gather_values(head.info.step).front());
+  open_draft(rank_.mesh().all().all_gather_values(head.info.step).front());
   head_ = std::move(head);
   if (!draft_) return;
   // Where experts are changes while training goes on; what is staged is as they were.
@@ -121,7 +121,7 @@ void CheckpointSaver::wait_for_writer() {
 // What each rank has to tell, or the first failure of one.
 std::optional<Error> CheckpointSaver::gather(const std::string& mine, std::vector<std::string>& all) {
   const std::string failure = failure_ ? text_of(std::exchange(failure_, nullptr)) : "";
-  all = rank_.communicator.all_gather(failure + kFieldEnd + mine);
+  all = rank_.mesh().all().all_gather(failure + kFieldEnd + mine);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const size_t end = all[rank].find(kFieldEnd);
     if (end > 0) {
@@ -138,7 +138,7 @@ std::optional<Error> CheckpointSaver::gather(const std::string& mine, std::vecto
 // Disks may take longer than a rank may be waited for: all keep meeting meanwhile.
 void CheckpointSaver::wait_for_all_writers() {
   const auto any_busy = [&] {
-    const auto busy = rank_.communicator.all_gather_values<int64_t>(writer_.busy() ? 1 : 0);
+    const auto busy = rank_.mesh().all().all_gather_values<int64_t>(writer_.busy() ? 1 : 0);
     return std::ranges::find(busy, 1) != busy.end();
   };
   while (any_busy()) std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -95,7 +95,7 @@ void EngineScorer::score(std::span<const std::vector<ScoredText>* const> groups,
   // A text has tokens at the one rank that scored it.
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(TextScore));
   std::vector<TextScore> of_rank(mine.size()), all(mine.size());
-  for (const std::string& theirs : rank.communicator.all_gather(bytes)) {
+  for (const std::string& theirs : rank.mesh().data().all_gather(bytes)) {
     NMOE_CHECK(theirs.size() == bytes.size(), "{} bytes of scores, not {}", theirs.size(), bytes.size());
     if (!theirs.empty()) std::memcpy(of_rank.data(), theirs.data(), theirs.size());
     for (size_t i = 0; i < all.size(); ++i) {

@@ -74,7 +74,7 @@ class Trainer {
         place_(place),
         config_(run.config),
         memory_(RankMemory::make(
-            device_options(config_.run, communicator.process().count(), communicator.process().index()),
+            device_options(config_.run, Mesh(communicator).process().count(), Mesh(communicator).process().index()),
             run.memory.storage, communicator)),
         rank_{*memory_->device, communicator},
         engine_(config_, rank_, memory_->storage, run.seq_lens),
@@ -82,7 +82,7 @@ class Trainer {
         batches_(std::move(batches)),
         cursor_(batches_->cursor()),
         balance_(config_),
-        stop_(communicator.process().index() == 0 ? &stop : nullptr),
+        stop_(rank_.mesh().process().index() == 0 ? &stop : nullptr),
         saver_(checkpoint_dir(config_), config_.checkpoint.keep_last, rank_) {}
 
   TrainSummary run();
@@ -174,7 +174,7 @@ void Trainer::require_same_start() {
   const std::string mine =
       fmt::format("step {} of {}, with the data {:.12}", start.progress().steps,
                   start.resumes() ? start.run_id() : "a new run", data_fingerprint(run_.data, run_.stream));
-  const std::vector<std::string> all = rank_.communicator.all_gather(mine);
+  const std::vector<std::string> all = rank_.mesh().all().all_gather(mine);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw runtime_error(fmt::format("rank 0 goes on from {}, rank {} from {}", all[0], rank, all[rank]),
@@ -216,13 +216,13 @@ void Trainer::start() {
         start.resumes() ? warn_of_changed_arithmetic(arithmetic_changes(), start.arithmetic_changes(), config_) : "";
     if (!arithmetic.empty()) recorder_->message(arithmetic);
   }
-  const std::string run_id = rank_.communicator.all_gather(recorder_ ? recorder_->run_id() : "")[0];
+  const std::string run_id = rank_.mesh().all().all_gather(recorder_ ? recorder_->run_id() : "")[0];
   own_recorder_.emplace(config_, rank_, run_id, progress_.steps, recorder_.get());
 }
 
 // Of what the ranks have to say, the first that is not "".
 std::string Trainer::first_told(const std::string& mine) {
-  for (std::string& told : rank_.communicator.all_gather(mine)) {
+  for (std::string& told : rank_.mesh().all().all_gather(mine)) {
     if (!told.empty()) return std::move(told);
   }
   return "";
@@ -294,7 +294,7 @@ bool Trainer::enqueue_step() {
     mine.special += bytes == 0 ? 1 : 0;
   }
   Share all;
-  for (const Share& share : rank_.communicator.all_gather_values(mine)) {
+  for (const Share& share : rank_.mesh().data().all_gather_values(mine)) {
     all.targets += share.targets;
     all.special += share.special;
     all.bytes += share.bytes;
@@ -379,8 +379,8 @@ void Trainer::fail_non_finite(const StepResult& result) {
   if (recorder_) recorder_->record_failure(progress_.steps + 1, result);
   // What comes first on any rank: from there it spreads to those whose tokens its experts get.
   const NonFinite mine = engine_.find_non_finite();
-  const auto places = rank_.communicator.all_gather_values(mine.place);
-  const std::vector<std::string> names = rank_.communicator.all_gather(mine.name);
+  const auto places = rank_.mesh().all().all_gather_values(mine.place);
+  const std::vector<std::string> names = rank_.mesh().all().all_gather(mine.name);
   const auto first = static_cast<size_t>(std::ranges::min_element(places) - places.begin());
   const std::string culprit =
       names.size() > 1 && !names[first].empty() ? fmt::format("{} on rank {}", names[first], first) : names[first];
@@ -402,7 +402,7 @@ std::optional<double> Trainer::bits_per_byte(const Enqueued& step, std::span<con
   for (size_t i = 0; i < token_losses.size(); ++i) {
     if (step.is_text[i] != 0) mine += static_cast<double>(token_losses[i]);
   }
-  for (const double of_rank : rank_.communicator.all_gather_values(mine)) nats += of_rank;
+  for (const double of_rank : rank_.mesh().data().all_gather_values(mine)) nats += of_rank;
   if (step.bytes == 0) return std::nullopt;
   return nats / (std::numbers::ln2 * static_cast<double>(step.bytes));
 }
@@ -635,7 +635,7 @@ TrainSummary Trainer::run() {
       save_after_failure();
     } else {
       // At once: what is left to do here, such as a checkpoint that is being written, may take long.
-      rank_.communicator.fail(std::current_exception());
+      rank_.mesh().all().fail(std::current_exception());
     }
     if (recorder_) recorder_->finish(RunStatus::kFailed, as_error(exception).what());
     throw;
@@ -697,7 +697,7 @@ TrainSummary train(const Config& config, const TrainOptions& options) {
        .stop = &stop},
       [&] { run.emplace(config, options, launch); },
       [&](Communicator& communicator) {
-        Trainer trainer(*run, run->batches(communicator.index()), communicator, place, stop);
+        Trainer trainer(*run, run->batches(Mesh(communicator).data().index()), communicator, place, stop);
         const TrainSummary of_rank = trainer.run();
         if (communicator.index() == 0) summary = of_rank;
       });

@@ -128,7 +128,7 @@ ValidationResult validate(Engine& engine, const SequenceReader& split, const std
   const ValidationResult part =
       validate_range(engine, split, token_bytes, range, num_seqs, microbatch_seqs, num_batches);
   ValidationResult all;
-  for (const ValidationResult& of_rank : rank.communicator.all_gather_values(part)) all += of_rank;
+  for (const ValidationResult& of_rank : rank.mesh().data().all_gather_values(part)) all += of_rank;
   return all;
 }
 

@@ -40,13 +40,14 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
       }),
       domain_(rank, storage, std::chrono::seconds(config_.parallel.timeout_s)),
       objectives_(objectives_of(config_.train)),
-      weights_(describe_model(config_.model).weights, {.index = domain_.index(),
-                                                       .count = domain_.count(),
-                                                       .by_matrix = Optimizer::by_matrix(config_.optim),
-                                                       .bucket_bytes = config_.parallel.bucket_bytes,
-                                                       .in_order = in_order(),
-                                                       .first_rank = rank.index() - domain_.index(),
-                                                       .num_ranks = rank.count()}),
+      weights_(describe_model(config_.model).weights,
+               {.experts = {.index = domain_.experts().index(), .count = domain_.experts().count()},
+                .updates = {.index = domain_.shards().index(),
+                            .count = domain_.shards().count(),
+                            .by_matrix = Optimizer::by_matrix(config_.optim),
+                            .bucket_bytes = config_.parallel.bucket_bytes,
+                            .in_order = in_order()},
+                .data = {.index = rank.mesh().data().index(), .count = rank.mesh().data().count()}}),
       runner_(config_.model, weights_, device_, RunnerRoom::of(storage),
               {.max_positions = std::ranges::max(shapes_, {}, &BatchShape::seq_len).seq_len,
                .passes = {.recompute = config_.train.recompute,
@@ -54,7 +55,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
                           .saved = config_.precision.saved,
                           .objectives = objectives_}}),
       model_(runner_.model()) {
-  if (in_order() && rank.count() != domain_.count()) {
+  if (in_order() && !domain_.shard_replicas().alone()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
   }
@@ -91,9 +92,9 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
 }
 
 void Engine::allocate_exchange(Arena& state) {
-  if (domain_.peers().alone()) return;
-  model_.allocate_window(domain_.peers(), storage_[ArenaKind::kPeerWindow], state, exchange_limits(config_, shapes_),
-                         rank_.index(), rank_.count());
+  if (domain_.experts().alone()) return;
+  transport_.emplace(domain_.experts().peers(), storage_[ArenaKind::kPeerWindow]);
+  model_.share_experts(*transport_, state, exchange_limits(config_, shapes_));
   const int64_t num_experts = config_.model.moe.num_experts;
   experts_.places.assign(model_.moe_layers().size(), places_in_order(num_experts));
   if (config_.parallel.rebalance_every > 0) {
@@ -246,16 +247,16 @@ Rebalancing Engine::rebalance() {
   ExpertPlacement places;
   for (size_t i = 0; i < experts_.places.size(); ++i) {
     const auto& before = experts_.places[i];
-    const auto& after = places.emplace_back(nmoe::rebalance(experts_.rows[i], before, domain_.count()));
-    Rebalancing::Layer& layer =
-        done.layers.emplace_back(Rebalancing::Layer{.layer = model_.moe_layers()[i]->layer(),
-                                                    .load_before = rank_load(experts_.rows[i], before, domain_.count()),
-                                                    .load_after = rank_load(experts_.rows[i], after, domain_.count())});
+    const auto& after = places.emplace_back(nmoe::rebalance(experts_.rows[i], before, domain_.experts().count()));
+    Rebalancing::Layer& layer = done.layers.emplace_back(
+        Rebalancing::Layer{.layer = model_.moe_layers()[i]->layer(),
+                           .load_before = rank_load(experts_.rows[i], before, domain_.experts().count()),
+                           .load_after = rank_load(experts_.rows[i], after, domain_.experts().count())});
     for (size_t expert = 0; expert < after.size(); ++expert) layer.moves += after[expert] != before[expert] ? 1 : 0;
   }
   for (std::vector<int64_t>& rows : experts_.rows) std::ranges::fill(rows, 0);
   if (done.moves() == 0) return done;
-  move_experts(ops_, domain_.peers(), movable_experts(), experts_.places, places);
+  move_experts(ops_, *transport_, movable_experts(), experts_.places, places);
   set_places(std::move(places));
   wait();
   domain_.check();  // where a wait was given up, weights are not what they should be, and no step need follow
@@ -265,12 +266,12 @@ Rebalancing Engine::rebalance() {
 void Engine::allocate_staging() {
   storage_.reserve(ArenaKind::kCheckpointStaging);
   Arena& arena = storage_[ArenaKind::kCheckpointStaging];
-  // Domains have the same; each writes some of it, in turn.
-  const int64_t num_domains = rank_.count() / domain_.count(), this_domain = rank_.index() / domain_.count();
+  // Replicas of a shard have the same; each writes some of it, in turn.
+  const AcrossGroup replicas = domain_.shard_replicas();
   int64_t num_staged = 0;
   const auto add = [&](std::vector<StagedTensor>& tensors, const std::string& name, DType dtype, const Weight& weight) {
-    const bool others_have_it = !weight.spec.is_trained() && domain_.index() != 0;
-    const bool is_turn = num_staged++ % num_domains == this_domain;
+    const bool others_have_it = !weight.spec.is_trained() && domain_.shards().index() != 0;
+    const bool is_turn = num_staged++ % replicas.count() == replicas.index();
     tensors.push_back({.name = name,
                        .tensor = arena.allocate(dtype, weight.updated_shape()),
                        .shape = weight.spec.shape,
@@ -291,7 +292,7 @@ void Engine::initialise() {
   ops_.fill({stopped_, 0.0});
 }
 
-void Engine::gather_values() { domain_.all_gather(ops_, values_); }
+void Engine::gather_values() { domain_.shards().all_gather(ops_, values_); }
 
 StepScale Engine::step_scale(size_t shape) const {
   return {.num_seqs = shapes_[shape].batch_seqs, .num_tokens = step_tokens(config_), .loss = inputs_.loss_scale};
@@ -358,18 +359,19 @@ void Engine::enqueue_gradients(const Marker& mark) {
       const Tensor parts = parts_of_loss(i);
       ops_.sum({losses[i], in_order() ? parts.rows(shard, shard + 1) : parts});
     }
-    if (in_order()) domain_.reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
+    if (in_order()) domain_.shards().reduce_sum(ops_, grads_, /*accumulate=*/shard != rank_.index());
     shard += rank_.count();
   }
 }
 
-// Of the weights with these indices, when the last microbatch has completed them: over the domain those that every rank
-// has, over domains what this rank updates. Nothing is left to run beside the last sums, which have the whole device.
+// Of the weights with these indices, when the last microbatch has completed them: over the ranks that divide their
+// update, then over those that update the same, as over those that have the same experts. Nothing is left to run beside
+// the last sums, which have the whole device.
 void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
   const WeightSet& weights = weights_;
   const auto is_ready = [&](size_t weight) { return weight >= first_weight && weight < end_weight; };
-  std::vector<Domain::Part> parts;
-  std::vector<Tensor> mine;
+  std::vector<PeerGroup::Part> parts;
+  std::vector<Tensor> mine, experts;
   for (size_t i = 0; i < grads_.size(); ++i) {
     if (!is_ready(weights.flat()[i].first_weight)) continue;
     parts.push_back(grads_[i]);
@@ -377,24 +379,26 @@ void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
   }
   for (size_t i = first_weight; i < end_weight; ++i) {
     const Weight& weight = weights.all()[i];
-    if (weight.spec.group == WeightGroup::kExperts) mine.push_back(weight.grad);
+    if (weight.spec.group == WeightGroup::kExperts) experts.push_back(weight.grad);
   }
   device_.order(Lane::kCompute, Lane::kCommunication);
   Ops& ops = device_.ops(Lane::kCommunication);
-  if (!parts.empty()) domain_.reduce_sum(ops, parts, /*accumulate=*/false, first_weight > 0 ? kBlocksBeside : 0);
-  domain_.sum_across(ops, mine);
+  if (!parts.empty()) {
+    domain_.shards().reduce_sum(ops, parts, /*accumulate=*/false, first_weight > 0 ? kBlocksBeside : 0);
+  }
+  domain_.sum_replicas(ops, mine, experts);
 }
 
 void Engine::enqueue_update() {
   // On the lane of the other sums over domains, which have to be enqueued one after the other, and to wait for them.
   device_.order(Lane::kCompute, Lane::kCommunication);
-  domain_.sum_across(device_.ops(Lane::kCommunication), summed_across_);
+  domain_.shard_replicas().sum(device_.ops(Lane::kCommunication), summed_across_);
   const std::array counts = {precision_ ? precision_->counts() : Tensor()};
-  if (checks_) domain_.sum_across(device_.ops(Lane::kCommunication), counts);
+  if (checks_) domain_.shard_replicas().sum(device_.ops(Lane::kCommunication), counts);
   device_.order(Lane::kCommunication, Lane::kCompute);
-  if (checks_) domain_.all_reduce_sum(ops_, counts);
+  if (checks_) domain_.shards().all_reduce_sum(ops_, counts);
   ops_.sums_of_squares(squares_);
-  domain_.all_reduce_sum(ops_, summed_);
+  domain_.shards().all_reduce_sum(ops_, summed_);
   for (int64_t i = 0; i < loss_sums_.dim(0); ++i) ops_.sum_in_order({parts_of_loss(i), loss_sums_.rows(i, i + 1)});
   if (loss_sums_.dim(0) > 1) ops_.sum_in_order({loss_sums_, all_losses_});
   ops_.sum_in_order({partial_squares_, square_sum_, square_order_});

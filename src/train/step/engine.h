@@ -36,6 +36,7 @@
 #include "optim/optimizer.h"
 #include "parallel/domain.h"
 #include "rdep/moves.h"
+#include "rdep/peer_transport.h"
 #include "tensor/named_tensor.h"
 #include "train/precision/precision_checks.h"
 #include "train/step/phase_clock.h"
@@ -204,6 +205,7 @@ class Engine {
   PutBytes upload_, write_;         // to the device, to the host's side
   Domain domain_;
   Objectives objectives_;
+  std::optional<PeerTransport> transport_;  // where several ranks share the experts
   WeightSet weights_;
   ModelRunner runner_;       // in the steps' arithmetic
   Model& model_;             // the runner's
@@ -214,29 +216,29 @@ class Engine {
   std::vector<StepSlot> slots_;  // kMaxPending, used in turn: slot()
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
-  int64_t timed_step_ = -1;             // number of the last timed step
-  StateTensors staging_;                // empty before its first use
-  ExpertState experts_;                 // empty where no experts are shared; rows where they are rebalanced
-  Tensor losses_;                       // microbatch by microbatch of the rank: [objectives, T] stat
-  Tensor predictions_;                  // [T] i32
-  Tensor partial_sums_;                 // f64: of token losses, then of squares of gradients; summed over ranks
-  Tensor partial_losses_;               // its parts: of each objective one, or one a logical shard
-  Tensor partial_squares_;              //            one, or one a chunk of a weight
-  SumsOfSquares squares_;               // that this rank sums
-  Tensor square_order_;                 // i32: with logical shards, squares of experts in the experts' order
-  Tensor sums_;                         // [objectives + 1] f64: of each one's token losses, then of all squares
-  Tensor loss_sums_, square_sum_;       // its parts
-  Tensor all_losses_;                   // [1] f64: the sum of loss_sums_
-  Tensor grad_scale_;                   // [1] f64
-  Tensor stopped_;                      // [1] i32: not 0 from the first step that is not finite
-  Tensor bad_count_;                    // [1] i32
-  std::vector<Domain::Part> grads_;     // of weights that every rank has: the parts that this rank updates
-  std::vector<Domain::Part> values_;    // likewise
-  std::vector<Tensor> summed_across_;   // what a step sums over domains, besides gradients
-  std::vector<Tensor> summed_;          // what it then sums over the ranks of a domain
-  std::unique_ptr<Event> enqueued_;     // behind everything that was enqueued when it was recorded last
-  std::unique_ptr<Event> staged_;       // behind the copies of the last stage()
-  std::unique_ptr<Prefetch> prefetch_;  // of inputs_
+  int64_t timed_step_ = -1;              // number of the last timed step
+  StateTensors staging_;                 // empty before its first use
+  ExpertState experts_;                  // empty where no experts are shared; rows where they are rebalanced
+  Tensor losses_;                        // microbatch by microbatch of the rank: [objectives, T] stat
+  Tensor predictions_;                   // [T] i32
+  Tensor partial_sums_;                  // f64: of token losses, then of squares of gradients; summed over ranks
+  Tensor partial_losses_;                // its parts: of each objective one, or one a logical shard
+  Tensor partial_squares_;               //            one, or one a chunk of a weight
+  SumsOfSquares squares_;                // that this rank sums
+  Tensor square_order_;                  // i32: with logical shards, squares of experts in the experts' order
+  Tensor sums_;                          // [objectives + 1] f64: of each one's token losses, then of all squares
+  Tensor loss_sums_, square_sum_;        // its parts
+  Tensor all_losses_;                    // [1] f64: the sum of loss_sums_
+  Tensor grad_scale_;                    // [1] f64
+  Tensor stopped_;                       // [1] i32: not 0 from the first step that is not finite
+  Tensor bad_count_;                     // [1] i32
+  std::vector<PeerGroup::Part> grads_;   // of weights that every rank has: the parts that this rank updates
+  std::vector<PeerGroup::Part> values_;  // likewise
+  std::vector<Tensor> summed_across_;    // what a step sums over replicas of shards, besides gradients
+  std::vector<Tensor> summed_;           // what it then sums over the ranks that divide the update
+  std::unique_ptr<Event> enqueued_;      // behind everything that was enqueued when it was recorded last
+  std::unique_ptr<Event> staged_;        // behind the copies of the last stage()
+  std::unique_ptr<Prefetch> prefetch_;   // of inputs_
   std::optional<PrecisionChecks> precision_;
   bool checks_ = false;                   // whether the step that is being enqueued is checked
   int64_t last_check_ = -1;               // number of the last step that was checked
