@@ -134,7 +134,7 @@ void Domain::check() const {
         {.rank = report[1], .missing = report[2], .barrier = report[3], .work = report[4], .layer = report[5]});
   }
   // A rank failed that says why as soon as it gets to it.
-  for (WaitClock clock; clock.waited() < kFarewell;) {
+  for (WaitClock clock; clock.waited() < kGracePeriod;) {
     mesh_.all().check();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -160,7 +160,7 @@ void ProcessLinks::finish() {
   parting_ = true;
   wake();
   const auto gone = [](const Peer& peer) { return !peer.link.control.is_open() || peer.hung_up; };
-  changed_.wait_for(lock, timing_.farewell, [&] { return std::ranges::all_of(peers_, gone); });
+  changed_.wait_for(lock, timing_.grace_period, [&] { return std::ranges::all_of(peers_, gone); });
 }
 
 std::optional<PeerFailure> ProcessLinks::peer_failure() const {

@@ -27,10 +27,10 @@
 namespace nmoe {
 
 struct LinkTiming {
-  std::chrono::milliseconds timeout;         // that a process waits for another in a call, at first
-  std::chrono::milliseconds beat{500};       // between two signs of life
-  std::chrono::milliseconds silence{5000};   // after which a process is taken for lost
-  std::chrono::milliseconds farewell{1000};  // that a process which ends waits for others to hear why
+  std::chrono::milliseconds timeout;             // that a process waits for another in a call, at first
+  std::chrono::milliseconds beat{500};           // between two signs of life
+  std::chrono::milliseconds silence{5000};       // after which a process is taken for lost
+  std::chrono::milliseconds grace_period{1000};  // that a process which ends waits for others to hear why
 };
 
 class ProcessLinks {

@@ -417,10 +417,10 @@ void ThreadGroup::watch(const Failed& on_failure, const LastWords& last_words) {
     fail(rank, std::make_exception_ptr(*silent));
     lock.lock();
   }
-  const WaitClock::Duration farewell = std::min(kFarewell, timeout_);
+  const WaitClock::Duration grace_period = std::min(kGracePeriod, timeout_);
   WaitClock clock;
-  for (auto waited = clock.waited(); !all_left() && waited < farewell; waited = clock.waited()) {
-    ended_.wait_for(lock, std::min<WaitClock::Duration>(WaitClock::kSlice, farewell - waited));
+  for (auto waited = clock.waited(); !all_left() && waited < grace_period; waited = clock.waited()) {
+    ended_.wait_for(lock, std::min<WaitClock::Duration>(WaitClock::kSlice, grace_period - waited));
   }
   if (all_left()) return;
   std::string stuck;
@@ -432,7 +432,7 @@ void ThreadGroup::watch(const Failed& on_failure, const LastWords& last_words) {
   // Whoever hangs may hold what the following needs.
   ::alarm(kLastWordsSeconds);
   say("error: {}\nremedy: {}\n{} did not end within {:.3g} s of that: the process is ended without it\n",
-      reason_of(failure), remedy_of(failure), stuck, std::chrono::duration<double>(farewell).count());
+      reason_of(failure), remedy_of(failure), stuck, std::chrono::duration<double>(grace_period).count());
   if (last_words) last_words(reason_of(failure));
   std::_Exit(1);
 }

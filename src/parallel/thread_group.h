@@ -21,7 +21,7 @@ namespace nmoe {
 // How long a rank waits for another before it gives the run up.
 inline constexpr std::chrono::milliseconds kDefaultRankTimeout = std::chrono::minutes(10);
 // How long after a failure ranks have to end by themselves.
-inline constexpr std::chrono::milliseconds kFarewell = std::chrono::seconds(3);
+inline constexpr std::chrono::milliseconds kGracePeriod = std::chrono::seconds(3);
 
 // What the ranks share. Outlives their communicators' use, and all that they keep(). Ranks are numbered from 0 here;
 // messages add `first_rank`.
@@ -54,9 +54,9 @@ class ThreadGroup {
   // have left.
   //
   // A thread watches over them. A rank that makes no call for longer than its patience, by which others would have
-  // given up, fails. After a failure ranks have kFarewell to leave, or the timeout, where that is less; if one has not
-  // by then, the failure and that rank are printed to stderr, `last_words` gets both, and the process ends with status
-  // 1: threads cannot be ended from outside.
+  // given up, fails. After a failure ranks have kGracePeriod to leave, or the timeout, where that is less; if one has
+  // not by then, the failure and that rank are printed to stderr, `last_words` gets both, and the process ends with
+  // status 1: threads cannot be ended from outside.
   using Failed = std::function<void(int64_t rank, const std::exception_ptr& failure)>;
   using LastWords = std::function<void(const std::string& reason)>;
   void run(const std::function<void(int64_t rank)>& drive, const Failed& on_failure, const LastWords& last_words = {});
