@@ -19,9 +19,7 @@ TEST(DeviceFunctions, NoBodyIsLong) {
       files.push_back(entry.path());
     }
   }
-  std::string found;
-  for (const std::string& message : long_device_functions(files, 150, read_file)) found += message + "\n";
-  EXPECT_EQ(found, "");
+  EXPECT_EQ(one_a_line(long_device_functions(files, 150, read_file)), "");
 }
 
 TEST(DeviceFunctions, ALongBodyIsFound) {

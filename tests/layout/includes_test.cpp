@@ -30,12 +30,6 @@ std::vector<Include> includes_of_repository() {
   return includes;
 }
 
-std::string one_a_line(const std::vector<std::string>& messages) {
-  std::string text;
-  for (const std::string& message : messages) text += message + "\n";
-  return text;
-}
-
 // ---- the repository ----------------------------------------------------------------------------
 
 // Not yet: these still have circles of their own.

@@ -136,4 +136,10 @@ std::vector<std::string> long_files(const std::vector<fs::path>& files, int max_
   return violations;
 }
 
+std::string one_a_line(const std::vector<std::string>& messages) {
+  std::string text;
+  for (const std::string& message : messages) text += message + "\n";
+  return text;
+}
+
 }  // namespace nmoe::test

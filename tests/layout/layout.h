@@ -67,4 +67,7 @@ std::vector<std::string> upward_links(const std::vector<Link>& links, const Fold
 // Files of more than `max_lines` lines.
 std::vector<std::string> long_files(const std::vector<fs::path>& files, int max_lines, const ReadFile& read);
 
+// Messages, one a line.
+std::string one_a_line(const std::vector<std::string>& messages);
+
 }  // namespace nmoe::test

@@ -25,12 +25,6 @@ std::vector<std::string> words(const std::string& text) {
 
 FolderOrder repository_order() { return {fs::path(NMOE_SOURCE_DIR) / "src", words(NMOE_FOLDERS)}; }
 
-std::string one_a_line(const std::vector<std::string>& messages) {
-  std::string text;
-  for (const std::string& message : messages) text += message + "\n";
-  return text;
-}
-
 // ---- the repository ----------------------------------------------------------------------------
 
 TEST(Layout, ListsEveryFolderOnce) {
