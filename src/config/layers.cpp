@@ -93,7 +93,7 @@ class PatternReader {
     const bool is_mixed = is_mixer(layer.parts.front().kind);
     skip_spaces();
     const size_t slash = at_;
-    if (!take('/')) fail("\"/\" was expected", "write mixer/feed-forward, such as gqa/moe");
+    if (!take('/')) return layer;
     if (!is_mixed) fail_at(slash, "a feed-forward part ends its layer", "separate layers by commas");
     layer.parts.push_back(read_part(/*only_feed_forward=*/true));
     return layer;

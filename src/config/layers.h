@@ -18,15 +18,17 @@ inline constexpr std::string_view kLayerPatternGrammar = R"md(A pattern has the 
 ```
 pattern      = item {"," item}
 item         = [count "x"] (layer | "(" pattern ")")
-layer        = mixer "/" feed-forward
+layer        = mixer "/" feed-forward | mixer | feed-forward
 mixer        = ("mla" | "gqa") [":" window]
 feed-forward = ("dense" | "moe") [":" hidden]
 ```
 
+A layer has two parts, or one alone; each part has a norm before it and adds its output to the residual stream.
 `"mla/dense, 26 x mla/moe"` is one dense layer and 26 with experts; `"4 x (3 x gqa:512/moe, gqa/moe)"` is sixteen
-layers, of which every fourth sees all positions and the others the last 512, their own included. Without `window` a
-mixer sees all positions, as the last one must; without `hidden` the hidden size of a feed-forward part is
-`model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16 deep; spaces between the parts are ignored.)md";
+layers, of which every fourth sees all positions and the others the last 512, their own included;
+`"gqa, moe, 3 x (moe, dense), gqa"` is nine layers of a single part each. Without `window` a mixer sees all positions,
+as the last one must; without `hidden` the hidden size of a feed-forward part is `model.dense_dim` or
+`model.moe.expert_dim`. Groups nest up to 16 deep; spaces between the parts are ignored.)md";
 
 // Stands for the layer number of what belongs to no layer.
 inline constexpr int64_t kNoLayer = -1;
@@ -41,8 +43,8 @@ struct PartSpec {
   bool operator==(const PartSpec&) const = default;
 };
 
-// A layer: parts that follow each other, each x += part(norm(x)) on the residual stream. A mixer,
-// then a feed-forward part.
+// A layer: parts that follow each other, each x += part(norm(x)) on the residual stream. At most one is a mixer, and at
+// most one a feed-forward part, which is the last.
 struct LayerSpec {
   std::vector<PartSpec> parts;
 

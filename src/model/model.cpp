@@ -9,9 +9,10 @@
 namespace nmoe {
 namespace {
 
-std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, WeightSet& weights) {
+std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, WeightSet& weights,
+                                                std::vector<Moe*>& routing) {
   std::vector<std::unique_ptr<Block>> blocks;
-  for (const auto& parts : layer_parts(config)) blocks.push_back(std::make_unique<Block>(parts, weights));
+  for (const auto& parts : layer_parts(config)) blocks.push_back(std::make_unique<Block>(parts, weights, routing));
   return blocks;
 }
 
@@ -39,14 +40,10 @@ Model::Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t ma
       spec_(describe_model(config_)),
       weights_(weights),
       embedding_(weights_.at("embedding")),
-      blocks_(make_blocks(config_, weights_)),
+      blocks_(make_blocks(config_, weights_, moe_layers_)),
       final_norm_(weights_, "final_norm", config_.norm_eps),
       head_(weights_, config_.tied_head ? "embedding" : "head") {
-  for (const auto& block : blocks_) {
-    if (block->moe() == nullptr) continue;
-    moe_layers_.push_back(block->moe());
-    block->moe()->send_as(passes_.wire);
-  }
+  for (Moe* moe : moe_layers_) moe->send_as(passes_.wire);
 }
 
 void Model::allocate(Arena& state) {

@@ -11,6 +11,7 @@
 
 #include "model/block.h"
 #include "model/heads/language_head.h"
+#include "model/parts/moe.h"
 #include "model/pass.h"
 #include "model/sequence_model.h"
 #include "model/spec/spec.h"
@@ -50,8 +51,8 @@ class Model final : public SequenceModel {
   void begin_step();
   // Computes the gradients of the objectives' losses, the sum of each one's token losses times its element of
   // scale.loss, and of auxiliary losses: = in the first microbatch of a step, += in later ones (but see
-  // UpdateShare::in_order). losses [objectives, T] stat =. GradientsReady is called once in each layer, and with 0 at
-  // the end.
+  // UpdateShare::in_order). losses [objectives, T] stat =. GradientsReady is called before each mixer's backward, and
+  // with 0 at the end.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                         const Watchers& watchers = {});
   // Token losses, the negative log-probabilities of the batch's targets, and, if `predictions` is defined, the
@@ -101,11 +102,11 @@ class Model final : public SequenceModel {
   PassOptions passes_;
   ModelSpec spec_;
   WeightSet& weights_;
-  Weight& embedding_;  // [V, D]
+  Weight& embedding_;             // [V, D]
+  std::vector<Moe*> moe_layers_;  // of blocks_, which add themselves
   std::vector<std::unique_ptr<Block>> blocks_;
   Norm final_norm_;
   LanguageHead head_;  // [V, D]; the embedding itself when tied
-  std::vector<Moe*> moe_layers_;
   std::optional<ExchangeWindow> window_;
   Tensor places_;                       // [L, E] i32 of the experts; with a window
   Tensor expert_numbers_;               // [L, slots] i32: which are this rank's; with a window

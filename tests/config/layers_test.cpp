@@ -27,6 +27,14 @@ TEST(LayerPattern, CountsGroupsWindowsAndWidths) {
   EXPECT_EQ(layers_of("3 x (2 x (mla/dense))"), std::vector<LayerSpec>(6, dense));
 }
 
+TEST(LayerPattern, LayersMayHaveASinglePart) {
+  const LayerSpec gqa{{{.kind = kGqa}}}, local{{{.kind = kGqa, .window = 8}}}, moe{{{.kind = kMoe}}},
+      dense{{{.kind = kDense, .hidden = 48}}}, both{{{.kind = kMla}, {.kind = kDense}}};
+  EXPECT_EQ(layers_of("gqa, moe"), (std::vector<LayerSpec>{gqa, moe}));
+  EXPECT_EQ(layers_of("2 x (gqa:8, dense:48), mla/dense, 2 x moe, gqa"),
+            (std::vector<LayerSpec>{local, dense, local, dense, both, moe, moe, gqa}));
+}
+
 TEST(LayerPattern, SaysWhereItCannotBeRead) {
   struct Case {
     const char* pattern;
@@ -37,7 +45,6 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
   for (const Case& c : {
            Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no part of a layer", "write mla, gqa, dense or moe"},
            Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, dense or moe"},
-           Case{"gqa", 4, "\"/\" was expected", "write mixer/feed-forward, such as gqa/moe"},
            Case{"gqa/mla", 5, "\"mla\" is no feed-forward kind", "write dense or moe"},
            Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
            Case{"gqa/mo", 5, "\"mo\" is no feed-forward kind", "write dense or moe"},
@@ -95,7 +102,8 @@ TEST(WithoutPattern, IsTheSameModelOrNone) {
   EXPECT_EQ(same->dense_dim, 48);
   EXPECT_EQ(same->moe.expert_dim, 40);
   EXPECT_EQ(layer_specs(*same), layer_specs(config));
-  for (const char* other : {"gqa/moe, mla/moe", "gqa:4/moe, gqa/moe", "gqa/moe, gqa/dense", "gqa/moe:8, gqa/moe:16"}) {
+  for (const char* other : {"gqa/moe, mla/moe", "gqa:4/moe, gqa/moe", "gqa/moe, gqa/dense", "gqa/moe:8, gqa/moe:16",
+                            "gqa, moe", "gqa/moe, moe", "dense, gqa/moe"}) {
     config.layers = other;
     EXPECT_FALSE(without_pattern(config)) << other;
   }
@@ -137,6 +145,15 @@ TEST(LayersKey, IsChecked) {
   expect_refused("gqa/dense, gqa:8/dense", "",
                  "x.toml:1: model.layers = \"gqa/dense, gqa:8/dense\": the last layer sees all positions",
                  "give it no window");
+  expect_refused("gqa:8, moe, gqa:8, dense", "model.moe.num_experts = 4",
+                 "x.toml:1: model.layers = \"gqa:8, moe, gqa:8, dense\": the last layer sees all positions",
+                 "give it no window");
+  expect_refused("dense, 2 x dense:8", "",
+                 "x.toml:1: model.layers = \"dense, 2 x dense:8\": in no layer do positions see each other",
+                 "write mla or gqa in some layer");
+  expect_refused("gqa, dense", "model.moe.num_experts = 4",
+                 "x.toml:2: model.layers = \"gqa, dense\" with model.moe.num_experts = 4: no layer has experts",
+                 "write moe for dense in some layer, or set model.moe.num_experts = 0");
   expect_refused("gqa/moe", "",
                  "x.toml:1: model.layers = \"gqa/moe\" with model.moe.num_experts = 0: its moe layers have no experts",
                  "set model.moe.num_experts, or write dense for moe");

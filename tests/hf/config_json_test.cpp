@@ -555,6 +555,9 @@ TEST(NearestType, ObstaclesHaveNames) {
       {kDeepseekV3, [](ModelConfig& c) { c.layers = "mla/moe, mla/dense"; }, "model.layers = \"mla/moe, mla/dense\""},
       {kDeepseekV3, [](ModelConfig& c) { c.layers = "2 x (mla:8/moe, mla/moe)"; }, "no windows"},
       {kQwen3Moe, [](ModelConfig& c) { c.layers = "mla/moe, gqa/moe"; }, "one kind of attention"},
+      {kQwen3Moe, [](ModelConfig& c) { c.layers = "gqa, moe"; },
+       "both attention and a feed-forward part in every layer"},
+      {kDeepseekV3, [](ModelConfig& c) { c.layers = "dense, mla/moe"; }, "model.layers = \"dense, mla/moe\""},
       {kDeepseekV3, [](ModelConfig& c) { c.mla.norm_eps = 1e-5; }, "model.mla.norm_eps"},
       {kDeepseekV3,
        [](ModelConfig& c) {

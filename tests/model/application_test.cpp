@@ -8,6 +8,8 @@
 #include <memory>
 
 #include "model/block.h"
+#include "model/parts/moe.h"
+#include "model/parts/part_kinds.h"
 #include "model/parts/rope_table.h"
 #include "model/small_models.h"
 #include "model/spec/spec.h"
@@ -45,6 +47,7 @@ class SharedParts {
   }
   Tensor stream() { return activations.allocate(DType::kF64, x.shape()); }
   Ops& ops() { return *ops_; }
+  std::unique_ptr<Part> part(size_t layer, size_t idx) { return make_part(layers[layer][idx], weights, routing); }
 
   const ModelConfig config;
   const std::vector<std::vector<LayerPart>> layers;
@@ -58,6 +61,7 @@ class SharedParts {
   Arena activations{"activations"};
   TensorPool pool{DType::kF64, 5};
   WeightSet weights;
+  std::vector<Moe*> routing;  // of the parts that were made
   const Tensor x = pool.normal({kTokens, config.dim}), factors = pool.normal({kTokens, config.dim});
 
  private:
@@ -79,7 +83,6 @@ double dot(const Tensor& a, const Tensor& b) {
 }
 
 // x + part(x), and of that again: sum(factors * y) and its gradients.
-template <class Part>
 void expect_true_gradients_of_two_applications(SharedParts& test, const Part& part, const std::string& prefix) {
   const Pass& pass = test.pass();
   const auto loss = [&] {
@@ -118,32 +121,31 @@ TEST_P(AppliedTwice, LatentAttentionHasTrueGradients) {
   ModelConfig config = base_model();
   config.mla.q_lora_rank = 3;
   SharedParts test(config, GetParam());
-  expect_true_gradients_of_two_applications(test, *make_mixer(test.layers[0].front(), test.weights),
-                                            "layers.0.attention.");
+  expect_true_gradients_of_two_applications(test, *test.part(0, 0), "layers.0.attention.");
 }
 
 TEST_P(AppliedTwice, GroupedQueryAttentionHasTrueGradients) {
   ModelConfig config = base_model();
   config.attention = PartKind::kGqa;
   SharedParts test(config, GetParam());
-  expect_true_gradients_of_two_applications(test, *make_mixer(test.layers[0].front(), test.weights),
-                                            "layers.0.attention.");
+  expect_true_gradients_of_two_applications(test, *test.part(0, 0), "layers.0.attention.");
 }
 
 TEST_P(AppliedTwice, AnMlpHasTrueGradients) {
   SharedParts test(base_model(), GetParam());
-  expect_true_gradients_of_two_applications(test, *make_feed_forward(test.layers[0].back(), test.weights),
-                                            "layers.0.mlp.");
+  expect_true_gradients_of_two_applications(test, *test.part(0, 1), "layers.0.mlp.");
 }
 
 TEST_P(AppliedTwice, ExpertsHaveTrueGradients) {
   SharedParts test(base_model(), GetParam());
   const int64_t num_experts = test.config.moe.num_experts;
-  Moe moe(test.layers[1].back(), test.weights);
-  moe.keep_stats({.counts = test.pool.ints({num_experts}, std::vector<double>(static_cast<size_t>(num_experts))),
-                  .aux_loss = test.pool.zeros({2}),
-                  .entropy = test.pool.zeros({1})});
-  expect_true_gradients_of_two_applications(test, moe, "layers.1.moe.");
+  const std::unique_ptr<Part> moe = test.part(1, 1);
+  ASSERT_EQ(test.routing.size(), 1u);
+  test.routing[0]->keep_stats(
+      {.counts = test.pool.ints({num_experts}, std::vector<double>(static_cast<size_t>(num_experts))),
+       .aux_loss = test.pool.zeros({2}),
+       .entropy = test.pool.zeros({1})});
+  expect_true_gradients_of_two_applications(test, *moe, "layers.1.moe.");
 }
 
 // Of three blocks in a row the first is also the last.
@@ -152,7 +154,7 @@ TEST_P(AppliedTwice, ABlocksGradientsAreReadyAfterTheLast) {
   config.num_dense_layers = config.num_layers;
   SharedParts test(config, GetParam());
   WeightSet& weights = test.weights;
-  const Block shared(test.layers[0], weights), between(test.layers[1], weights);
+  const Block shared(test.layers[0], weights, test.routing), between(test.layers[1], weights, test.routing);
   std::vector<std::vector<double>> when_ready(weights.all().size());
   size_t end = weights.end_of("layers.1.");
   std::vector<size_t> firsts;

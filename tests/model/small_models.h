@@ -75,6 +75,12 @@ inline std::vector<SmallModel> small_models() {
   });
   // Two kinds of mixer with angle tables of their own, a window, and widths by layer.
   add("mla_and_gqa_layers", [](ModelConfig& c) { c.layers = "gqa:2/moe:4, mla/moe, gqa/dense:4"; });
+  // Layers of a single part, and of two beside them; the last is a mixer, or routes.
+  add("single_parts", [](ModelConfig& c) { c.layers = "gqa:2, moe, mla/dense, dense:4, moe:4, mla"; });
+  add("single_parts_tied", [](ModelConfig& c) {
+    c.layers = "dense, gqa, gqa/moe, moe";
+    c.tied_head = true;
+  });
   return models;
 }
 

@@ -60,6 +60,24 @@ TEST(Spec, EachLayerHasItsPartsAndWidths) {
   EXPECT_EQ(shape_of("layers.2.mlp.in"), (Shape{2 * 7, 6}));
 }
 
+TEST(Spec, LayersOfASinglePartHaveItsWeightsAlone) {
+  ModelConfig config = base_model();
+  config.layers = "dense, moe:4, gqa";
+  config.moe.num_shared_experts = 0;
+  const ModelSpec model = describe_model(config);
+  EXPECT_EQ(names_of(model, 0), (std::vector<std::string>{"layers.0.mlp_norm", "layers.0.mlp.in", "layers.0.mlp.out"}));
+  EXPECT_EQ(names_of(model, 1),
+            (std::vector<std::string>{"layers.1.mlp_norm", "layers.1.moe.router", "layers.1.moe.router_bias",
+                                      "layers.1.moe.experts_in", "layers.1.moe.experts_out"}));
+  EXPECT_EQ(names_of(model, 2),
+            (std::vector<std::string>{"layers.2.attention_norm", "layers.2.attention.q", "layers.2.attention.k",
+                                      "layers.2.attention.v", "layers.2.attention.out", "layers.2.attention.q_norm",
+                                      "layers.2.attention.k_norm"}));
+  // Each adds to the stream once: three times, not six.
+  EXPECT_DOUBLE_EQ(std::ranges::find(model.weights, "layers.0.mlp.out", &WeightSpec::name)->init_std,
+                   0.5 / std::sqrt(3.0));
+}
+
 TEST(Spec, OutputsAreScaledByTheNumberOfLayers) {
   ModelConfig config = base_model();
   const auto std_of = [&](const std::string& name) {

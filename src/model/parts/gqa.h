@@ -8,12 +8,13 @@
 #include <optional>
 
 #include "model/parts/linear.h"
-#include "model/parts/mixer.h"
 #include "model/parts/norm.h"
+#include "model/parts/part.h"
+#include "model/spec/part.h"
 
 namespace nmoe {
 
-class GroupedQueryAttention final : public Mixer {
+class GroupedQueryAttention final : public Part {
  public:
   GroupedQueryAttention(const LayerPart& part, WeightSet& weights);
 

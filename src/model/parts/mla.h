@@ -10,12 +10,13 @@
 #include <optional>
 
 #include "model/parts/linear.h"
-#include "model/parts/mixer.h"
 #include "model/parts/norm.h"
+#include "model/parts/part.h"
+#include "model/spec/part.h"
 
 namespace nmoe {
 
-class LatentAttention final : public Mixer {
+class LatentAttention final : public Part {
  public:
   LatentAttention(const LayerPart& part, WeightSet& weights);
 

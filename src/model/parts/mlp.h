@@ -3,13 +3,13 @@
 // T tokens, D model width, F hidden width, W = 2F for SwiGLU (gate | up) or F.
 #pragma once
 
-#include "model/parts/feed_forward.h"
 #include "model/parts/linear.h"
+#include "model/parts/part.h"
 #include "model/spec/mlp.h"
 
 namespace nmoe {
 
-class Mlp final : public FeedForward {
+class Mlp final : public Part {
  public:
   // Of that part, or within it. `prefix`: of its weights' names (describe_mlp). `hidden_as`: the intermediate as which
   // its hidden units are captured.
@@ -17,6 +17,10 @@ class Mlp final : public FeedForward {
 
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
+  void cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*/, Tensor /*slots*/, Tensor residual,
+                      Tensor y) const override {
+    forward(pass, x, residual, y);
+  }
   bool takes_codes() const override { return in_.weight().takes_codes(); }
 
  private:

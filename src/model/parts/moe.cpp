@@ -1,5 +1,6 @@
 #include "model/parts/moe.h"
 
+#include "model/spec/moe.h"
 #include "model/spec/names.h"
 
 namespace nmoe {
@@ -14,7 +15,8 @@ ExchangePass exchange_pass(const Pass& pass) {
 Moe::Moe(const LayerPart& part, WeightSet& weights)
     : config_(part.config),
       layer_(part.layer),
-      expert_dim_(part.spec.hidden),
+      travel_dim_(moe_widths(part).travel),
+      expert_dim_(moe_widths(part).hidden),
       router_(weights, moe_prefix(part) + "router"),
       router_bias_(weights.at(moe_prefix(part) + "router_bias")),
       experts_in_(weights, moe_prefix(part) + "experts_in"),
@@ -217,7 +219,7 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const RowCodes& so
     }
     pass.capture(Intermediate::kExpertHidden, layer_, part.of(kept.hidden), part.count());
   }
-  const Tensor rows_out = pass.push({R, config_.dim});
+  const Tensor rows_out = pass.push({R, travel_dim_});
   for (const RaggedRows& part : kept.routed().parts) {
     experts_out_.forward(ops, part.of(kept.hidden), part.offsets, part.of(rows_out), part.of(hidden_codes));
   }
@@ -277,9 +279,10 @@ Application Moe::forward(const Pass& pass, const CodedRows& coded_x, Tensor resi
 }
 
 // A few tokens are routed at once: steps of generation are many short operations.
-void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) const {
+void Moe::cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*/, Tensor /*slots*/, Tensor residual,
+                         Tensor y) const {
   Ops& ops = pass.ops;
-  const int64_t T = x.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
+  const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, F = expert_dim_,
                 W = pre_activation_width(config_.activation, F), R = T * K;
   const Tensor logits = pass.push_stat({T, E}), row_weight = pass.push_stat({R});
   const MoePlan plan{
@@ -298,7 +301,7 @@ void Moe::cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) 
   } else if (residual.raw() != y.raw()) {
     ops.copy({.source = residual, .destination = y});
   }
-  const Tensor hidden = pass.push({R, F}), rows_out = pass.push({R, D});
+  const Tensor hidden = pass.push({R, F}), rows_out = pass.push({R, travel_dim_});
   experts_in_.forward_activation(ops, {.kind = config_.activation,
                                        .x = OperandRows(x, plan.token_of),
                                        .w = {},
@@ -316,8 +319,7 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Code
   const ArenaScope scope(pass.activations);
   Kept kept = of.as<Kept>();
   RoutedExchange& exchange = *kept.exchange;
-  const int64_t T = dy.dim(0), D = config_.dim, E = config_.moe.num_experts, K = config_.moe.top_k,
-                R = kept.routed().capacity;
+  const int64_t T = dy.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, R = kept.routed().capacity;
 
   // What was not kept. The router's decisions always are: rows go where they went.
   if (pass.drops_pre()) kept.pre = pass.push(kept.pre.shape());
@@ -344,7 +346,7 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Code
   exchange.begin_combine_backward(exchange_pass(pass), sent(pass, coded_dy),
                                   wants_tokens ? sent(pass, x) : CodedRows({}), wants_tokens ? kept.weights : Tensor());
   if (shared_) shared_->backward(pass, kept.shared, x, coded_dy, dx);
-  ExpertGradients gradients{.dy = {}, .drows = pass.push({R, D}), .drow_weight = pass.push_stat({R})};
+  ExpertGradients gradients{.dy = {}, .drows = pass.push({R, travel_dim_}), .drow_weight = pass.push_stat({R})};
   const ArrivedRows arrived = exchange.end_combine_backward(exchange_pass(pass), gradients.drows);
   gradients.dy = arrived.rows;
   gradients.source_codes = codes_of(arrived, coded_dy);

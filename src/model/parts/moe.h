@@ -1,8 +1,9 @@
 // Mixture of experts (DeepSeekMoE, arXiv 2401.06066; router of DeepSeek-V3, arXiv 2412.19437): a token passes its
 // top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is processed.
 //
-// T tokens, D model width, E routed experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the
-// routing uses a part: rdep/routed_rows.h), F expert width, W pre-activation width.
+// T tokens, D width of the stream, L width of rows that travel (travelling_width in model/spec/moe.h), E routed
+// experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the routing uses a part:
+// rdep/routed_rows.h), F expert width, W pre-activation width.
 #pragma once
 
 #include <array>
@@ -23,13 +24,14 @@ struct RouterStats {
   Tensor entropy;   // [1] f64 sum over tokens, nats
 };
 
-class Moe final : public FeedForward {
+class Moe final : public Part {
  public:
   Moe(const LayerPart& part, WeightSet& weights);
 
   Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
   // Requires all experts to be on this rank.
-  void cached_forward(const Pass& pass, Tensor x, Tensor residual, Tensor y) const override;
+  void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
+                      Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
   bool takes_codes() const override {
     return wire_ == RowFormat::kFp8 || experts_in_.weight().takes_codes() || (shared_ && shared_->takes_codes());
@@ -56,7 +58,7 @@ class Moe final : public FeedForward {
   RouterLoss loss(const Pass& pass) const;
   // N rows on their way through the experts.
   struct ExpertPass {
-    OperandRows rows;                                   // [N, D]
+    OperandRows rows;                                   // [N, L]
     Tensor row_weight;                                  // [N]
     Tensor pre;                                         // [N, W]
     Tensor hidden;                                      // [N, F]; undefined if codes suffice
@@ -70,8 +72,8 @@ class Moe final : public FeedForward {
     RowCodes source_codes = {};                         // of the rows' source, if it has codes
   };
   struct ExpertGradients {
-    OperandRows dy;              // [N, D] of the experts' outputs; may lie in drows
-    Tensor drows;                // [N, D] of the rows
+    OperandRows dy;              // [N, L] of the experts' outputs; may lie in drows
+    Tensor drows;                // [N, L] of the rows
     Tensor drow_weight;          // [N]
     RowCodes source_codes = {};  // of dy's source, if it has codes
   };
@@ -82,7 +84,7 @@ class Moe final : public FeedForward {
     Tensor weights;  // [T, K]
     std::shared_ptr<RoutedExchange> exchange;
     Tensor row_weight;                        // [R] weights dispatched
-    OperandRows rows;                         // [R, D] x dispatched
+    OperandRows rows;                         // [R, L] x dispatched
     Tensor pre;                               // [R, W]
     RowCodes pre_codes;                       // [R, W], if they wait for backward instead of pre
     Tensor hidden;                            // [R, F], times row_weight; undefined if hidden_columns are kept instead
@@ -123,12 +125,13 @@ class Moe final : public FeedForward {
 
   const ModelConfig& config_;
   int64_t layer_;
+  int64_t travel_dim_;  // L
   int64_t expert_dim_;  // F
   RowFormat wire_ = RowFormat::kDevice;
   Linear router_;              // [E, D]
   Weight& router_bias_;        // [E], selection only
-  GroupedLinear experts_in_;   // [E, W, D]
-  GroupedLinear experts_out_;  // [E, D, F]
+  GroupedLinear experts_in_;   // [E, W, L]
+  GroupedLinear experts_out_;  // [E, L, F]
   std::unique_ptr<TokenExchange> exchange_;
   std::optional<Mlp> shared_;
   RouterStats stats_;

@@ -1,0 +1,56 @@
+// A part of a layer with its norm and its way into the residual stream, pre-norm: x + part(norm(x)).
+//
+// T tokens, D width of the stream.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/parts/norm.h"
+#include "model/parts/part.h"
+#include "model/spec/part.h"
+#include "model/weight.h"
+
+namespace nmoe {
+
+class Moe;
+
+class ResidualBranch {
+ public:
+  // As make_part (model/parts/part_kinds.h).
+  ResidualBranch(const LayerPart& part, WeightSet& weights, std::vector<Moe*>& routing);
+
+  // What one application keeps for its backward.
+  struct Kept {
+    Norm::Kept norm;
+    Tensor normed;  // [T, D]
+    Application part;
+  };
+
+  // Returns x + part(norm(x)), [T, D] on the activation stack; kept =.
+  Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
+  // x += part(norm(x)), in generation (model/parts/part.h).
+  void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots) const;
+  // Of an application. dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that
+  // of x, with its codes in pass.gradient_codes if `leaves_codes`.
+  void backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;
+
+  // Whether codes of the output's gradient are used.
+  bool takes_codes() const { return part_->takes_codes(); }
+  bool is_mixer() const { return is_mixer_; }
+  const WeightRange& weights() const { return weights_; }  // the norm's and the part's
+
+ private:
+  // [T, D] for a norm's output.
+  static Tensor push_normed(const Pass& pass, Tensor x) {
+    return pass.normed.defined() ? pass.normed : pass.push(x.shape());
+  }
+
+  int64_t layer_;
+  bool is_mixer_;
+  WeightRange weights_;
+  Norm norm_;
+  std::unique_ptr<Part> part_;
+};
+
+}  // namespace nmoe
