@@ -247,7 +247,11 @@ class Cases {
           y(w.act({size.T, size.D})),
           dx(w.empty({size.T, size.D})),
           batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .positions = {}},
-          pass{.ops = w.ops(), .activations = w.arena(), .batch = batch, .rope = rope, .scale = {}} {
+          pass{.ops = w.ops(),
+               .activations = w.arena(),
+               .batch = batch,
+               .rope = rope,
+               .keep = Keep(w.ops(), w.arena())} {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);
       for (Weight* weight : moe.expert_weights()) {
@@ -276,9 +280,9 @@ class Cases {
     }
     void backward() { moe.backward(pass, applied, x, coded(y), dx); }
     // With their codes, where there are any: as norms leave them in a model.
-    CodedRows coded(Tensor rows) {
+    Rows coded(Tensor rows) {
       if (codes.defined()) pass.ops.quantize(quantize_rows(rows, codes));
-      return {rows, codes};
+      return {OperandRows(rows), codes};
     }
 
     LayerPart part() const {

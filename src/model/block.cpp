@@ -17,13 +17,11 @@ Tensor Block::forward(const Pass& pass, Tensor x, Kept& kept) const {
   if (pass.in_step()) {
     for (const ResidualBranch& branch : branches_) weights_.begin_application(branch.weights());
   }
-  if (!pass.drops(Recompute::kBlocks)) return run(pass, x, kept);
+  if (pass.keep.form(Site::kBlock) != KeptAs::kNothing) return run(pass, x, kept);
   const Tensor out = pass.push(x.shape());
   const ArenaScope scope(pass.activations);
-  Pass forward_alone = pass.keeping_all();
-  forward_alone.saved = RowFormat::kDevice;  // nothing waits for backward
   Kept dropped;
-  pass.ops.copy({.source = run(forward_alone, x, dropped), .destination = out});
+  pass.ops.copy({.source = run(pass.alone(), x, dropped), .destination = out});
   return out;
 }
 
@@ -31,16 +29,16 @@ void Block::cached_forward(const Pass& pass, Tensor x, std::span<const PartState
   for (size_t i = 0; i < branches_.size(); ++i) branches_[i].cached_forward(pass, x, states[i], slots);
 }
 
-void Block::backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const {
+void Block::backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const {
   const ArenaScope scope(pass.activations);
-  if (!pass.drops(Recompute::kBlocks)) return run_backward(pass, kept, dx, leaves_codes);
+  if (pass.keep.form(Site::kBlock) != KeptAs::kNothing) return run_backward(pass, kept, dx, leaves_codes);
   Kept again;
   run(pass.once_more(), kept.input, again);
-  run_backward(pass.keeping_all(), again, dx, leaves_codes);
+  run_backward(pass.after_once_more(), again, dx, leaves_codes);
 }
 
-void Block::run_backward(const Pass& pass, const Kept& kept, const CodedRows& coded_dx, bool leaves_codes) const {
-  CodedRows dx = coded_dx;
+void Block::run_backward(const Pass& pass, const Kept& kept, const Rows& given, bool leaves_codes) const {
+  Rows dx = given;
   for (size_t i = branches_.size(); i-- > 0;) {
     const ResidualBranch& branch = branches_[i];
     // Sums of gradients begin here, where no tokens travel while the mixer works.
@@ -48,7 +46,7 @@ void Block::run_backward(const Pass& pass, const Kept& kept, const CodedRows& co
     const bool leaves = i > 0 ? branches_[i - 1].takes_codes() : leaves_codes;
     branch.backward(pass, kept.branches[i], dx, leaves);
     weights_.end_application(branch.weights());
-    dx = {dx.rows, leaves ? pass.gradient_codes : RowCodes{}};
+    dx = {dx.values, leaves ? pass.keep.quantised_gradient() : RowCodes{}};
   }
 }
 

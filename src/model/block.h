@@ -22,21 +22,21 @@ class Block {
     std::vector<ResidualBranch::Kept> branches;
   };
 
-  // x [T, D] must live until backward (pass.recompute determines what else is kept); kept =. Returns the block's
+  // x [T, D] must live until backward (pass.keep determines what else does); kept =. Returns the block's
   // output, [T, D] on the activation stack.
   Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
   // The same in generation (model/parts/part.h), with the states of each part; x becomes the output.
   void cached_forward(const Pass& pass, Tensor x, std::span<const PartStates> states, Tensor slots) const;
-  // Of an application. dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that
-  // of the input, with its codes in pass.gradient_codes if `leaves_codes`.
-  void backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;
-  // Whether codes of the output's gradient are used.
+  // Of an application. dx [T, D]: on entry the gradient of the output, quantised or not; on return that of the input,
+  // quantised as well, in pass.keep's memory, if `leaves_codes`.
+  void backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;
+  // Whether the output's gradient is read in FP8.
   bool takes_codes() const { return branches_.back().takes_codes(); }
 
  private:
   Tensor run(const Pass& pass, Tensor x, Kept& kept) const;
   // Backward of a run().
-  void run_backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;
+  void run_backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;
 
   WeightSet& weights_;
   std::vector<ResidualBranch> branches_;

@@ -123,6 +123,7 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
           .activations = activations,
           .batch = batch,
           .rope = rope_,
+          .keep = Keep(ops_, activations),
           .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .loss = {}}};
 }
 
@@ -143,15 +144,9 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.watchers = watchers;
   const Shape stream({batch.num_tokens(), config_.dim});
 
-  pass.recompute = passes_.recompute;
-  pass.saved = passes_.saved;
-  const bool keeps_norms = !pass.drops(Recompute::kNorms) || pass.drops(Recompute::kBlocks);
-  if (!keeps_norms) pass.normed = pass.push(stream);
   const auto has_codes = [](const Weight& weight) { return weight.codes.defined(); };
-  if (passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes)) {
-    pass.normed_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
-    pass.gradient_codes = push_row_codes(activations, batch.num_tokens(), config_.dim);
-  }
+  pass.keep = Keep(ops_, activations, {.recompute = passes_.recompute, .saved = passes_.saved});
+  pass.keep.begin(stream, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
   const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");
   const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, weights_.all().size()};
   weights_.begin_application(before_blocks);
@@ -161,26 +156,27 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
   pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   std::vector<Block::Kept> kept(blocks_.size());
-  std::vector<int64_t> marks;  // activations below a mark belong to earlier layers
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    marks.push_back(activations.mark());
     x = blocks_[layer]->forward(pass, x, kept[layer]);
+    pass.keep.end_forward();
   }
-  marks.push_back(activations.mark());
   const Tensor normed = pass.push(stream);
   const Norm::Kept kept_by_norm = final_norm_.forward(pass, x, normed);
   pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
 
   head_.forward_backward(pass, normed, passes_.objectives, losses, dx);
   pass.capture(Intermediate::kLosses, kNoLayer, losses);
-  RowCodes dx_codes = blocks_.back()->takes_codes() ? pass.gradient_codes : RowCodes{};
-  final_norm_.backward(pass, kept_by_norm, dx, dx, /*accumulate=*/false, dx_codes);
+  const auto gradient = [&](bool quantised) {
+    return Rows(dx, quantised ? pass.keep.quantised_gradient() : RowCodes{});
+  };
+  Rows dstream = gradient(blocks_.back()->takes_codes());
+  final_norm_.backward(pass, kept_by_norm, dx, dstream);
   weights_.end_application(after_blocks);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
-    activations.rewind(marks[layer + 1]);
+    pass.keep.before_backward();
     const bool leaves_codes = layer > 0 && blocks_[layer - 1]->takes_codes();
-    blocks_[layer]->backward(pass, kept[layer], {dx, dx_codes}, leaves_codes);
-    dx_codes = leaves_codes ? pass.gradient_codes : RowCodes{};
+    blocks_[layer]->backward(pass, kept[layer], dstream, leaves_codes);
+    dstream = gradient(leaves_codes);
   }
   ops_.embedding_backward({.ids = batch.tokens, .dy = dx, .dtable = embedding_.grad_to_add_to(ops_)});
   weights_.end_application(before_blocks);

@@ -24,7 +24,7 @@ namespace nmoe {
 struct PassOptions {
   Recompute recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
   RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
-  RowFormat saved = RowFormat::kDevice;    // Pass::saved, of forward_backward
+  RowFormat saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
   Objectives objectives = {{&kNextToken}};
 };
 

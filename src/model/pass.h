@@ -8,7 +8,7 @@
 #include "config/config.h"
 #include "model/batch.h"
 #include "model/intermediate.h"
-#include "ops/coded_rows.h"
+#include "model/keep.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
 
@@ -53,42 +53,29 @@ struct Pass {
   Arena& activations;
   const Batch& batch;
   const RopeTables& rope;
-  StepScale scale;
+  Keep keep;  // what waits for backward
+  StepScale scale = {};
   bool statistics = true;  // whether routers keep statistics, and add auxiliary losses
   Watchers watchers = {};
-  Recompute recompute = Recompute::kNone;
-  // The format in which pre-activations of MLPs and experts wait for backward. In FP8, backward works on the values
-  // that their codes stand for, makes hidden units of them again, and none are kept; forward is the same.
-  RowFormat saved = RowFormat::kDevice;
-  // If backward recomputes norms: [T, D], shared by the outputs of all norms. Forward writes a norm's output there for
-  // the layer that reads it next; backward writes it again.
-  Tensor normed = {};
-  // If weights are in FP8, or rows are sent to experts as codes: [T, D] each, shared by all blocks: codes of the last
-  // norm's output, and of the gradient of the residual stream.
-  RowCodes normed_codes = {}, gradient_codes = {};
 
   // Whether it belongs to a step, so that backward follows.
   bool in_step() const { return scale.loss.defined(); }
-  // Whether forward drops, and backward recomputes, what `level` names.
-  bool drops(Recompute level) const { return recompute >= level; }
-  // Whether codes of pre-activations are kept for backward, instead of their values and of hidden units.
-  bool saves_codes() const { return saved == RowFormat::kFp8; }
-  // Whether forward makes and keeps these codes; where pre-activations are dropped, backward makes them.
-  bool keeps_pre_codes() const { return saves_codes() && !drops(Recompute::kExperts); }
-  // Whether the values of pre-activations, or of hidden units, are not kept.
-  bool drops_pre() const { return drops(Recompute::kExperts) || saves_codes(); }
-  bool drops_hidden() const { return drops(Recompute::kNorms) || saves_codes(); }
-  // The same pass, but keeping everything.
-  Pass keeping_all() const {
+  // For a forward of which nothing waits for backward.
+  Pass alone() const {
     Pass pass = *this;
-    pass.recompute = Recompute::kNone;
+    pass.keep = keep.alone();
     return pass;
   }
-  // For recomputing a forward: keeps everything, without statistics and watchers.
+  // For a forward that is made again, without statistics and watchers, and for the backward that follows it.
   Pass once_more() const {
-    Pass pass = keeping_all();
+    Pass pass = after_once_more();
     pass.statistics = false;
     pass.watchers = {};
+    return pass;
+  }
+  Pass after_once_more() const {
+    Pass pass = *this;
+    pass.keep = keep.again();
     return pass;
   }
 

@@ -14,10 +14,11 @@ ResidualBranch::ResidualBranch(const LayerPart& part, WeightSet& weights, std::v
 
 Tensor ResidualBranch::forward(const Pass& pass, Tensor x, Kept& kept) const {
   const Tensor y = pass.push(x.shape());
-  kept.normed = push_normed(pass, x);
-  const RowCodes codes = takes_codes() ? pass.normed_codes : RowCodes{};
-  kept.norm = norm_.forward(pass, x, kept.normed, codes);
-  kept.part = part_->forward(pass, {kept.normed, codes}, x, y);
+  kept.normed = pass.keep.put(Site::kNormOutput, x.shape());
+  Rows normed = pass.keep.with_values(kept.normed);
+  if (takes_codes()) normed.quantised = pass.keep.quantised_norm();
+  kept.norm = norm_.forward(pass, x, normed);
+  kept.part = part_->forward(pass, normed, x, y);
   pass.capture(is_mixer_ ? Intermediate::kMixerOut : Intermediate::kFeedForwardOut, layer_, y);
   return y;
 }
@@ -29,13 +30,14 @@ void ResidualBranch::cached_forward(const Pass& pass, Tensor x, const PartStates
   part_->cached_forward(pass, normed, states, slots, x, x);
 }
 
-void ResidualBranch::backward(const Pass& pass, const Kept& kept, const CodedRows& coded_dx, bool leaves_codes) const {
+void ResidualBranch::backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const {
   const ArenaScope scope(pass.activations);
-  const Tensor dx = coded_dx.rows, dnormed = pass.push(dx.shape());
-  if (pass.normed.defined()) norm_.forward_again(pass, kept.norm, kept.normed);
-  part_->backward(pass, kept.part, kept.normed, coded_dx, dnormed);
+  const Tensor dnormed = pass.push(dx.tensor().shape()), normed = pass.keep.get(kept.normed).tensor();
+  if (!kept.normed.wait()) norm_.forward_again(pass, kept.norm, normed);
+  part_->backward(pass, kept.part, normed, dx, dnormed);
   pass.capture(is_mixer_ ? Intermediate::kMixerGradient : Intermediate::kFeedForwardGradient, layer_, dnormed);
-  norm_.backward(pass, kept.norm, dnormed, dx, /*accumulate=*/true, leaves_codes ? pass.gradient_codes : RowCodes{});
+  const RowCodes quantised = leaves_codes ? pass.keep.quantised_gradient() : RowCodes{};
+  norm_.backward(pass, kept.norm, dnormed, {dx.values, quantised}, /*accumulate=*/true);
 }
 
 }  // namespace nmoe

@@ -23,7 +23,7 @@ class ResidualBranch {
   // What one application keeps for its backward.
   struct Kept {
     Norm::Kept norm;
-    Tensor normed;  // [T, D]
+    KeptRows normed;  // [T, D]
     Application part;
   };
 
@@ -31,21 +31,16 @@ class ResidualBranch {
   Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
   // x += part(norm(x)), in generation (model/parts/part.h).
   void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots) const;
-  // Of an application. dx [T, D]: on entry the gradient of the output, with its codes if there are any; on return that
-  // of x, with its codes in pass.gradient_codes if `leaves_codes`.
-  void backward(const Pass& pass, const Kept& kept, const CodedRows& dx, bool leaves_codes) const;
+  // Of an application. dx [T, D]: on entry the gradient of the output, quantised or not; on return that of x, quantised
+  // as well, in pass.keep's memory, if `leaves_codes`.
+  void backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;
 
-  // Whether codes of the output's gradient are used.
+  // Whether the output's gradient is read in FP8.
   bool takes_codes() const { return part_->takes_codes(); }
   bool is_mixer() const { return is_mixer_; }
   const WeightRange& weights() const { return weights_; }  // the norm's and the part's
 
  private:
-  // [T, D] for a norm's output.
-  static Tensor push_normed(const Pass& pass, Tensor x) {
-    return pass.normed.defined() ? pass.normed : pass.push(x.shape());
-  }
-
   int64_t layer_;
   bool is_mixer_;
   WeightRange weights_;

@@ -58,16 +58,6 @@ RowCodes Weight::push_codes(Arena& activations, int64_t num_rows, int64_t width)
   return takes_codes() ? push_row_codes(activations, num_rows, width) : RowCodes{};
 }
 
-ColumnCodes Weight::push_columns(Arena& activations, int64_t num_rows, int64_t width, int64_t num_groups) const {
-  if (!rounds_gradient_in_fp8()) return {};
-  constexpr int64_t n = block_size(OperandFormat::kFp8);
-  const int64_t blocks = num_rows / n + num_groups;
-  ColumnCodes columns;
-  columns.values = activations.allocate(DType::kU8, {blocks, width, n});
-  columns.scales = activations.allocate(DType::kU8, {blocks, width});
-  return columns;
-}
-
 void Weight::measure_rows(Ops& ops, Measured operand, const OperandRows& rows, Tensor offsets) {
   const Tensor& x = rows.source;
   // Every token is picked as often as every other: without scales of experts, shares are those of each once.

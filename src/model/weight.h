@@ -15,8 +15,8 @@
 #include "model/rank_share.h"
 #include "model/spec/flat_weights.h"
 #include "model/spec/weights.h"
-#include "ops/coded_rows.h"
 #include "ops/ops.h"
+#include "ops/rows.h"
 #include "tensor/arena.h"
 
 namespace nmoe {
@@ -105,9 +105,6 @@ class Weight {
   void measure_gradient(Ops& ops, const OperandRows& dy, Tensor value, Tensor offsets = {});
   // Memory for the codes of rows [N, width] that are multiplied with this weight; undefined if products use none.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const;
-  // Memory for the codes of such rows' columns, in groups, which the weight's gradient uses; undefined if it is not
-  // computed from FP8 operands.
-  ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width, int64_t num_groups) const;
   // Whether products currently use codes of rows.
   bool takes_codes() const { return codes.defined() && !in_act; }
   // Whether the weight's gradient currently uses codes of columns.

@@ -17,8 +17,8 @@
 #include <functional>
 #include <memory>
 
-#include "ops/coded_rows.h"
 #include "ops/ops.h"
+#include "ops/rows.h"
 #include "rdep/routed_rows.h"
 #include "rdep/statistics.h"
 #include "rdep/window.h"
@@ -60,22 +60,22 @@ class RoutedExchange {
   const RoutedRows& routed() const { return routed_; }
 
   // Sends tokens x [T, D] and their gate weights [T, K] stat to the experts: returns the rows [R, D], which are picked
-  // from x or are in memory that end_dispatch() pushes; row_weight [R] stat =. If x has codes, these are sent, and the
-  // rows are the values that they encode, for this rank's own tokens too. Through one window, either everything that is
-  // dispatched has codes, or nothing has.
-  virtual void begin_dispatch(const ExchangePass& pass, const CodedRows& x, Tensor weights) = 0;
-  virtual ArrivedRows end_dispatch(const ExchangePass& pass, Tensor row_weight) = 0;
+  // from x or are in memory that end_dispatch() pushes; row_weight [R] stat =. Where tokens travel in FP8 they are
+  // quantised first, if x is not yet, and the rows are the values that the quantised ones stand for, for this rank's
+  // own tokens too. Rows are quantised as well, until something is begun again, where their source is, or where they
+  // came so and products use it.
+  virtual void begin_dispatch(const ExchangePass& pass, const Rows& x, Tensor weights) = 0;
+  virtual Rows end_dispatch(const ExchangePass& pass, Tensor row_weight) = 0;
   // y [T, D] =, with accumulate +=, each token's sum over its rows [R, D], then over those in each chunk of overflow,
   // rounded after each chunk. The overflow's memory may be that of `rows`.
   virtual void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate,
                        const OverflowWork& overflow) = 0;
 
-  // The gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or are in drows [R, D]; with codes as in
+  // The gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or are in drows [R, D]; quantised as in
   // dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined if backward has
   // dispatched once more.
-  virtual void begin_combine_backward(const ExchangePass& pass, const CodedRows& dy, const CodedRows& x,
-                                      Tensor weights) = 0;
-  virtual ArrivedRows end_combine_backward(const ExchangePass& pass, Tensor drows) = 0;
+  virtual void begin_combine_backward(const ExchangePass& pass, const Rows& dy, const Rows& x, Tensor weights) = 0;
+  virtual Rows end_combine_backward(const ExchangePass& pass, Tensor drows) = 0;
   // The gradients of dispatch: dx [T, D] =, with accumulate +=, from drows [R, D]; dweights [T, K] stat = from
   // drow_weight [R] stat. Overflow as in combine(); its memory may be that of drows and drow_weight.
   virtual void begin_dispatch_backward(const ExchangePass& pass, Tensor drows, Tensor drow_weight) = 0;
@@ -89,15 +89,27 @@ class RoutedExchange {
 // A layer's exchange. It keeps nothing of a pass.
 class TokenExchange {
  public:
+  explicit TokenExchange(RowFormat wire) : wire_(wire) {}
+  TokenExchange(const TokenExchange&) = delete;
+  TokenExchange& operator=(const TokenExchange&) = delete;
   virtual ~TokenExchange() = default;
+  // The form in which tokens travel.
+  RowFormat wire() const { return wire_; }
   // Plans where each copy goes: top_idx [T, K] i32 are the experts of the tokens. counts [E] i32 += the copies of each
   // expert (undefined: not wanted).
   virtual std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const = 0;
+
+ private:
+  RowFormat wire_;
 };
+
+// Those rows quantised, in memory of the activations arena unless they are already.
+RowCodes quantised(const ExchangePass& pass, const Rows& x);
 
 // For experts that are all on this rank. They read tokens where those lie; combine sums a token's K rows in the order
 // of its choices. R = T * K: each copy has a row, and there is no overflow.
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts);
+// `wire`: the form in which tokens would travel.
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, RowFormat wire = RowFormat::kDevice);
 
 // A layer's exchange through `window`, which has to outlive it. `layer`: its index in the model, for messages. places
 // [E] i32, as ExchangePlan::placement, is read in every pass; `stats`, this rank's of the layer, may be undefined. Rows

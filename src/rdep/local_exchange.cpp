@@ -5,8 +5,9 @@ namespace {
 
 class LocalRouting final : public RoutedExchange {
  public:
-  LocalRouting(const ExchangePass& pass, int64_t num_experts, Tensor top_idx, Tensor counts)
-      : plan_{.offsets = pass.activations.allocate(DType::kI32, {num_experts + 1}),
+  LocalRouting(const ExchangePass& pass, int64_t num_experts, RowFormat wire, Tensor top_idx, Tensor counts)
+      : wire_(wire),
+        plan_{.offsets = pass.activations.allocate(DType::kI32, {num_experts + 1}),
               .row_of = pass.activations.allocate(DType::kI32, top_idx.shape()),
               .token_of = pass.activations.allocate(DType::kI32, {top_idx.num_elements()})} {
     const int64_t capacity = top_idx.num_elements();
@@ -15,8 +16,11 @@ class LocalRouting final : public RoutedExchange {
         .capacity = capacity, .parts = {{.begin = 0, .end = capacity, .offsets = plan_.offsets}}, .overflow = {}};
   }
 
-  void begin_dispatch(const ExchangePass&, const CodedRows& x, Tensor weights) override { x_ = x, weights_ = weights; }
-  ArrivedRows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
+  void begin_dispatch(const ExchangePass& pass, const Rows& x, Tensor weights) override {
+    begin(pass, x);
+    weights_ = weights;
+  }
+  Rows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
     pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
     return rows_begun(pass);
   }
@@ -26,8 +30,10 @@ class LocalRouting final : public RoutedExchange {
 
   // Combine is a sum, whose gradient goes to each of its terms: a dispatch. Dispatch makes copies, whose gradients are
   // summed: a combine.
-  void begin_combine_backward(const ExchangePass&, const CodedRows& dy, const CodedRows&, Tensor) override { x_ = dy; }
-  ArrivedRows end_combine_backward(const ExchangePass& pass, Tensor) override { return rows_begun(pass); }
+  void begin_combine_backward(const ExchangePass& pass, const Rows& dy, const Rows&, Tensor) override {
+    begin(pass, dy);
+  }
+  Rows end_combine_backward(const ExchangePass& pass, Tensor) override { return rows_begun(pass); }
   void begin_dispatch_backward(const ExchangePass&, Tensor drows, Tensor drow_weight) override {
     rows_ = drows, weights_ = drow_weight;
   }
@@ -38,27 +44,32 @@ class LocalRouting final : public RoutedExchange {
   }
 
  private:
+  void begin(const ExchangePass& pass, const Rows& x) {
+    x_ = x;
+    if (wire_ == RowFormat::kFp8) x_.quantised = quantised(pass, x);
+  }
   // The rows of experts, in the tokens that were begun.
-  ArrivedRows rows_begun(const ExchangePass& pass) const {
-    Tensor tokens = x_.rows;
-    if (x_.codes.defined()) {
-      tokens = pass.activations.allocate(pass.ops.compute_dtype(), x_.rows.shape());
-      pass.ops.widen_rows({.codes = x_.codes, .x = tokens});
+  Rows rows_begun(const ExchangePass& pass) const {
+    Tensor tokens = x_.tensor();
+    if (wire_ == RowFormat::kFp8) {
+      tokens = pass.activations.allocate(pass.ops.compute_dtype(), tokens.shape());
+      pass.ops.widen_rows({.codes = x_.quantised, .x = tokens});
     }
-    return {.rows = {tokens, plan_.token_of, plan_.row_of}, .codes = x_.codes};
+    return {OperandRows(tokens, plan_.token_of, plan_.row_of), x_.quantised};
   }
 
+  const RowFormat wire_;
   const MoePlan plan_;
-  CodedRows x_{Tensor()};  // what was begun
+  Rows x_;  // what was begun
   Tensor rows_, weights_;
 };
 
 class LocalExchange final : public TokenExchange {
  public:
-  explicit LocalExchange(int64_t num_experts) : num_experts_(num_experts) {}
+  LocalExchange(int64_t num_experts, RowFormat wire) : TokenExchange(wire), num_experts_(num_experts) {}
 
   std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const override {
-    return std::make_unique<LocalRouting>(pass, num_experts_, top_idx, counts);
+    return std::make_unique<LocalRouting>(pass, num_experts_, wire(), top_idx, counts);
   }
 
  private:
@@ -67,8 +78,15 @@ class LocalExchange final : public TokenExchange {
 
 }  // namespace
 
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts) {
-  return std::make_unique<LocalExchange>(num_experts);
+RowCodes quantised(const ExchangePass& pass, const Rows& x) {
+  if (x.quantised.defined()) return x.quantised;
+  const RowCodes made = push_row_codes(pass.activations, x.tensor().dim(0), x.tensor().dim(1));
+  pass.ops.quantize(quantize_rows(x.tensor(), made));
+  return made;
+}
+
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, RowFormat wire) {
+  return std::make_unique<LocalExchange>(num_experts, wire);
 }
 
 }  // namespace nmoe

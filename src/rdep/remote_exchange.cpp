@@ -37,8 +37,11 @@ class RemoteRouting final : public RoutedExchange {
         {.top_idx = top_idx, .plan = sent_, .counts = counts, .traffic = counts.defined() ? stats_.traffic : Tensor()});
     routed_.capacity = capacity;
     for (int64_t i = 0; i < num_parts; ++i) {
-      const RaggedRows& rows = routed_.parts.emplace_back(RaggedRows{
-          .begin = capacity / num_parts * i, .end = capacity / num_parts * (i + 1), .offsets = push_i32({U + 1})});
+      const RaggedRows& rows = routed_.parts.emplace_back(RaggedRows{.begin = capacity / num_parts * i,
+                                                                     .end = capacity / num_parts * (i + 1),
+                                                                     .part = i,
+                                                                     .num_parts = num_parts,
+                                                                     .offsets = push_i32({U + 1})});
       parts_.push_back({.first_rank = i,
                         .num_ranks = W / num_parts,
                         .rows = rows,
@@ -61,20 +64,21 @@ class RemoteRouting final : public RoutedExchange {
     }
   }
 
-  void begin_dispatch(const ExchangePass& pass, const CodedRows& x, Tensor weights) override {
+  void begin_dispatch(const ExchangePass& pass, const Rows& x, Tensor weights) override {
     inbox_ = &window_.next_inbox();
+    const Rows sent = travelling(pass, x);
     begin_moving(pass, Transfer::kDispatch, [&](Ops& ops) {
       transport_.put(ops, TokensToSend{.plan = sent_,
-                                       .x = plain(x),
+                                       .x = sent.tensor(),
                                        .top_idx = top_idx_,
                                        .weights = weights,
                                        .inbox = *inbox_,
                                        .max_blocks = kBlocksBeside,
-                                       .codes = x.codes});
+                                       .codes = sent.quantised});
       meet(pass, ops, Transfer::kDispatch);
     });
   }
-  ArrivedRows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
+  Rows end_dispatch(const ExchangePass& pass, Tensor row_weight) override {
     Ops& ops = pass.ops;
     const Tensor rows = pass.activations.allocate(ops.compute_dtype(), {window_.expert_rows().kept, window_.width()});
     end_moving(pass, Transfer::kDispatch);
@@ -96,7 +100,7 @@ class RemoteRouting final : public RoutedExchange {
     for (const Part& part : parts_) gather_weights(ops, part, inbox, row_weight);
     for (const Part& part : parts_) gather(ops, part, inbox, rows, window_.row_codes());
     arrived_ = &inbox;
-    return {rows, window_.row_codes()};
+    return {OperandRows(rows), window_.row_codes()};
   }
 
   void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate,
@@ -112,37 +116,37 @@ class RemoteRouting final : public RoutedExchange {
   }
 
   // As on one rank, a sum's gradient is a dispatch, and that of copies a sum.
-  void begin_combine_backward(const ExchangePass& pass, const CodedRows& dy, const CodedRows& x,
-                              Tensor weights) override {
-    const bool again = !chunks_.empty() && x.rows.defined();
+  void begin_combine_backward(const ExchangePass& pass, const Rows& dy, const Rows& x, Tensor weights) override {
+    const bool again = !chunks_.empty() && x.has_values();
+    const Rows sent = travelling(pass, dy), sent_again = again ? travelling(pass, x) : Rows();
     // Both inboxes are free: everybody came to the barrier of a return since they were read.
     if (again) arrived_ = &window_.next_inbox();
     inbox_ = &window_.next_inbox();
     begin_moving(pass, Transfer::kCombineBackward, [&](Ops& ops) {
       if (again) {
         transport_.put(ops, TokensToSend{.plan = sent_,
-                                         .x = plain(x),
+                                         .x = sent_again.tensor(),
                                          .top_idx = top_idx_,
                                          .weights = weights,
                                          .inbox = *arrived_,
                                          .loads = loads_,
                                          .room = window_.expert_rows().kept,
-                                         .codes = x.codes});
+                                         .codes = sent_again.quantised});
       }
       transport_.put(ops, TokensToSend{.plan = sent_,
-                                       .x = plain(dy),
+                                       .x = sent.tensor(),
                                        .top_idx = {},
                                        .weights = {},
                                        .inbox = *inbox_,
                                        .max_blocks = kBlocksBeside,
-                                       .codes = dy.codes});
+                                       .codes = sent.quantised});
       meet(pass, ops, Transfer::kCombineBackward);
     });
   }
-  ArrivedRows end_combine_backward(const ExchangePass& pass, Tensor drows) override {
+  Rows end_combine_backward(const ExchangePass& pass, Tensor drows) override {
     end_moving(pass, Transfer::kCombineBackward);
     for (const Part& part : parts_) gather(pass.ops, part, *inbox_, drows, window_.row_codes());
-    return {drows, window_.row_codes()};
+    return {OperandRows(drows), window_.row_codes()};
   }
   void begin_dispatch_backward(const ExchangePass& pass, Tensor drows, Tensor drow_weight) override {
     begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);
@@ -176,8 +180,10 @@ class RemoteRouting final : public RoutedExchange {
     }
   };
 
-  // What goes as it is.
-  static Tensor plain(const CodedRows& x) { return x.codes.defined() ? Tensor() : x.rows; }
+  // x in the one form in which it goes.
+  Rows travelling(const ExchangePass& pass, const Rows& x) const {
+    return window_.wire() == RowFormat::kFp8 ? Rows({}, quantised(pass, x)) : Rows(x.tensor());
+  }
   void gather(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor rows,
               const RowCodes& row_codes = {}) const {
     const bool coded = inbox.codes.defined();
@@ -352,7 +358,7 @@ class RemoteRouting final : public RoutedExchange {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(const RemoteLayer& layer) : layer_(layer) {}
+  explicit RemoteExchange(const RemoteLayer& layer) : TokenExchange(layer.window.wire()), layer_(layer) {}
 
   std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const override {
     return std::make_unique<RemoteRouting>(layer_, pass, top_idx, counts);

@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "base/error.h"
-#include "ops/contracts/linear.h"
-#include "ops/contracts/quantize.h"
+#include "ops/rows.h"
 
 namespace nmoe {
 
 // Rows grouped by expert. Their number depends on the routing and is known only to the device: the shape of a tensor of
 // them gives the capacity, and rows beyond count() are undefined.
 struct RaggedRows {
-  int64_t begin = 0, end = 0;  // their range in the layer's R rows
-  Tensor offsets;              // [E + 1] i32: expert e owns rows begin + [offsets[e], offsets[e + 1])
+  int64_t begin = 0, end = 0;       // their range in the layer's R rows
+  int64_t part = 0, num_parts = 1;  // which of the equal parts of these they are
+  Tensor offsets;                   // [E + 1] i32: expert e owns rows begin + [offsets[e], offsets[e + 1])
 
   // These rows of a tensor that has all R.
   Tensor of(const Tensor& rows) const { return rows.rows(begin, end); }
@@ -31,8 +31,16 @@ struct RaggedRows {
     if (!codes.defined()) return {};
     return {.values = of(codes.values), .scales = of(codes.scales)};
   }
-  // codes: of rows.source.
-  RowCodes of(const OperandRows& rows, const RowCodes& codes) const { return rows.index.defined() ? codes : of(codes); }
+  ColumnCodes of(const ColumnCodes& codes) const {
+    if (!codes.defined()) return {};
+    const int64_t blocks = codes.values.dim(0) / num_parts, first = part * blocks;
+    return {.values = codes.values.rows(first, first + blocks), .scales = codes.scales.rows(first, first + blocks)};
+  }
+  Rows of(const Rows& rows) const {
+    const bool picked = rows.values.index.defined();  // then the quantised ones are of their whole source
+    return {rows.has_values() ? of(rows.values) : OperandRows(), picked ? rows.quantised : of(rows.quantised),
+            of(rows.columns)};
+  }
   // [1] i32: the number of rows.
   Tensor count() const { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 };
@@ -47,13 +55,6 @@ struct RoutedRows {
 
   // Capacity of a chunk in rows, at most R; 0: no overflow.
   int64_t chunk_capacity() const { return overflow.empty() ? 0 : overflow.front().end; }
-};
-
-// The rows of a layer's experts, in memory or picked from tokens.
-struct ArrivedRows {
-  OperandRows rows;     // [R, D]
-  RowCodes codes = {};  // of rows.source, until something is begun again; undefined if it has none, or no layer of the
-                        // model uses them
 };
 
 }  // namespace nmoe

@@ -36,6 +36,7 @@ class ExchangeWindow {
   int64_t max_tokens() const { return max_tokens_; }
   int64_t width() const { return width_; }
   Received received() const { return received_; }
+  RowFormat wire() const { return wire_; }
   const ExpertRows& expert_rows() const { return expert_rows_; }
 
   // The inbox for the next dispatch. Two are used in turn: after the barrier of one dispatch, a rank may send into the
@@ -59,6 +60,7 @@ class ExchangeWindow {
   int64_t max_tokens_;  // M
   int64_t width_;       // D
   Received received_;
+  RowFormat wire_;
   ExpertRows expert_rows_;
   std::array<ExchangeInbox, 2> inboxes_;
   ExchangeReturns returns_;

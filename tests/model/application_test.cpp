@@ -36,7 +36,7 @@ class SharedParts {
       const Shape shape({kPositions, dim / 2});
       rope_.by_dim.emplace(dim, RopeTable{.cos = pool.of(shape, angles.cos), .sin = pool.of(shape, angles.sin)});
     }
-    pass_.recompute = recompute;
+    pass_.keep = Keep(*ops_, activations, {.recompute = recompute});
   }
 
   const Pass& pass() const { return pass_; }
@@ -73,6 +73,7 @@ class SharedParts {
              .activations = activations,
              .batch = batch_,
              .rope = rope_,
+             .keep = Keep(*ops_, activations),
              .scale = {.num_seqs = kSequences, .num_tokens = kTokens, .loss = pool.full({1}, 1.0)}};
 };
 

@@ -58,10 +58,10 @@ TEST_F(LocalExchange, ExpertsReadTheirTokensWhereTheyLie) {
   const Tensor row_weight = pool_.full({kRows}, NAN), room = pool_.full({kRows, kWidth}, NAN);
   const int64_t mark = activations_.mark();
   exchange->begin_dispatch(pass_, x, weights_);
-  const OperandRows read = exchange->end_dispatch(pass_, row_weight).rows;
+  const OperandRows read = exchange->end_dispatch(pass_, row_weight).values;
   EXPECT_EQ(activations_.mark(), mark) << "memory for copies";
   exchange->begin_combine_backward(pass_, dy, x, weights_);
-  const OperandRows gradients = exchange->end_combine_backward(pass_, room).rows;
+  const OperandRows gradients = exchange->end_combine_backward(pass_, room).values;
 
   // Expert by expert, the tokens that chose it in their order.
   std::vector<double> rows, drows, row_weights;
@@ -90,26 +90,29 @@ TEST_F(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
                        .x = rows.reshape({1, kTokens, kWidth}),
                        .values = codes.values.reshape({1, kTokens, kWidth}),
                        .scales = codes.scales.reshape({1, kTokens, 2})});
-    return CodedRows(rows, codes);
+    return Rows(OperandRows(rows), codes);
   };
-  const auto widened = [&](const CodedRows& rows) {
+  const auto widened = [&](const Rows& rows) {
     const Tensor x = pool_.full({kTokens, kWidth}, NAN);
-    device_->widen_rows({.codes = rows.codes, .x = x});
+    device_->widen_rows({.codes = rows.quantised, .x = x});
     return x;
   };
-  const CodedRows x = coded(pool_.normal({kTokens, kWidth})), dy = coded(pool_.normal({kTokens, kWidth}));
-  EXPECT_NE(values(widened(x)), values(x.rows));
-  const auto rows_of = [&](const CodedRows& sent, const CodedRows& gradients) {
-    const auto exchange = make_local_exchange(kExperts)->plan(pass_, top_idx_, {});
+  const Rows x = coded(pool_.normal({kTokens, kWidth})), dy = coded(pool_.normal({kTokens, kWidth}));
+  EXPECT_NE(values(widened(x)), values(x.tensor()));
+  const auto rows_of = [&](RowFormat wire, const Rows& sent, const Rows& gradients) {
+    const auto exchange = make_local_exchange(kExperts, wire)->plan(pass_, top_idx_, {});
     exchange->begin_dispatch(pass_, sent, weights_);
-    std::vector<double> all = rows_read(exchange->end_dispatch(pass_, pool_.full({kRows}, NAN)).rows);
+    std::vector<double> all = rows_read(exchange->end_dispatch(pass_, pool_.full({kRows}, NAN)).values);
     exchange->begin_combine_backward(pass_, gradients, Tensor(), {});
-    for (const double value : rows_read(exchange->end_combine_backward(pass_, pool_.full({kRows, kWidth}, NAN)).rows)) {
+    for (const double value :
+         rows_read(exchange->end_combine_backward(pass_, pool_.full({kRows, kWidth}, NAN)).values)) {
       all.push_back(value);
     }
     return all;
   };
-  EXPECT_EQ(rows_of(x, dy), rows_of(widened(x), widened(dy)));
+  const std::vector<double> expected = rows_of(RowFormat::kDevice, widened(x), widened(dy));
+  EXPECT_EQ(rows_of(RowFormat::kFp8, x, dy), expected);
+  EXPECT_EQ(rows_of(RowFormat::kFp8, x.tensor(), dy.tensor()), expected) << "quantised on the way";
 }
 
 }  // namespace

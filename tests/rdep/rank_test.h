@@ -91,11 +91,12 @@ struct RankTest {
       for (int64_t i = 0; i < kWidth; ++i) values.push_back(value(rank, token, i));
     }
     top_idx = upload(DType::kI32, {num_tokens, kTopK}, experts.data());
-    x = sent.rows = upload(DType::kF32, {num_tokens, kWidth}, values.data());
+    x = upload(DType::kF32, {num_tokens, kWidth}, values.data());
+    sent = x;
     gate = upload(DType::kF32, {num_tokens, kTopK}, weights.data());
     if (mode.wire == RowFormat::kDevice) return;
-    sent.codes = push_row_codes(arena(), num_tokens, kWidth);
-    ops.quantize(quantize_rows(x, sent.codes));
+    sent.quantised = push_row_codes(arena(), num_tokens, kWidth);
+    ops.quantize(quantize_rows(x, sent.quantised));
   }
 
   static int index_of(const Communicator& communicator) {
@@ -137,7 +138,7 @@ struct RankTest {
   int64_t rank, num_tokens;
   ExchangePass pass;
   Tensor top_idx, x, gate;
-  CodedRows sent{Tensor()};  // x, and what travels of it
+  Rows sent;  // x, and what travels of it
 };
 
 }  // namespace nmoe::test::rdep

@@ -99,17 +99,17 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
   }
 
   // The rows, whose own codes came with them where codes travelled.
-  Tensor rows_with_codes(RankTest& test, const RoutedRows& routed, const ArrivedRows& arrived) {
-    if (mode().wire == RowFormat::kDevice) return arrived.rows.source;
-    const Tensor widened = test.push(arrived.rows.source.shape());
-    test.ops.widen_rows({.codes = arrived.codes, .x = widened});
-    const auto rows = test.download<float>(arrived.rows.source), values = test.download<float>(widened);
+  Tensor rows_with_codes(RankTest& test, const RoutedRows& routed, const Rows& arrived) {
+    if (mode().wire == RowFormat::kDevice) return arrived.tensor();
+    const Tensor widened = test.push(arrived.tensor().shape());
+    test.ops.widen_rows({.codes = arrived.quantised, .x = widened});
+    const auto rows = test.download<float>(arrived.tensor()), values = test.download<float>(widened);
     for (const RaggedRows& part : routed.parts) {
       const auto begin = static_cast<size_t>(part.begin * kWidth);
       const size_t size = kWidth * static_cast<size_t>(test.download<int32_t>(part.offsets).back());
       for (size_t i = begin; i < begin + size; ++i) EXPECT_EQ(values[i], rows[i]) << "row " << i / kWidth;
     }
-    return arrived.rows.source;
+    return arrived.tensor();
   }
 
   // There and back, forward and backward, with every row compared. `again`: backward begins with dispatch(), as where
@@ -370,7 +370,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
     const std::vector<Tensor> first = tensors_of(inboxes[0]), second = tensors_of(inboxes[1]);
     mark(first);
     exchange->begin_dispatch(test.pass, test.sent, test.gate);
-    const Tensor rows = exchange->end_dispatch(test.pass, row_weight).rows.source;
+    const Tensor rows = exchange->end_dispatch(test.pass, row_weight).tensor();
     EXPECT_EQ(written(first, W, from_others), cost.bytes(Transfer::kDispatch, rows_here, copies_here));
 
     const std::vector<Tensor> home = apart() ? std::vector{test.window.copies().rows, test.window.copies().weights}
@@ -438,7 +438,7 @@ TEST_P(RemoteExchangeTest, SendsAgainToLoadedRanksAlone) {
                                               .inbox = inbox,
                                               .loads = loads,
                                               .room = 7,
-                                              .codes = test.sent.codes});
+                                              .codes = test.sent.quantised});
     test.ops.peer_barrier({test.domain.experts().peers()});
     // Every token has an expert on a rank of two; the first token of a rank arrives in the first row of its part.
     std::vector<std::byte> got(marks.size());

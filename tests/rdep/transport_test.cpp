@@ -51,7 +51,7 @@ void expect_round_trip(RankTest& test, Witness& transport, const ExchangeForm& f
                dx = test.push({test.num_tokens, kWidth}), dweights = test.push_stat({test.num_tokens, kTopK}),
                drows = test.push({capacity, kWidth});
   exchange->begin_dispatch(test.pass, test.x, test.gate);
-  const Tensor rows = exchange->end_dispatch(test.pass, row_weight).rows.source;
+  const Tensor rows = exchange->end_dispatch(test.pass, row_weight).tensor();
   const int64_t chunk = exchange->routed().chunk_capacity();
   const OverflowWork idle{.rows = test.push({chunk, kWidth}),
                           .row_weight = test.push_stat({chunk}),

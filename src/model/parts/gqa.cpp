@@ -31,9 +31,9 @@ double GroupedQueryAttention::softmax_scale() const {
   return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
 }
 
-GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const CodedRows& x) const {
+GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const Rows& x) const {
   Ops& ops = pass.ops;
-  const int64_t T = x.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const int64_t T = x.tensor().dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor qkv = pass.push({T, (H + G + G) * C});
   // What norms make of queries and keys lies elsewhere: backward needs both.
   const Tensor qk = q_norm_ ? pass.push({T, (H + G) * C}) : qkv;
@@ -51,9 +51,9 @@ GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, con
   return kept;
 }
 
-Application GroupedQueryAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
+Application GroupedQueryAttention::forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
-  const int64_t T = x.rows.dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
+  const int64_t T = x.tensor().dim(0), H = config_.num_heads, C = config_.gqa.head_dim;
   Kept kept = project(pass, x);
   kept.out = pass.push({T, H, C});
   kept.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
@@ -101,12 +101,12 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
   out_.forward(ops, out.reshape({T, H * C}), y, residual);
 }
 
-void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy,
+void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy,
                                      Tensor dx) const {
   const auto& kept = of.as<Kept>();
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
-  const int64_t T = dy.rows.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
+  const int64_t T = dy.tensor().dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
   out_.backward(ops, kept.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));

@@ -18,8 +18,8 @@ class GroupedQueryAttention final : public Part {
  public:
   GroupedQueryAttention(const LayerPart& part, WeightSet& weights);
 
-  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
-  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
+  Application forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
   bool takes_codes() const override { return out_.weight().takes_codes(); }
   void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                       Tensor y) const override;
@@ -35,7 +35,7 @@ class GroupedQueryAttention final : public Part {
   };
   double softmax_scale() const;
   // All but out and lse.
-  Kept project(const Pass& pass, const CodedRows& x) const;
+  Kept project(const Pass& pass, const Rows& x) const;
 
   const ModelConfig& config_;
   int64_t layer_;

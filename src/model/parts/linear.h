@@ -25,29 +25,37 @@ class Linear {
   Linear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
   explicit Linear(Weight& weight) : weight_(weight) {}
 
-  // y = x w^T, plus the addend (of y's shape, may be y) if there is one. codes: of x, if it has any.
-  void forward(Ops& ops, Tensor x, Tensor y, Tensor addend = {}, const RowCodes& codes = {}) const {
-    weight_.measure_forward(ops, x, weight_.value);
+  // y = x w^T, plus the addend (of y's shape, may be y) if there is one.
+  void forward(Ops& ops, const Rows& x, Tensor y, Tensor addend = {}) const {
+    weight_.measure_forward(ops, x.values, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = codes;
-    ops.linear_forward({.x = x, .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
+    if (weight_.takes_codes()) rounding.rows = x.quantised;
+    ops.linear_forward({.x = x.tensor(), .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
-  // pre = [N, out], and h = its activation. The weight and rounding of `args` are filled in here. codes: of args.x, if
-  // it has any.
-  void forward_activation(Ops& ops, LinearActivationForward args, const RowCodes& codes = {}) const {
-    weight_.measure_forward(ops, args.x, weight_.value);
-    args.w = weight_.value;
-    args.rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) args.rounding.rows = codes;
-    ops.linear_activation_forward(args);
+  // pre = [N, out], and h = its activation, each as values and, if it has memory for it, quantised. Without `reads_h`,
+  // nobody reads h but quantised.
+  void forward_activation(Ops& ops, Activation kind, const Rows& x, const Rows& pre, const Rows& h,
+                          bool reads_h) const {
+    weight_.measure_forward(ops, x.values, weight_.value);
+    OperandRounding rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) rounding.rows = x.quantised;
+    ops.linear_activation_forward({.kind = kind,
+                                   .x = x.tensor(),
+                                   .w = weight_.value,
+                                   .pre = pre.tensor(),
+                                   .h = h.tensor(),
+                                   .h_codes = h.quantised,
+                                   .rounding = rounding,
+                                   .keeps_h = reads_h,
+                                   .pre_codes = pre.quantised});
   }
   // dx =, or += with accumulate.
-  void backward_input(Ops& ops, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
-    weight_.measure_gradient(ops, dy.rows, weight_.value);
+  void backward_input(Ops& ops, const Rows& dy, Tensor dx, bool accumulate = false) const {
+    weight_.measure_gradient(ops, dy.values, weight_.value);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = dy.codes;
+    if (weight_.takes_codes()) rounding.rows = dy.quantised;
     ops.linear_backward_input(
-        {.dy = dy.rows, .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
+        {.dy = dy.tensor(), .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
   // The weight's gradient, as model/weight.h says; with the rounding that was drawn for it, if that was earlier.
   void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
@@ -58,12 +66,12 @@ class Linear {
         {.x = x, .dy = dy, .dw = weight_.grad, .accumulate = weight_.accumulate_grad(), .rounding = rounding});
   }
   // Both. dx may not be the storage of x.
-  void backward(Ops& ops, Tensor x, const CodedRows& dy, Tensor dx, bool accumulate = false) const {
-    backward_weight(ops, x, dy.rows);
+  void backward(Ops& ops, Tensor x, const Rows& dy, Tensor dx, bool accumulate = false) const {
+    backward_weight(ops, x, dy.tensor());
     backward_input(ops, dy, dx, accumulate);
   }
-  // Memory for the codes of rows [N, width], x or dy of a product with this weight, to be filled by the operation that
-  // makes these rows; undefined if the product uses no codes.
+  // Memory for rows [N, width] in FP8, x or dy of a product with this weight, to be filled by the operation that makes
+  // these rows; undefined if the product takes none.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
   }
@@ -85,12 +93,12 @@ class JoinedLinear {
   }
 
   // y =
-  void forward(Ops& ops, const CodedRows& x, Tensor y) const {
+  void forward(Ops& ops, const Rows& x, Tensor y) const {
     Weight& first = *parts_.front();
-    first.measure_forward(ops, x.rows, joined(&Weight::value));
+    first.measure_forward(ops, x.values, joined(&Weight::value));
     OperandRounding rounding = first.rounding(ops);
-    if (first.takes_codes()) rounding.rows = x.codes;
-    ops.linear_forward({.x = x.rows, .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
+    if (first.takes_codes()) rounding.rows = x.quantised;
+    ops.linear_forward({.x = x.tensor(), .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
   }
   // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
@@ -134,64 +142,86 @@ class GroupedLinear {
   // The weight [E, out, in] of that name.
   GroupedLinear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
-  // y = [N, out]. codes: of x, if there are any.
-  void forward(Ops& ops, Tensor x, Tensor offsets, Tensor y, const RowCodes& codes = {}) const {
-    weight_.measure_forward(ops, x, weight_.value, offsets);
+  // y = [N, out].
+  void forward(Ops& ops, const Rows& x, Tensor offsets, Tensor y) const {
+    weight_.measure_forward(ops, x.values, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
-    rounding.rows = codes;
-    ops.grouped_linear_forward({.x = x, .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
+    rounding.rows = x.quantised;
+    ops.grouped_linear_forward({.x = x.tensor(), .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
   }
-  // pre = [N, out], and h = its activation times row_weight [N] stat. The weight and rounding of `args` are filled in
-  // here. codes: of args.x.source, if there are any.
-  void forward_activation(Ops& ops, GroupedActivationForward args, const RowCodes& codes = {}) const {
-    weight_.measure_forward(ops, args.x, weight_.value, args.offsets);
-    args.w = weight_.value;
-    args.rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) args.rounding.rows = codes;
-    ops.grouped_activation_forward(args);
+  // pre = [N, out], and h = its activation times row_weight [N] stat, in those forms for which they have memory; where
+  // h has columns, too, and nobody reads its values, only quantised. reads_h as in Linear.
+  void forward_activation(Ops& ops, Activation kind, const Rows& x, Tensor offsets, Tensor row_weight, const Rows& pre,
+                          const Rows& h, bool reads_h) const {
+    weight_.measure_forward(ops, x.values, weight_.value, offsets);
+    OperandRounding rounding = weight_.rounding(ops);
+    if (weight_.takes_codes()) rounding.rows = x.quantised;
+    const bool columns_alone = h.columns.defined() && !reads_h;
+    ops.grouped_activation_forward({.kind = kind,
+                                    .x = x.values,
+                                    .w = weight_.value,
+                                    .offsets = offsets,
+                                    .row_weight = row_weight,
+                                    .pre = pre.tensor(),
+                                    .h = columns_alone ? Tensor() : h.tensor(),
+                                    .rounding = rounding,
+                                    .h_codes = h.quantised,
+                                    .h_columns = columns_alone ? h.columns : ColumnCodes{},
+                                    .keeps_h = reads_h,
+                                    .pre_codes = pre.quantised});
+    if (!h.columns.defined() || columns_alone) return;
+    ops.activation_forward({.kind = kind,
+                            .pre = pre.tensor(),
+                            .row_weight = row_weight,
+                            .h = {},
+                            .num_rows = offsets.rows(offsets.dim(0) - 1, offsets.dim(0)),
+                            .h_columns = h.columns,
+                            .offsets = offsets});
   }
-  // dx = [N, in]. codes: of dy, if there are any.
-  void backward_input(Ops& ops, Tensor dy, Tensor offsets, Tensor dx, const RowCodes& codes = {}) const {
-    weight_.measure_gradient(ops, dy, weight_.value, offsets);
+  // dx = [N, in].
+  void backward_input(Ops& ops, const Rows& dy, Tensor offsets, Tensor dx) const {
+    weight_.measure_gradient(ops, dy.values, weight_.value, offsets);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
-    rounding.rows = codes;
+    rounding.rows = dy.quantised;
     ops.grouped_linear_backward_input(
-        {.dy = dy, .w = weight_.value, .offsets = offsets, .dx = dx, .rounding = rounding});
+        {.dy = dy.tensor(), .w = weight_.value, .offsets = offsets, .dx = dx, .rounding = rounding});
   }
-  // The same through the activation before this layer. The weight and rounding of `args` are filled in here. codes: of
-  // args.dy.source, if there are any.
-  void backward_activation(Ops& ops, GroupedActivationBackward args, const RowCodes& codes = {}) const {
-    weight_.measure_gradient(ops, args.dy, weight_.value, args.offsets);
+  // The same through the activation before this layer. The weight and rounding of `args`, and its dy, are filled in
+  // here.
+  void backward_activation(Ops& ops, const Rows& dy, GroupedActivationBackward args) const {
+    weight_.measure_gradient(ops, dy.values, weight_.value, args.offsets);
+    args.dy = dy.values;
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
-    if (weight_.takes_codes()) args.rounding.rows = codes;
+    if (weight_.takes_codes()) args.rounding.rows = dy.quantised;
     ops.grouped_activation_backward(args);
   }
-  // The weight's gradient, as model/weight.h describes, with the rounding that was drawn for it. With codes of columns,
-  // x may be undefined, and dy's values are not read.
-  void backward_weight(Ops& ops, const OperandRows& x, const OperandRows& dy, Tensor offsets,
-                       const OperandRounding& rounding, const ColumnCodes& x_columns = {},
-                       const ColumnCodes& dy_columns = {}) const {
+  // The weight's gradient, as model/weight.h describes, with the rounding that was drawn for it. Where rows are there
+  // as columns, their values are not read.
+  void backward_weight(Ops& ops, const Rows& x, const Rows& dy, Tensor offsets, const OperandRounding& rounding) const {
     const bool accumulate = weight_.accumulate_grad();
     NMOE_CHECK(!accumulate || !weight_.squares.defined(), "{}: squares of a gradient in several parts",
                weight_.spec.name);
-    ops.grouped_linear_backward_weight({.x = x,
-                                        .dy = dy,
+    ops.grouped_linear_backward_weight({.x = x.values,
+                                        .dy = dy.values,
                                         .offsets = offsets,
                                         .dw = weight_.grad,
                                         .accumulate = accumulate,
                                         .rounding = rounding,
-                                        .x_columns = x_columns,
-                                        .dy_columns = dy_columns,
+                                        .x_columns = x.columns,
+                                        .dy_columns = dy.columns,
                                         .squares = weight_.squares});
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
     return weight_.push_codes(activations, num_rows, width);
   }
-  // For rows [N, width] in this layer's groups, as Weight::push_columns.
-  ColumnCodes push_columns(Arena& activations, int64_t num_rows, int64_t width) const {
-    return weight_.push_columns(activations, num_rows, width, weight_.shape[0]);
+  // The form of such matrices of rows, in this layer's groups, as its weight's gradient takes them by columns; no
+  // groups if it does not.
+  ColumnForm columns(int64_t num_matrices, int64_t num_rows) const {
+    return {.num_matrices = num_matrices,
+            .num_rows = num_rows,
+            .num_groups = weight_.rounds_gradient_in_fp8() ? weight_.shape[0] : 0};
   }
 
   Weight& weight() const { return weight_; }

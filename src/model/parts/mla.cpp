@@ -52,10 +52,10 @@ Tensor LatentAttention::queries(const Pass& pass, const Projections& raw, Kept& 
   return q;
 }
 
-LatentAttention::Kept LatentAttention::project(const Pass& pass, const CodedRows& x) const {
+LatentAttention::Kept LatentAttention::project(const Pass& pass, const Rows& x) const {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.rows.dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
+  const int64_t T = x.tensor().dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
   Kept kept;
   kept.kv_latent = pass.push({T, mla.kv_lora_rank});
   const Projections raw = push_projections(pass, T);
@@ -69,10 +69,10 @@ LatentAttention::Kept LatentAttention::project(const Pass& pass, const CodedRows
   return kept;
 }
 
-Application LatentAttention::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
+Application LatentAttention::forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, U = mla.v_head_dim;
+  const int64_t T = x.tensor().dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, U = mla.v_head_dim;
   Kept kept = project(pass, x);
   kept.kv = pass.push({T, H, N + U});
   kept.out = pass.push({T, H, U});
@@ -131,13 +131,12 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const PartState
   out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
 }
 
-void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy,
-                               Tensor dx) const {
+void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const {
   const auto& kept = of.as<Kept>();
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const MlaConfig& mla = config_.mla;
-  const int64_t T = dy.rows.dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
+  const int64_t T = dy.tensor().dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim,
                 U = mla.v_head_dim;
 
   const Tensor dout = pass.push({T, H, U});
@@ -146,7 +145,7 @@ void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x
   const Projections d = push_projections(pass, T);
   const Tensor dq = q_low_rank_ ? pass.push({T, H, N + P}) : d.q.reshape({T, H, N + P});
   const Tensor dkv = pass.push({T, H, N + U});
-  const RowCodes dkv_codes = kv_up_.push_codes(pass.activations, T, H * (N + U));
+  const Rows dkv_rows(dkv.reshape({T, H * (N + U)}), kv_up_.push_codes(pass.activations, T, H * (N + U)));
   ops.mla_attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
                               .q = kept.q,
                               .kv = kept.kv,
@@ -158,12 +157,12 @@ void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x
                               .dkv = dkv,
                               .dk_rope = d.k_rope,
                               .rope = pass.rotation({}, P, config_.rope.layout, N),
-                              .dkv_codes = dkv_codes});
+                              .dkv_codes = dkv_rows.quantised});
 
   // Keys and values: through the shared rotated part, and through the latent.
   ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
-  kv_up_.backward(ops, kept.kv_latent, {dkv.reshape({T, H * (N + U)}), dkv_codes}, dkv_latent);
+  kv_up_.backward(ops, kept.kv_latent, dkv_rows, dkv_latent);
   kv_norm_.backward(pass, kept.kv_norm, dkv_latent, d.kv_latent);
 
   // Queries.

@@ -20,8 +20,8 @@ class LatentAttention final : public Part {
  public:
   LatentAttention(const LayerPart& part, WeightSet& weights);
 
-  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
-  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
+  Application forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
   bool takes_codes() const override { return out_.weight().takes_codes(); }
   void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                       Tensor y) const override;
@@ -54,7 +54,7 @@ class LatentAttention final : public Part {
   // [T, H, N + P], before their rotation; fills q_latent and its norm.
   Tensor queries(const Pass& pass, const Projections& raw, Kept& kept) const;
   // All but kv, out and lse.
-  Kept project(const Pass& pass, const CodedRows& x) const;
+  Kept project(const Pass& pass, const Rows& x) const;
   // The rotation of k_rope [T, P], as one head.
   Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
 

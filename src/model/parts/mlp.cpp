@@ -10,71 +10,49 @@ Mlp::Mlp(const LayerPart& part, const std::string& prefix, int64_t hidden, Weigh
       in_(weights, prefix + "in"),
       out_(weights, prefix + "out") {}
 
-Application Mlp::forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const {
-  const int64_t T = x.rows.dim(0), W = pre_activation_width(activation_, hidden_);
-  Kept kept;
-  if (pass.keeps_pre_codes()) kept.pre_codes = push_row_codes(pass.activations, T, W);
-  const int64_t without_pre = pass.activations.mark();
-  kept.pre = pass.push({T, W});
-  const int64_t without_hidden = pass.activations.mark();
-  kept.hidden = pass.push({T, hidden_});
-  {
-    const ArenaScope scope(pass.activations);
-    const RowCodes codes = out_.push_codes(pass.activations, T, hidden_);
-    // Backward makes hidden units again, and the second layer reads codes.
-    const bool codes_alone =
-        codes.defined() && pass.drops_hidden() && !pass.watchers.inspect && !out_.weight().measures_forward();
-    in_.forward_activation(pass.ops,
-                           {.kind = activation_,
-                            .x = x.rows,
-                            .w = {},
-                            .pre = kept.pre,
-                            .h = kept.hidden,
-                            .h_codes = codes,
-                            .keeps_h = !codes_alone,
-                            .pre_codes = kept.pre_codes},
-                           x.codes);
-    pass.capture(hidden_as_, layer_, kept.hidden);
-    out_.forward(pass.ops, kept.hidden, y, residual, codes);
-  }
-  if (pass.drops_pre()) {
-    pass.activations.rewind(without_pre);
-  } else if (pass.drops_hidden()) {
-    pass.activations.rewind(without_hidden);
-  }
+Application Mlp::forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const {
+  Ops& ops = pass.ops;
+  const int64_t T = x.tensor().dim(0), W = pre_activation_width(activation_, hidden_);
+  const Kept kept{.pre = pass.keep.put(Site::kPreActivation, {T, W}),
+                  .hidden = pass.keep.put(Site::kHidden, {T, hidden_})};
+  const ArenaScope scope(pass.activations);
+  const Rows pre = pass.keep.with_values(kept.pre);
+  Rows hidden = pass.keep.with_values(kept.hidden);
+  hidden.quantised = out_.push_codes(pass.activations, T, hidden_);
+  const bool reads_hidden = !hidden.quantised.defined() || kept.hidden.wait() || pass.watchers.inspect != nullptr ||
+                            out_.weight().measures_forward();
+  in_.forward_activation(ops, activation_, x, pre, hidden, reads_hidden);
+  pass.capture(hidden_as_, layer_, hidden.tensor());
+  out_.forward(ops, hidden, y, residual);
   return Application(kept);
 }
 
-void Mlp::backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const {
+void Mlp::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const {
+  Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
-  Kept kept = of.as<Kept>();
-  const int64_t T = dy.rows.dim(0), W = pre_activation_width(activation_, hidden_);
-  if (pass.drops_pre()) kept.pre = pass.push({T, W});
-  if (pass.drops(Recompute::kExperts)) {
-    in_.forward(pass.ops, x, kept.pre);
-    if (pass.saves_codes()) {
-      kept.pre_codes = push_row_codes(pass.activations, T, W);
-      pass.ops.quantize(quantize_rows(kept.pre, kept.pre_codes));
-    }
+  const auto& kept = of.as<Kept>();
+  const int64_t T = x.dim(0), W = pre_activation_width(activation_, hidden_);
+  Rows pre = pass.keep.get(kept.pre);
+  if (!pre.has_values()) pre.values = pass.push({T, W});
+  if (!kept.pre.wait()) {
+    in_.forward(ops, x, pre.tensor());
+    if (pre.quantised.defined()) ops.quantize(quantize_rows(pre.tensor(), pre.quantised));
   }
-  const bool makes_hidden = pass.drops_hidden();
-  if (makes_hidden) kept.hidden = pass.push({T, hidden_});
-  const Tensor dhidden = pass.push({T, hidden_});
+  const Tensor hidden = pass.keep.get(kept.hidden).tensor(), dhidden = pass.push({T, hidden_});
   // Random bits are numbered in the order in which they are drawn.
   const OperandRounding of_out_weight = out_.weight().weight_gradient_rounding();
-  out_.backward_input(pass.ops, dy, dhidden);
-  const Tensor dpre = kept.pre;  // not needed after its gradient is known
-  const RowCodes codes = in_.push_codes(pass.activations, T, W);
-  pass.ops.activation_backward({.kind = activation_,
-                                .pre = kept.pre,
-                                .dh = dhidden,
-                                .dpre = dpre,
-                                .dpre_codes = codes,
-                                .h = makes_hidden ? kept.hidden : Tensor(),
-                                .pre_codes = kept.pre_codes});
-  out_.backward_weight(pass.ops, kept.hidden, dy.rows, of_out_weight);
-  in_.backward_weight(pass.ops, x, dpre);
-  in_.backward_input(pass.ops, {dpre, codes}, dx);
+  out_.backward_input(ops, dy, dhidden);
+  const Rows dpre(pre.values, in_.push_codes(pass.activations, T, W));  // pre is not needed after its gradient is known
+  ops.activation_backward({.kind = activation_,
+                           .pre = pre.tensor(),
+                           .dh = dhidden,
+                           .dpre = dpre.tensor(),
+                           .dpre_codes = dpre.quantised,
+                           .h = kept.hidden.wait() ? Tensor() : hidden,
+                           .pre_codes = pre.quantised});
+  out_.backward_weight(ops, hidden, dy.tensor(), of_out_weight);
+  in_.backward_weight(ops, x, dpre.tensor());
+  in_.backward_input(ops, dpre, dx);
 }
 
 }  // namespace nmoe

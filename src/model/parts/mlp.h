@@ -15,8 +15,8 @@ class Mlp final : public Part {
   // its hidden units are captured.
   Mlp(const LayerPart& part, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
-  Application forward(const Pass& pass, const CodedRows& x, Tensor residual, Tensor y) const override;
-  void backward(const Pass& pass, const Application& of, Tensor x, const CodedRows& dy, Tensor dx) const override;
+  Application forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const override;
+  void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
   void cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*/, Tensor /*slots*/, Tensor residual,
                       Tensor y) const override {
     forward(pass, x, residual, y);
@@ -25,9 +25,8 @@ class Mlp final : public Part {
 
  private:
   struct Kept {
-    Tensor pre;          // [T, W]
-    RowCodes pre_codes;  // [T, W], if they wait for backward instead of pre
-    Tensor hidden;       // [T, F]
+    KeptRows pre;     // [T, W]
+    KeptRows hidden;  // [T, F]
   };
 
   Activation activation_;

@@ -20,36 +20,35 @@ class Norm {
     Tensor rstd;  // [N] stat, N vectors
   };
 
-  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. y_codes: = y's, if defined.
-  Kept forward(const Pass& pass, Tensor x, Tensor y, const RowCodes& y_codes = {}) const {
+  // x [T, dim] or [T, heads, dim] -> y =, same shape; rows may lie apart. Quantised as well if y has memory for it.
+  Kept forward(const Pass& pass, Tensor x, const Rows& y) const {
     const Kept kept{.x = x, .rstd = pass.push_stat({norm_vectors(x)})};
-    normalise(pass, kept, y, y_codes);
+    normalise(pass, kept, y);
     return kept;
   }
 
   // y = once more, with the same bits.
-  void forward_again(const Pass& pass, const Kept& kept, Tensor y) const { normalise(pass, kept, y, {}); }
+  void forward_again(const Pass& pass, const Kept& kept, Tensor y) const { normalise(pass, kept, y); }
 
   const Weight& gain() const { return gain_; }
   double eps() const { return eps_; }
 
-  // dx = or, with accumulate, +=. dx may be the storage of dy. dx_codes: = dx's, if defined.
-  void backward(const Pass& pass, const Kept& kept, Tensor dy, Tensor dx, bool accumulate = false,
-                const RowCodes& dx_codes = {}) const {
+  // dx = or, with accumulate, +=; quantised as well if it has memory for it. dx may be the storage of dy.
+  void backward(const Pass& pass, const Kept& kept, Tensor dy, const Rows& dx, bool accumulate = false) const {
     pass.ops.rms_norm_backward({.x = kept.x,
                                 .gain = gain_.value,
                                 .rstd = kept.rstd,
                                 .dy = dy,
-                                .dx = dx,
+                                .dx = dx.tensor(),
                                 .dgain = gain_.grad_to_add_to(pass.ops),
                                 .accumulate_dx = accumulate,
-                                .dx_codes = dx_codes});
+                                .dx_codes = dx.quantised});
   }
 
  private:
-  void normalise(const Pass& pass, const Kept& kept, Tensor y, const RowCodes& y_codes) const {
+  void normalise(const Pass& pass, const Kept& kept, const Rows& y) const {
     pass.ops.rms_norm_forward(
-        {.x = kept.x, .gain = gain_.value, .eps = eps_, .y = y, .rstd = kept.rstd, .y_codes = y_codes});
+        {.x = kept.x, .gain = gain_.value, .eps = eps_, .y = y.tensor(), .rstd = kept.rstd, .y_codes = y.quantised});
   }
 
   Weight& gain_;

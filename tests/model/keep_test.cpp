@@ -1,0 +1,114 @@
+// What the policy of a pass answers, and what its answers take.
+#include "model/keep.h"
+
+#include <gtest/gtest.h>
+
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+constexpr int64_t kNumRows = 256, kRowWidth = 384;  // three blocks of FP8
+constexpr Site kSites[] = {Site::kNormOutput, Site::kExpertRows, Site::kPreActivation, Site::kHidden};
+
+class KeepTest : public ::testing::Test {
+ protected:
+  KeepTest() { activations_.reserve(ops_.device().memory(), 1 << 22); }
+  Keep keep(Recompute recompute, RowFormat saved = RowFormat::kDevice) {
+    return {*ops_, activations_, {.recompute = recompute, .saved = saved}};
+  }
+  int64_t bytes_of(const std::function<void()>& work) {
+    const ArenaScope scope(activations_);
+    const int64_t before = activations_.used();
+    work();
+    return activations_.used() - before;
+  }
+
+  ReadyDevice ops_ = cpu_device(DType::kF32, 1);
+  Arena activations_{"activations"};
+};
+
+TEST_F(KeepTest, EveryLevelOfRecomputationDropsMore) {
+  using enum KeptAs;
+  const auto forms = [&](Recompute recompute, RowFormat saved, bool in_columns) {
+    std::vector<KeptAs> all;
+    for (const Site site : kSites) all.push_back(keep(recompute, saved).form(site, in_columns));
+    return all;
+  };
+  const auto device = RowFormat::kDevice, fp8 = RowFormat::kFp8;
+  EXPECT_EQ(forms(Recompute::kNone, device, false), (std::vector{kValues, kValues, kValues, kValues}));
+  EXPECT_EQ(forms(Recompute::kNorms, device, false), (std::vector{kNothing, kValues, kValues, kNothing}));
+  EXPECT_EQ(forms(Recompute::kNorms, device, true), (std::vector{kNothing, kValues, kValues, kColumns}));
+  EXPECT_EQ(forms(Recompute::kExperts, device, true), (std::vector{kNothing, kNothing, kNothing, kNothing}));
+  EXPECT_EQ(forms(Recompute::kNone, fp8, true), (std::vector{kValues, kValues, kQuantised, kNothing}));
+  EXPECT_EQ(forms(Recompute::kExperts, fp8, false), (std::vector{kNothing, kNothing, kNothing, kNothing}));
+  EXPECT_EQ(keep(Recompute::kExperts).form(Site::kBlock), kValues);
+  EXPECT_EQ(keep(Recompute::kBlocks).form(Site::kBlock), kNothing);
+}
+
+TEST_F(KeepTest, WhatWaitsTakesTheBytesOfItsForm) {
+  constexpr int64_t kValueBytes = kNumRows * kRowWidth * 4, kFp8Bytes = kNumRows * (kRowWidth + kRowWidth / 128);
+  const ColumnForm columns{.num_matrices = 2, .num_rows = kNumRows / 2, .num_groups = 1};
+  const int64_t blocks = 2 * (kNumRows / 2 / 128 + 1);
+  const auto bytes = [&](Recompute recompute, RowFormat saved, Site site, const ColumnForm& form = {}) {
+    return bytes_of([&] { keep(recompute, saved).put(site, {kNumRows, kRowWidth}, form); });
+  };
+  EXPECT_EQ(bytes(Recompute::kNone, RowFormat::kDevice, Site::kPreActivation), kValueBytes);
+  EXPECT_EQ(bytes(Recompute::kNone, RowFormat::kFp8, Site::kPreActivation), kFp8Bytes);
+  EXPECT_EQ(bytes(Recompute::kExperts, RowFormat::kFp8, Site::kPreActivation), 0);
+  EXPECT_EQ(bytes(Recompute::kNorms, RowFormat::kDevice, Site::kHidden, columns), blocks * kRowWidth * (128 + 1));
+}
+
+// Backward gets what was put, or memory of the form in which it would wait if nothing were made again.
+TEST_F(KeepTest, GetIsWhatWasPutOrRoomForIt) {
+  const Shape shape({kNumRows, kRowWidth});
+  const Keep all = keep(Recompute::kNone, RowFormat::kFp8), none = keep(Recompute::kExperts, RowFormat::kFp8);
+  const KeptRows waits = all.put(Site::kPreActivation, shape), dropped = none.put(Site::kPreActivation, shape);
+  EXPECT_EQ(all.get(waits).quantised.values.raw(), waits.rows.quantised.values.raw());
+  EXPECT_FALSE(dropped.wait());
+  EXPECT_FALSE(dropped.rows.quantised.defined());
+  const Rows again = none.get(dropped);
+  EXPECT_EQ(again.quantised.values.shape(), shape);
+  EXPECT_FALSE(again.has_values());
+  // Hidden units that somebody takes by columns are made so again only beside what waits in FP8.
+  const ColumnForm columns{.num_matrices = 1, .num_rows = kNumRows, .num_groups = 3};
+  EXPECT_TRUE(none.get(none.put(Site::kHidden, shape, columns)).columns.defined());
+  const Keep values = keep(Recompute::kExperts);
+  EXPECT_TRUE(values.get(values.put(Site::kHidden, shape, columns)).has_values());
+}
+
+// Outputs of norms that do not wait share one memory, from forward to backward.
+TEST_F(KeepTest, NormsShareTheMemoryOfWhatDoesNotWait) {
+  const Shape stream({kNumRows, kRowWidth});
+  Keep shared = keep(Recompute::kNorms), apart = keep(Recompute::kNone);
+  shared.begin(stream, /*quantises=*/false);
+  apart.begin(stream, /*quantises=*/true);
+  const auto memory = [&](const Keep& policy) {
+    const KeptRows kept = policy.put(Site::kNormOutput, stream);
+    EXPECT_EQ(policy.with_values(kept).tensor().raw(), policy.get(kept).tensor().raw());
+    return policy.get(kept).tensor().raw();
+  };
+  EXPECT_EQ(memory(shared), memory(shared));
+  EXPECT_NE(memory(apart), memory(apart));
+  EXPECT_NE(memory(shared.again()), memory(shared)) << "of a block that is made again, all is there";
+  EXPECT_FALSE(shared.quantised_norm().defined());
+  EXPECT_TRUE(apart.quantised_gradient().defined());
+}
+
+TEST_F(KeepTest, ALayersMemoryIsOnTopWhenItsBackwardBegins) {
+  Keep policy = keep(Recompute::kNone);
+  std::vector<int64_t> marks;
+  for (int64_t layer = 0; layer < 3; ++layer) {
+    policy.put(Site::kHidden, {kNumRows, 8 * (layer + 1)});
+    policy.end_forward();
+    marks.push_back(activations_.mark());
+  }
+  activations_.allocate(DType::kF32, {1000});
+  for (size_t layer = 3; layer-- > 0;) {
+    policy.before_backward();
+    EXPECT_EQ(activations_.mark(), marks[layer]);
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
