@@ -72,7 +72,8 @@ std::vector<std::string> circles_of_units(const std::vector<Include>& includes) 
     if (unit_of(include.user) != unit_of(include.used)) uses[unit_of(include.user)].insert(unit_of(include.used));
   }
   std::vector<std::string> messages;
-  for (const std::set<std::string>& circle : Components(uses).found()) {
+  const Components components(uses);
+  for (const std::set<std::string>& circle : components.found()) {
     std::set<std::string> between;
     for (const Include& include : includes) {
       const std::string user = unit_of(include.user), used = unit_of(include.used);
