@@ -28,6 +28,7 @@
 #include "data/shards/dataset.h"
 #include "data/shards/manifest.h"
 #include "data/shards/shard.h"
+#include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tiktoken.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "hf/config_json.h"
