@@ -12,8 +12,9 @@ uint16_t upper_half(float master) {
   return static_cast<uint16_t>((bits + 0x8000U) >> 16);
 }
 
-void allocate(WeightSet& weights, Storage& storage) {
-  weights.allocate(storage.device().ops(), storage[ArenaKind::kParameters], storage[ArenaKind::kGradients]);
+void allocate(WeightSet& weights, Storage& storage, const WeightsPlace& place) {
+  weights.allocate(storage.device().ops(), storage[ArenaKind::kParameters], storage[ArenaKind::kGradients],
+                   place.has_gradients ? Masters::kWhole : Masters::kWithoutRest);
 }
 
 }  // namespace
@@ -23,14 +24,14 @@ PlacedWeights::PlacedWeights(const ModelConfig& config, const WeightsPlace& plac
     : weights_(describe_model(config).weights) {
   StoragePlan plan = plan_storage(place.device, [&](Storage& storage) {
     WeightSet weights(describe_model(config).weights);
-    allocate(weights, storage);
+    allocate(weights, storage, place);
     rehearse(weights, storage);
   });
   if (!place.has_gradients) plan.leave_out(ArenaKind::kGradients);
   device_ = make_device(place.device);
   check_free_memory(plan, *device_, place.work, place.remedy(plan));
   storage_ = std::make_unique<Storage>(*device_, plan);
-  allocate(weights_, *storage_);
+  allocate(weights_, *storage_, place);
 }
 
 void PlacedWeights::set(Weight& weight, const float* values) {

@@ -19,7 +19,9 @@ namespace nmoe {
 
 struct WeightsPlace {
   DeviceOptions device;
-  bool has_gradients = false;  // else nothing may be done that needs any
+  // Whether there are gradients, and whole masters of BF16 weights; else nothing may be done that needs them: neither
+  // training nor, in BF16, drawing random values.
+  bool has_gradients = false;
   // Of the Error where memory is too little: what needs so much ("generation"), and what to lower.
   std::string work = "the model";
   std::function<std::string(const StoragePlan& plan)> remedy = [](const StoragePlan&) { return "free some memory"; };

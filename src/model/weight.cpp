@@ -209,7 +209,7 @@ size_t WeightSet::end_of(std::string_view prefix) const {
   return end;
 }
 
-void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
+void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters) {
   const UpdateShare& mine = share_.updates;
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
@@ -238,7 +238,8 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads) {
 
   // Last, since how much of these a rank has is its own, and all before has to lie alike.
   for (Weight& weight : weights_) {
-    if (weight.value.dtype() != ops.stat_dtype()) weight.low = values.allocate(DType::kI16, weight.updated_shape());
+    const bool has_rest = masters == Masters::kWhole && weight.value.dtype() != ops.stat_dtype();
+    if (has_rest) weight.low = values.allocate(DType::kI16, weight.updated_shape());
     if (weight.spec.is_trained()) weight.total = weight.updated_of(weight.grad);
   }
   for (size_t i = 0; mine.in_order && i < regions.size(); ++i) {

@@ -153,6 +153,9 @@ struct WeightRange {
   size_t begin = 0, end = 0;
 };
 
+// Of BF16 weights. Training and drawing random values need the rest of a master (Weight::low).
+enum class Masters { kWhole, kWithoutRest };
+
 // All weights of a description, in its order; of stacked experts only this rank's. References to weights stay valid as
 // long as the set lives.
 class WeightSet {
@@ -170,7 +173,7 @@ class WeightSet {
   const std::deque<Weight>& all() const { return weights_; }
 
   // Gives every weight its storage, in the device's dtypes. The layout is the same on every rank.
-  void allocate(Ops& ops, Arena& values, Arena& grads);
+  void allocate(Ops& ops, Arena& values, Arena& grads, Masters masters = Masters::kWhole);
   const std::vector<FlatWeights>& flat() const { return flat_; }
   // Initialises what this rank updates; the rest has to be fetched from the other ranks.
   void initialise(Ops& ops, uint64_t seed, double truncation);
