@@ -15,6 +15,12 @@ namespace {
 constexpr int64_t kMaxNumber = 1 << 20;  // of layers, of a window, of a width
 constexpr int kMaxDepth = 16;            // of parentheses
 
+constexpr Named<PartSpec> kPartNames[] = {{{.kind = PartKind::kMla}, "mla"},
+                                          {{.kind = PartKind::kGqa}, "gqa"},
+                                          {{.kind = PartKind::kGqa, .rotates = false}, "gqa_nope"},
+                                          {{.kind = PartKind::kDense}, "dense"},
+                                          {{.kind = PartKind::kMoe}, "moe"}};
+
 // Reads a pattern from left to right; whatever cannot be read ends it.
 class PatternReader {
  public:
@@ -69,21 +75,21 @@ class PatternReader {
     const size_t begin = at_;
     const std::string_view name = take_while(is_letter);
     std::vector<std::string> names;
-    for (const std::span<const Named<PartKind>> kinds : {std::span(kMixerNames), std::span(kFeedForwardNames)}) {
-      for (const Named<PartKind>& kind : kinds) {
-        if (only_feed_forward && is_mixer(kind.value)) continue;
-        if (kind.name == name) return with_number(kind.value);
-        names.emplace_back(kind.name);
-      }
+    for (const Named<PartSpec>& part : kPartNames) {
+      if (only_feed_forward && is_mixer(part.value.kind)) continue;
+      if (part.name == name) return with_number(part.value);
+      names.emplace_back(part.name);
     }
     const std::string_view what = only_feed_forward ? "feed-forward kind" : "part of a layer";
     fail_at(begin, name.empty() ? fmt::format("a {} was expected", what) : fmt::format("\"{}\" is no {}", name, what),
             fmt::format("write {}", join_or(names)));
   }
-  PartSpec with_number(PartKind kind) {
-    PartSpec part{.kind = kind};
-    if (take(':')) {
-      (is_mixer(kind) ? part.window : part.hidden) = read_number(is_mixer(kind) ? "a window" : "a hidden width");
+  PartSpec with_number(PartSpec part) {
+    if (!take(':')) return part;
+    if (is_mixer(part.kind)) {
+      part.window = read_number("a window");
+    } else {
+      part.hidden = read_number("a hidden width");
     }
     return part;
   }

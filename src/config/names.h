@@ -14,6 +14,5 @@ struct Named {
 };
 
 inline constexpr Named<PartKind> kMixerNames[] = {{PartKind::kMla, "mla"}, {PartKind::kGqa, "gqa"}};
-inline constexpr Named<PartKind> kFeedForwardNames[] = {{PartKind::kDense, "dense"}, {PartKind::kMoe, "moe"}};
 
 }  // namespace nmoe

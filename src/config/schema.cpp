@@ -274,6 +274,10 @@ class LayerUse {
   bool has_mixer(const ModelConfig& model, PartKind kind) const {
     return by_keys_ ? model.attention == kind : any([&](const PartSpec& part) { return part.kind == kind; });
   }
+  // Whether RoPE rotates anything.
+  bool rotates() const {
+    return by_keys_ || any([](const PartSpec& part) { return is_mixer(part.kind) && part.rotates; });
+  }
   // Whether a part of this kind has no width of its own in the pattern.
   bool leaves_width(PartKind kind) const {
     return any([&](const PartSpec& part) { return part.kind == kind && part.hidden == 0; });
@@ -332,12 +336,15 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
 }
 
 void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {
+  constexpr std::string_view kRotates = "a mixer with rotary positions in model.layers";
   f.section("model.rope");
+  if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
   f.key("theta", model.rope.theta, kPositive, "base of the rotary frequencies");
   f.key("layout", model.rope.layout, kRopeLayouts, "which values of a head rotate as a pair");
 
   YarnConfig& yarn = model.yarn;
   f.section("model.yarn");
+  if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
   f.key("factor", yarn.factor, Reals{.min = 1.0}, "factor by which the context is extended; 1: plain RoPE");
   f.following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
   f.key("original_max_positions", yarn.original_max_positions, kSize, "context length before the extension");

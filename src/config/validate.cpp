@@ -73,7 +73,11 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
                   "make it even");
   }
   if (count_parts(layers, PartKind::kGqa) > 0) {
-    rules.require(model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs", "make it even");
+    const std::vector<PartSpec> parts = parts_of(layers);
+    const bool rotates =
+        std::ranges::any_of(parts, [](const PartSpec& part) { return part.kind == PartKind::kGqa && part.rotates; });
+    rules.require(!rotates || model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs",
+                  "make it even");
     rules.require(model.num_heads % model.gqa.num_kv_heads == 0, {"model.gqa.num_kv_heads", "model.num_heads"},
                   "key and value heads share the query heads evenly",
                   "let model.gqa.num_kv_heads divide model.num_heads");

@@ -238,11 +238,13 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
   require_yarn(fit, config.yarn, type);
   std::vector<std::string> obstacles = std::move(fit).obstacles();
   if (!without_pattern(given)) {
-    obstacles.insert(obstacles.begin(),
-                     fmt::format("model.layers = {}: {} has one kind of attention, no windows, both attention and a "
-                                 "feed-forward part in every layer, dense layers before those with experts, and one "
-                                 "width of each",
-                                 to_toml(given.layers), name));
+    obstacles.insert(
+        obstacles.begin(),
+        fmt::format(
+            "model.layers = {}: {} has one kind of attention, rotary positions, no windows, both attention and a "
+            "feed-forward part in every layer, dense layers before those with experts, and one "
+            "width of each",
+            to_toml(given.layers), name));
   }
   return obstacles;
 }

@@ -35,6 +35,12 @@ TEST(LayerPattern, LayersMayHaveASinglePart) {
             (std::vector<LayerSpec>{local, dense, local, dense, both, moe, moe, gqa}));
 }
 
+TEST(LayerPattern, AttentionMayBeWithoutRotaryPositions) {
+  const LayerSpec rotates{{{.kind = kGqa, .window = 4}}}, plain{{{.kind = kGqa, .rotates = false}, {.kind = kMoe}}};
+  EXPECT_EQ(layers_of("gqa:4, gqa_nope/moe"), (std::vector<LayerSpec>{rotates, plain}));
+  EXPECT_NE(layers_of("gqa"), layers_of("gqa_nope"));
+}
+
 TEST(LayerPattern, SaysWhereItCannotBeRead) {
   struct Case {
     const char* pattern;
@@ -43,8 +49,9 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
     const char* remedy;
   };
   for (const Case& c : {
-           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no part of a layer", "write mla, gqa, dense or moe"},
-           Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, dense or moe"},
+           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no part of a layer",
+                "write mla, gqa, gqa_nope, dense or moe"},
+           Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, gqa_nope, dense or moe"},
            Case{"gqa/mla", 5, "\"mla\" is no feed-forward kind", "write dense or moe"},
            Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
            Case{"gqa/mo", 5, "\"mo\" is no feed-forward kind", "write dense or moe"},
@@ -103,7 +110,7 @@ TEST(WithoutPattern, IsTheSameModelOrNone) {
   EXPECT_EQ(same->moe.expert_dim, 40);
   EXPECT_EQ(layer_specs(*same), layer_specs(config));
   for (const char* other : {"gqa/moe, mla/moe", "gqa:4/moe, gqa/moe", "gqa/moe, gqa/dense", "gqa/moe:8, gqa/moe:16",
-                            "gqa, moe", "gqa/moe, moe", "dense, gqa/moe"}) {
+                            "gqa, moe", "gqa/moe, moe", "dense, gqa/moe", "2 x gqa_nope/moe"}) {
     config.layers = other;
     EXPECT_FALSE(without_pattern(config)) << other;
   }
@@ -138,10 +145,22 @@ TEST(LayersKey, ReplacesTheShorthand) {
                  "remove it, or set a moe layer without width in model.layers");
 }
 
+TEST(LayersKey, KeysOfRotationNeedAPartThatRotates) {
+  const std::string theta = "model.rope.theta = 50000.0", odd = "model.gqa.head_dim = 3";
+  EXPECT_EQ(with_layers("gqa_nope/dense, gqa/dense", theta).model.rope.theta, 50000.0);
+  expect_refused(
+      "2 x gqa_nope/dense", theta,
+      "x.toml:2: model.rope.theta has no effect because it needs a mixer with rotary positions in model.layers",
+      "remove it, or set a mixer with rotary positions in model.layers");
+  EXPECT_EQ(with_layers("2 x gqa_nope/dense", odd).model.gqa.head_dim, 3);
+  expect_refused("gqa/dense, gqa_nope/dense", odd, "x.toml:2: model.gqa.head_dim = 3: RoPE rotates pairs",
+                 "make it even");
+}
+
 TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense, mlx/dense", "",
                  "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is no part of a layer",
-                 "write mla, gqa, dense or moe");
+                 "write mla, gqa, gqa_nope, dense or moe");
   expect_refused("gqa/dense, gqa:8/dense", "",
                  "x.toml:1: model.layers = \"gqa/dense, gqa:8/dense\": the last layer sees all positions",
                  "give it no window");

@@ -557,6 +557,7 @@ TEST(NearestType, ObstaclesHaveNames) {
       {kQwen3Moe, [](ModelConfig& c) { c.layers = "mla/moe, gqa/moe"; }, "one kind of attention"},
       {kQwen3Moe, [](ModelConfig& c) { c.layers = "gqa, moe"; },
        "both attention and a feed-forward part in every layer"},
+      {kQwen3Moe, [](ModelConfig& c) { c.layers = "3 x gqa/moe, gqa_nope/moe"; }, "rotary positions"},
       {kDeepseekV3, [](ModelConfig& c) { c.layers = "dense, mla/moe"; }, "model.layers = \"dense, mla/moe\""},
       {kDeepseekV3, [](ModelConfig& c) { c.mla.norm_eps = 1e-5; }, "model.mla.norm_eps"},
       {kDeepseekV3,

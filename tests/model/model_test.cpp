@@ -311,6 +311,22 @@ TEST(Model, LaterTokensDoNotChangeEarlierLosses) {
   for (size_t i = kLen; i < before.size(); ++i) EXPECT_EQ(before[i], after[i]) << "the other sequence, " << i;
 }
 
+// What a token sees of the order of earlier ones, beyond that they are earlier, is what RoPE tells.
+TEST(Model, WithoutRotaryPositionsDistancesMeanNothing) {
+  const auto losses = [](const char* layers, const std::vector<double>& positions) {
+    ModelConfig config = base_model();
+    config.layers = layers;
+    TestModel test(config);
+    Batch batch = test.batch();
+    batch.positions = test.pool().ints({kSeqs * kLen}, positions);
+    test.model().forward(batch, test.activations(), test.losses());
+    return values(test.losses());
+  };
+  const std::vector<double> near = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4}, far = {0, 0, 1, 1, 4, 4, 3, 2, 1, 0};
+  EXPECT_EQ(losses("gqa_nope, moe", near), losses("gqa_nope, moe", far));
+  EXPECT_NE(losses("gqa, moe", near), losses("gqa, moe", far));
+}
+
 TEST(Model, LogitsGiveTheLosses) {
   TestModel test(base_model());
   test.loss();

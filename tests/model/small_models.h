@@ -81,6 +81,13 @@ inline std::vector<SmallModel> small_models() {
     c.layers = "dense, gqa, gqa/moe, moe";
     c.tied_head = true;
   });
+  // Attention without rotary positions, in layers of its own and beside others; heads of an odd size.
+  add("without_rotation", [](ModelConfig& c) { c.layers = "gqa_nope:2, gqa/moe, gqa_nope, dense, gqa_nope/moe"; });
+  add("never_rotates", [](ModelConfig& c) {
+    c.layers = "gqa_nope, dense, gqa_nope";
+    c.gqa = {.num_kv_heads = 2, .head_dim = 3, .qk_norm = false};
+    c.moe.num_experts = 0;
+  });
   return models;
 }
 

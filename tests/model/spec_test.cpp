@@ -78,6 +78,18 @@ TEST(Spec, LayersOfASinglePartHaveItsWeightsAlone) {
                    0.5 / std::sqrt(3.0));
 }
 
+TEST(Spec, AttentionWithoutRotationIsTheSameOtherwise) {
+  ModelConfig config = base_model();
+  config.layers = "gqa, gqa_nope, dense";
+  const ModelSpec model = describe_model(config);
+  const PartTraits &rotated = model.layers[0].parts[0].traits, &plain = model.layers[1].parts[0].traits;
+  EXPECT_EQ(rotated.rope_dim, 4);
+  EXPECT_EQ(plain.rope_dim, 0);
+  EXPECT_EQ(plain.flops_per_position, rotated.flops_per_position);
+  EXPECT_EQ(plain.state.widths, rotated.state.widths);
+  EXPECT_EQ(names_of(model, 0).size(), names_of(model, 1).size());
+}
+
 TEST(Spec, OutputsAreScaledByTheNumberOfLayers) {
   ModelConfig config = base_model();
   const auto std_of = [&](const std::string& name) {

@@ -19,6 +19,7 @@ GroupedQueryAttention::GroupedQueryAttention(const LayerPart& part, WeightSet& w
     : config_(part.config),
       layer_(part.layer),
       window_(part.spec.window),
+      rotates_(part.spec.rotates),
       qkv_(weights, attention_prefix(part), {"q", "k", "v"}),
       out_(weights, attention_prefix(part) + "out") {
   if (config_.gqa.qk_norm) {
@@ -28,7 +29,9 @@ GroupedQueryAttention::GroupedQueryAttention(const LayerPart& part, WeightSet& w
 }
 
 double GroupedQueryAttention::softmax_scale() const {
-  return yarn_softmax_scale(config_.yarn) / std::sqrt(static_cast<double>(config_.gqa.head_dim));
+  // YaRN stretches rotations; what is not rotated stays as it is.
+  const double scale = rotates_ ? yarn_softmax_scale(config_.yarn) : 1.0;
+  return scale / std::sqrt(static_cast<double>(config_.gqa.head_dim));
 }
 
 GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const Rows& x) const {
@@ -44,7 +47,7 @@ GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, con
   qkv_.forward(ops, x, qkv);
   if (q_norm_) kept.q_norm = q_norm_->forward(pass, heads_of(qkv, 0, H, C), kept.q);
   if (k_norm_) kept.k_norm = k_norm_->forward(pass, heads_of(qkv, H, G, C), kept.k);
-  ops.rope_forward(pass.rotation(heads_of(qk, 0, H + G, C), C, config_.rope.layout));
+  if (rotates_) ops.rope_forward(pass.rotation(heads_of(qk, 0, H + G, C), C, config_.rope.layout));
   pass.capture(Intermediate::kAttentionQuery, layer_, kept.q);
   pass.capture(Intermediate::kAttentionKey, layer_, kept.k);
   pass.capture(Intermediate::kAttentionValue, layer_, kept.v);
@@ -123,7 +126,7 @@ void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Te
                           .dq = dq,
                           .dk = dk,
                           .dv = dv,
-                          .rope = pass.rotation({}, C, config_.rope.layout),
+                          .rope = rotates_ ? pass.rotation({}, C, config_.rope.layout) : Rope{},
                           .rope_keys = true});
   if (q_norm_) q_norm_->backward(pass, kept.q_norm, dq, dq);
   if (k_norm_) k_norm_->backward(pass, kept.k_norm, dk, dk);

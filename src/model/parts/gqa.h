@@ -1,4 +1,5 @@
-// Grouped-query attention (arXiv 2305.13245) with RoPE and optional RMSNorm of queries and keys per head.
+// Grouped-query attention (arXiv 2305.13245), with RoPE or without (NoPE, arXiv 2305.19466), and optional RMSNorm of
+// queries and keys per head.
 //
 // T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys and values are columns of one
 // product: their rows lie apart. The cache holds normed and rotated keys
@@ -40,6 +41,7 @@ class GroupedQueryAttention final : public Part {
   const ModelConfig& config_;
   int64_t layer_;
   int64_t window_;
+  bool rotates_;
   JoinedLinear qkv_;  // [H * C + G * C + G * C, D]
   Linear out_;        // [D, H * C]
   std::optional<Norm> q_norm_;

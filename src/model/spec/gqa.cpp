@@ -17,7 +17,7 @@ PartTraits describe_gqa(const LayerPart& part, WeightList& weights) {
     weights.add(WeightList::gain(name + "k_norm", C));
   }
   return {.flops_per_position = 6.0 * static_cast<double>(H * (C + C)),
-          .rope_dim = C,
+          .rope_dim = part.spec.rotates ? C : 0,
           .state = {.widths = {G * C, G * C}, .fixed = {}}};
 }
 
