@@ -35,7 +35,8 @@ TEST(PlacedWeights, TheRestOfMastersIsOnlyThereForTraining) {
   EXPECT_GT(planned(Masters::kWhole)[ArenaKind::kParameters], alone);
 }
 
-// Two runners of the same weights, in either arithmetic: the same values up to rounding, and neither disturbs the other.
+// Two runners of the same weights, in either arithmetic: the same values up to rounding, and neither disturbs the
+// other.
 TEST(PlacedWeights, AreRunByTwoRunnersInArithmeticsOfTheirOwn) {
   const ModelConfig config = base_model();
   constexpr int64_t kLen = 6;
