@@ -2,8 +2,9 @@
 // attention, an optimizer step). Each takes one struct of arguments and is implemented for
 // every device: if one is missing, the program does not link.
 //
-// To add an operation: its arguments, formula and shapes in ops/contracts/, a line in ops/operations.h, a function
-// of its name for the CPU (ops/cpu) and one for CUDA (ops/cuda), and tests of both.
+// To add an operation: its arguments, formula and shapes in ops/contracts/, their check in ops/contracts/checks/, a
+// line in ops/operations.h, a function of its name for the CPU (ops/cpu) and one for CUDA (ops/cuda), and tests of
+// both.
 //
 // Letters used in shapes
 //   B sequences   S positions of a sequence   T = B*S tokens of a microbatch   D model width   V vocabulary

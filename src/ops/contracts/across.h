@@ -18,7 +18,4 @@ struct SumAcross {
   std::span<const Tensor> tensors;
 };
 
-// Checks that both devices make.
-void check_sum_across(const SumAcross& args);
-
 }  // namespace nmoe

@@ -25,8 +25,6 @@ struct ActivationForward {
   bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards
   RowCodes pre_codes = {};  // = pre in FP8; undefined: not wanted; never with h_columns
 };
-// A check that both devices make.
-void check_leaves_result(const ActivationForward& args);
 struct ActivationBackward {
   Activation kind = Activation::kSwiGlu;
   Tensor pre, row_weight;    // as in forward

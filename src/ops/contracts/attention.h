@@ -73,7 +73,6 @@ struct TreeAttention {
   Tensor bounds;        // [C] i32, as cu_seqlens, but independent of sequences
   Tensor parents;       // [C] i32; the last entry belongs to no piece
 };
-void check(const TreeAttention& args);
 
 // Attention of MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1), whose keys and values come in parts: the key of head h
 // is kv[t, h, :nope] and behind it k_rope[t], which all heads share, its value kv[t, h, nope:]. Our own kernels on

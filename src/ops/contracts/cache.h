@@ -54,10 +54,17 @@ struct MlaCachedAttention {
   Tensor cache;      // = [Z, C, Rkv + rope], at the rows' places
   Tensor out;        // = [T, H, Dv]
 };
-// Its sizes, after checks that all tensors agree on them.
+// Its sizes.
 struct MlaSizes {
   int64_t tokens, heads, nope, rope, rank, value;
 };
-MlaSizes mla_sizes(const MlaCachedAttention& args);
+inline MlaSizes mla_sizes(const MlaCachedAttention& args) {
+  return {.tokens = args.q.dim(0),
+          .heads = args.q.dim(1),
+          .nope = args.q.dim(2) - args.k_rope.dim(1),
+          .rope = args.k_rope.dim(1),
+          .rank = args.kv_latent.dim(1),
+          .value = args.out.dim(2)};
+}
 
 }  // namespace nmoe

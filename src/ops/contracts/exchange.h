@@ -167,14 +167,4 @@ struct PeerFetch {
   Tensor destination;  // = of the same size, anywhere on this rank
 };
 
-// Checks of the above that both devices make.
-void check_exchange_plan(const BuildExchangePlan& args);
-void check_exchange_send(const ExchangeSend& args);
-void check_exchange_return(const ExchangeReturn& args);
-void check_exchange_return_copies(const ExchangeReturnCopies& args);
-void check_exchange_collect(const ExchangeCollect& args);
-void check_peer_sum(const PeerSum& args);
-void check_peer_range(const Tensor& x, int64_t begin, int64_t end);
-void check_peer_fetch(const PeerFetch& args);
-
 }  // namespace nmoe

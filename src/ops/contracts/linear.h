@@ -94,8 +94,6 @@ struct OperandRows {
   int64_t num_rows() const { return index.defined() ? index.dim(0) : source.dim(0); }
   int64_t width() const { return source.dim(1); }
 };
-// A check that both devices make.
-void check_codes(const OperandRounding& rounding, const OperandRows& rows);
 
 // Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a
 // capacity: rows from offsets[E] on are neither read nor written. An expert may have no rows; its dw is

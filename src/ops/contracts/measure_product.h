@@ -41,7 +41,4 @@ struct MeasureProduct {
   Tensor counts;        // [5] f64 +=, RoundingCounts of outputs: values, rows (tiles with any) and lost
 };
 
-// Checks that every device makes.
-void check_measure_product(const MeasureProduct& args);
-
 }  // namespace nmoe

@@ -62,8 +62,4 @@ struct MoeCombineWeights {
   Tensor weights;  // = [T, K] stat
 };
 
-// Checks that both devices make.
-void check_moe_dispatch(const MoeDispatch& args);
-void check_divide_moe_rows(const DivideMoeRows& args);
-
 }  // namespace nmoe

@@ -48,7 +48,4 @@ struct MuonStep {
   int iterations = 5;
 };
 
-// Checks that every device makes.
-void check_adamw_step(const AdamWStep& args);
-
 }  // namespace nmoe

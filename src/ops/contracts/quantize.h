@@ -143,10 +143,4 @@ struct MeasureRounding {
   Tensor counts;      // [5] f64 +=, RoundingCounts
 };
 
-// Checks that every device makes.
-void check_row_codes(const RowCodes& codes, const Shape& rows);
-void check_abs_max(const AbsMax& args);
-void check_measure_rounding(const MeasureRounding& args);
-void check_quantize(const Quantize& args);
-
 }  // namespace nmoe

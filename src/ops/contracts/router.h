@@ -80,8 +80,6 @@ struct RouterBackward {
   Tensor dweights;                          // [T, K] stat
   Tensor dlogits;                           // = [T, E], auxiliary losses' gradients included
 };
-// Checks of both: that the rule suits the number of experts, and that shapes agree.
-void check_router(const RouterRule& rule, Tensor logits, Tensor top_idx, Tensor weights);
 
 // Loss-free balancing (arXiv 2408.15664): bias += rate * sign(mean load - load), the loads compared as integers.
 struct RouterBiasUpdate {

@@ -70,9 +70,6 @@ struct SumInOrder {
   Tensor out;         // = [1] f64
   Tensor order = {};  // [N] i32: indices of the elements in the order to add them; undefined: as stored
 };
-// Checks that every device makes.
-void check_sums_of_squares(const SumsOfSquares& args);
-
 struct CountNonFinite {
   Tensor x;    // apart
   Tensor out;  // [1] i32 += number of NaN and infinities

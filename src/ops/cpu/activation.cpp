@@ -56,13 +56,6 @@ Real backward_row(Activation kind, const Real* pre, Real weight, const Real* dh,
   return dweight;
 }
 
-void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h) {
-  const int64_t parts = kind == Activation::kSwiGlu ? 2 : 1;
-  NMOE_CHECK(pre.dim(0) == h.dim(0) && pre.dim(1) == parts * h.dim(1) &&
-                 (!row_weight.defined() || row_weight.dim(0) == h.dim(0)),
-             "activation of {} with weights {} to {}", pre.shape(), row_weight.shape(), h.shape());
-}
-
 // How many of `capacity` rows there are.
 int64_t count_rows(Tensor num_rows, int64_t capacity) {
   if (!num_rows.defined()) return capacity;
@@ -75,14 +68,12 @@ int64_t count_rows(Tensor num_rows, int64_t capacity) {
 
 template <class Real>
 void activation_forward(Context& ctx, const ActivationForward& args) {
-  check_leaves_result(args);
   const Activation kind = args.kind;
   const Tensor pre = args.pre, row_weight = args.row_weight;
   ArenaScope scope(ctx.scratch);
   const Tensor h = args.h_columns.defined()
                        ? scope.allocate(DTypeOf<Real>::value, {pre.dim(0), args.h_columns.values.dim(1)})
                        : args.h;
-  check_shapes(kind, pre, row_weight, h);
   if (ctx.counting()) return;
   const int64_t num_rows = count_rows(args.num_rows, h.dim(0)), width = h.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
@@ -115,11 +106,6 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   const Activation kind = args.kind;
   const Tensor pre = args.pre, row_weight = args.row_weight, dh = args.dh, dpre = args.dpre,
                drow_weight = args.drow_weight;
-  check_shapes(kind, pre, row_weight, dh);
-  NMOE_CHECK(row_weight.defined() == drow_weight.defined(), "row weights {} with gradients {}", row_weight.shape(),
-             drow_weight.shape());
-  NMOE_CHECK(!args.h.defined() || args.h.shape() == dh.shape(), "an activation {} beside gradients {}", args.h.shape(),
-             dh.shape());
   if (ctx.counting()) return;
   if (args.pre_codes.defined()) {
     widen_rows<Real>(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = args.num_rows});

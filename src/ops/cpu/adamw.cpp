@@ -33,7 +33,6 @@ void update_rounded(const AdamWStep& args, const adamw::Constants<Real>& constan
 
 template <class Real>
 void step(Context& ctx, const AdamWStep& args) {
-  check_adamw_step(args);
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
   const double* rate = args.rates.data<double>();
   const auto real = [](double value) { return static_cast<Real>(value); };

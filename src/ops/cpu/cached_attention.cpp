@@ -49,9 +49,6 @@ void for_each_head(Context& ctx, int64_t num_tokens, int64_t num_heads, int64_t 
 template <class Real>
 void cache_write(Context& ctx, const CacheWrite& args) {
   const int64_t num_tokens = args.rows.dim(0), width = args.rows.dim(1), cache_width = args.cache.dim(2);
-  NMOE_CHECK(args.slots.dim(0) == num_tokens && args.positions.dim(0) == num_tokens && args.offset >= 0 &&
-                 args.offset + width <= cache_width,
-             "rows {} at offset {} of a cache {}", args.rows.shape(), args.offset, args.cache.shape());
   if (ctx.counting()) return;
   check_places(args.slots, args.positions, args.cache);
   for (int64_t t = 0; t < num_tokens; ++t) {
@@ -66,11 +63,6 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   const int64_t G = args.num_kv_heads, capacity = args.keys.dim(1), group = H / G;
   const Tensor values = args.values.defined() ? args.values : args.keys;
-  NMOE_CHECK(H % G == 0 && args.keys.dim(2) == G * Dk && args.out.dim(0) == T && args.out.dim(1) == H &&
-                 (args.values.defined() ? values.dim(2) == G * Dv : G == 1 && Dv <= Dk) && values.dim(1) == capacity &&
-                 args.slots.dim(0) == T && args.positions.dim(0) == T,
-             "cached attention of q {} to keys {} and values {}, out {}", args.q.shape(), args.keys.shape(),
-             args.values.shape(), args.out.shape());
   ArenaScope scope(ctx.scratch);
   const int64_t task_heads = std::min(group, kTaskHeads);
   const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), task_heads, capacity});

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/contracts/checks.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/peak.h"
 
@@ -11,6 +12,7 @@ namespace nmoe::cpu {
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
   void CpuOps::name(const Arguments& args) {  \
+    check(args);                              \
     if (compute_dtype_ == DType::kF32) {      \
       cpu::name<float>(context_, args);       \
     } else {                                  \

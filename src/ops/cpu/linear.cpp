@@ -242,7 +242,6 @@ template <class Real>
 RoundedRows round_expert_rows(Context& ctx, ArenaScope& scope, const OperandRounding& rounding, const OperandRows& rows,
                               Tensor offsets) {
   if (rounding.format == OperandFormat::kAct) return {.rows = rows};
-  check_codes(rounding, rows);
   if (rounding.rows.defined()) return {.rows = {widened_rows(ctx, scope, rounding.rows), rows.index}};
   const RoundedOperand rounded = round_rows(ctx, scope, rounding, in_order<Real>(ctx, scope, rows, offsets), offsets);
   return {.rows = rounded.values, .rounded = rounded};
@@ -320,8 +319,6 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
-  NMOE_CHECK(args.rounding.format == OperandFormat::kFp8 || !(args.x_columns.defined() || args.dy_columns.defined()),
-             "codes of columns are operands of products in FP8");
   ArenaScope scope(ctx.scratch);
   const int64_t R = args.dy.num_rows();
   const auto rounded = [&](const ColumnCodes& columns, const OperandRounding& rounding,

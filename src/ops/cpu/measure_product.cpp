@@ -82,7 +82,6 @@ TileSums measure_tile(OperandFormat format, const std::array<Operand, kSampledRu
 
 template <class Real>
 void measure_product(Context& ctx, const MeasureProduct& args) {
-  check_measure_product(args);
   NMOE_CHECK((std::is_same_v<Real, float>), "{} is not rounded to low precision", dtype_name(args.w.dtype()));
   const int64_t E = args.w.dim(0), out = args.w.dim(1), in = args.w.dim(2);
   ArenaScope scope(ctx.scratch);

@@ -41,7 +41,6 @@ void count_row(const BlockRounding& rounding, const float* x, int64_t cols, Roun
 
 template <class Real>
 void measure_rounding(Context& ctx, const MeasureRounding& args) {
-  check_measure_rounding(args);
   NMOE_CHECK((std::is_same_v<Real, float>), "{} is not rounded to low precision", dtype_name(args.x.dtype()));
   const int64_t G = args.x.dim(0), N = args.x.dim(1), C = args.x.dim(2), n = block_size(args.format);
   ArenaScope scope(ctx.scratch);

@@ -16,12 +16,6 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   const bool has_parts = args.part_sizes.defined();
   constexpr int64_t kMinChunkTokens = 1024, kMaxChunks = 64;
   const int64_t num_tokens = top_idx.dim(0), top_k = top_idx.dim(1), num_experts = plan.offsets.dim(0) - 1;
-  NMOE_CHECK((!counts.defined() || counts.dim(0) == num_experts) && plan.row_of.shape() == top_idx.shape(),
-             "plan of {} choices over {} experts: offsets {}, row_of {}", top_idx.shape(), num_experts,
-             plan.offsets.shape(), plan.row_of.shape());
-  NMOE_CHECK(top_idx.num_elements() <= INT32_MAX, "plan of {} choices", top_idx.shape());
-  NMOE_CHECK(!has_parts || num_tokens % args.part_sizes.dim(0) == 0, "{} tokens in {} parts", num_tokens,
-             args.part_sizes.shape());
   const int64_t chunk_tokens = std::max(kMinChunkTokens, ceil_div(num_tokens, kMaxChunks));
   const int64_t num_chunks = ceil_div(num_tokens, chunk_tokens);
   ArenaScope scratch(ctx.scratch);
@@ -80,7 +74,6 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
 
 template <class Real>
 void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {
-  check_divide_moe_rows(args);
   if (ctx.counting()) return;
   const int64_t num_offsets = args.offsets.dim(0);
   const int32_t* offsets = args.offsets.data<int32_t>();
@@ -126,7 +119,6 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   const MoePlan& plan = args.plan;
   const Tensor rows = args.rows;
   const int64_t num_tokens = plan.row_of.dim(0), width = rows.dim(1), top_k = plan.row_of.dim(1);
-  check_moe_dispatch(args);
   if (ctx.counting()) return;
   const Real* tokens = args.x.defined() ? args.x.data<Real>() : nullptr;
   const int32_t* row_of = plan.row_of.data<int32_t>();

@@ -81,7 +81,6 @@ void transpose_tiles(Context& ctx, const Quantize& args) {
 
 template <class Real>
 void abs_max(Context& ctx, const AbsMax& args) {
-  check_abs_max(args);
   if (ctx.counting()) return;
   const float* x = floats<Real>(args.x);
   const int64_t size = args.x.dim(1) * args.x.dim(2), there = rows_there(args.x, args.num_rows) * args.x.dim(2);
@@ -92,7 +91,6 @@ void abs_max(Context& ctx, const AbsMax& args) {
 
 template <class Real>
 void quantize(Context& ctx, const Quantize& args) {
-  check_quantize(args);
   if (ctx.counting()) return;
   const float* x = floats<Real>(args.x);
   const int64_t rows = rows_there(args.x, args.num_rows), N = args.x.dim(1), C = args.x.dim(2);

@@ -113,9 +113,6 @@ void fill_truncated_normal(Context& ctx, const FillTruncatedNormal& args) {
 template <class Real>
 void copy(Context& ctx, const Copy& args) {
   const Tensor source = args.source, destination = args.destination;
-  NMOE_CHECK(source.dtype() == destination.dtype() && source.num_elements() == destination.num_elements(),
-             "copy of {} {} to {} {}", dtype_name(source.dtype()), source.shape(), dtype_name(destination.dtype()),
-             destination.shape());
   if (ctx.counting()) return;
   const auto* from = static_cast<const std::byte*>(source.raw());
   auto* to = static_cast<std::byte*>(destination.raw());
@@ -146,7 +143,6 @@ void sum(Context& ctx, const Sum& args) {
 
 template <class Real>
 void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
-  if (!ctx.counting()) check_sums_of_squares(args);
   const auto square = [](Real value) { return static_cast<double>(value) * static_cast<double>(value); };
   for (const SumOfSquares& one : args.all) {
     if (one.parts.defined()) {

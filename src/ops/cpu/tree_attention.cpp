@@ -33,7 +33,6 @@ struct Pieces {
 
 template <class Real>
 void tree_attention(Context& ctx, const TreeAttention& args) {
-  check(args);
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.v.dim(2);
   const int64_t group = H / args.k.dim(1);
   ArenaScope scope(ctx.scratch);

@@ -39,6 +39,7 @@ struct OperationPlan {
 template <class Arguments>
 OperationPlan<Arguments> plan_operation(Planner& to, const Arguments& args) {
   if constexpr (requires { args.rounding; }) {
+    check_rounds(to.kernels, args);
     if (is_emulated(to.kernels, args.rounding)) {
       Widened<Arguments> widened = claim_widened(to.scope, args);
       auto made = plan(to, widened.args);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "ops/contracts/checks.h"
 #include "ops/cuda/plans.h"
 
 namespace nmoe::planned {
@@ -42,6 +43,7 @@ constexpr bool kHasInvariant =
 
 template <class Arguments>
 void PlannedOps::count(const Arguments& args) {
+  check(args);
   if (kHasInvariant<Arguments> && arithmetic() == Arithmetic::kBatchInvariant) return;
   if constexpr (cuda::Planned<Arguments>) {
     cuda::Planner planner{scratch(), kernels_};

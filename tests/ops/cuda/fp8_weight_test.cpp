@@ -141,17 +141,6 @@ TEST_F(CudaFp8Weight, PickedCodesAreThoseOfTheirRows) {
   }
 }
 
-// Without row_of nobody would know which rows to write.
-TEST_F(CudaFp8Weight, PickedCodesWantRowOf) {
-  const RowCodes codes = room_for_codes(4, 16), room = room_for_codes(8, 16);
-  const Tensor x = poisoned({4, 16}), index = up(pool_.zeros(DType::kI32, {8})),
-               of_others = up(pool_.zeros(DType::kI32, {3, 2}));
-  const OperandRounding rounding{.format = OperandFormat::kFp8, .rows = codes};
-  for (const OperandRows& rows : {OperandRows(x, index), OperandRows(x, index, of_others)}) {
-    EXPECT_THROW(cuda::product_codes(context(), rounding, rows, up(pool_.ints({1}, {8})), room), CheckFailure);
-  }
-}
-
 TEST_F(CudaFp8Weight, ActivationsLeaveColumns) {
   const int64_t E = 4, R = 1000;
   const ExpertRows of = expert_rows(R, 300);

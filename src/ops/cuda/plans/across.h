@@ -6,6 +6,7 @@
 
 #include "ops/across.h"
 #include "ops/cuda/plans/planner.h"
+#include "ops/peers.h"
 
 namespace nmoe::cuda {
 
@@ -14,6 +15,7 @@ constexpr int64_t kAcrossRoundBytes = int64_t{128} << 20;
 inline Tensor plan(Planner& to, const SumAcross& args) {
   if (args.across.alone()) return {};
   const int64_t domains = args.across.count();
+  NMOE_CHECK(domains <= kMaxPeers, "a sum over {} domains, at most {}", domains, kMaxPeers);
   int64_t most = 0;
   for (const AcrossRound& round : across_rounds(args.tensors, kAcrossRoundBytes)) {
     int64_t bytes = 0;

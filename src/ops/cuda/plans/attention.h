@@ -167,7 +167,12 @@ struct AttentionForwardPlan {
   Tensor workspace = {};   // kCudnn
   Tensor spans = {};       // kPlain
 };
+// Kernels count tokens in 32 bits.
+inline void check_tokens(const Tensor& q) {
+  NMOE_CHECK(q.dim(0) <= INT32_MAX / 2, "attention over {} tokens", q.dim(0));
+}
 inline AttentionForwardPlan plan(Planner& to, const AttentionForward& args) {
+  check_tokens(args.q);
   if (args.q.dim(0) == 0) return {};
   AttentionForwardPlan plan;
   plan.engine = attention_engine(to.kernels, args);
@@ -191,6 +196,7 @@ struct AttentionBackwardPlan {
   Tensor spans = {}, delta = {};        // kPlain; delta F32 like lse
 };
 inline AttentionBackwardPlan plan(Planner& to, const AttentionBackward& args) {
+  check_tokens(args.q);
   if (args.q.dim(0) == 0) return {};
   AttentionBackwardPlan plan;
   plan.engine = attention_engine(to.kernels, args);
@@ -217,6 +223,7 @@ struct MlaAttentionForwardPlan {
   AttentionForwardPlan whole = {};
 };
 inline MlaAttentionForwardPlan plan(Planner& to, const MlaAttentionForward& args) {
+  check_tokens(args.q);
   if (args.q.dim(0) == 0) return {};
   MlaAttentionForwardPlan mla;
   mla.in_parts = sm90_attention_takes(to.kernels, args);
@@ -237,6 +244,7 @@ struct MlaAttentionBackwardPlan {
   AttentionBackwardPlan whole = {};
 };
 inline MlaAttentionBackwardPlan plan(Planner& to, const MlaAttentionBackward& args) {
+  check_tokens(args.q);
   if (args.q.dim(0) == 0) return {};
   MlaAttentionBackwardPlan mla;
   mla.in_parts = sm90_attention_takes(to.kernels, args);

@@ -19,13 +19,23 @@ inline bool takes_head_groups(const CachedAttention& args) {
          value % 8 == 0 && value <= kMaxGroupValue;
 }
 
+// What a block has of its head in shared memory, where they are not: a query and a sum of values, F32.
+inline int64_t cached_head_bytes(const CachedAttention& args) {
+  return (args.q.dim(2) + args.out.dim(2)) * static_cast<int64_t>(sizeof(float));
+}
+constexpr int64_t kMaxCachedHeadBytes = int64_t{47} << 10;
+
 struct CachedAttentionPlan {
   bool by_groups = false;
   Tensor partials = {};    // [T, H, chunks, Dv] F32, by groups
   Tensor statistics = {};  // [T, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
-  if (!takes_head_groups(args)) return {};
+  if (!takes_head_groups(args)) {
+    const int64_t bytes = cached_head_bytes(args);
+    NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
+    return {};
+  }
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
   const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
   CachedAttentionPlan plan{.by_groups = true};

@@ -17,11 +17,13 @@ inline int64_t head_chunk_rows(int64_t num_tokens, int64_t row_bytes) {
   return std::min(num_tokens, blocks_for(blocks_for(num_tokens, num_parts), kLeast) * kLeast);
 }
 
+constexpr int64_t kMaxHeadVocab = INT32_MAX - 64;  // counted in 32 bits, with what fills up the last vectors
 struct HeadLossPlan {
   Tensor logits;  // of a chunk [rows, V], whose place gradients take: act then, F32 where none are wanted
   LinearPlan product;
 };
 inline HeadLossPlan plan(Planner& to, const HeadLoss& args) {
+  NMOE_CHECK(args.w.dim(0) <= kMaxHeadVocab, "a head over {} words; on CUDA at most {}", args.w.dim(0), kMaxHeadVocab);
   const DType dtype = args.dx.defined() ? args.x.dtype() : DType::kF32;
   const int64_t vocab = args.w.dim(0), row_bytes = vocab * static_cast<int64_t>(dtype_bytes(dtype));
   HeadLossPlan plan;

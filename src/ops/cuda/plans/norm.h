@@ -14,8 +14,10 @@ inline int64_t gain_chunk_rows(int64_t num_rows, int64_t width) {
   const int64_t max_chunks = width > 1024 ? 512 : 256;
   return std::max(kMinRows, blocks_for(num_rows, max_chunks));
 }
+constexpr int64_t kMaxNormWidth = 16384;  // what a block's threads hold of a row
 inline Tensor plan(Planner& to, const RmsNormBackward& args) {
   const int64_t rows = norm_vectors(args.x), width = args.x.dim(-1);
+  NMOE_CHECK(width <= kMaxNormWidth, "the gradient of a norm over {} values: {} are possible", width, kMaxNormWidth);
   return to.scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, width)), width});
 }
 

@@ -19,6 +19,29 @@ constexpr WeightRounding weight_rounding(const KernelSet& kernels, DType compute
   return format == OperandFormat::kAct ? WeightRounding::kNone : WeightRounding::kInside;
 }
 
+// That there are kernels for a product's format. Codes of weights are for products with weights; gradients of experts'
+// round rows themselves.
+template <class Arguments>
+void check_rounds(const KernelSet& kernels, const Arguments& args) {
+  const OperandRounding& rounding = args.rounding;
+  if (rounding.format == OperandFormat::kAct) return;
+  constexpr bool is_of_weight = requires { args.dw; }
+  , is_grouped = requires { args.offsets; };
+  const auto compute = [&] {
+    if constexpr (!is_of_weight) {
+      return args.w.dtype();
+    } else if constexpr (is_grouped) {
+      return args.dy.source.dtype();
+    } else {
+      return args.dy.dtype();
+    }
+  }();
+  const WeightRounding rounds = weight_rounding(kernels, compute, rounding.format);
+  NMOE_CHECK(rounds == WeightRounding::kInside ||
+                 (rounds == WeightRounding::kCodes && ((is_of_weight && is_grouped) || rounding.weight.defined())),
+             "CUDA does not round the operands of this product");
+}
+
 // Where it is emulated: the same product, with room for operands as they are after rounding
 // (kernels/low_precision/emulated_operands.h). Blackwell multiplies blocks (plans/block_operands.h).
 inline bool has_short_blocks(const OperandRounding& rounding) {

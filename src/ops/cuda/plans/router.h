@@ -7,9 +7,12 @@
 
 namespace nmoe::cuda {
 
+constexpr int64_t kMaxTopK = 32;  // a lane a choice
+inline void check_choice(const RouterRule& rule, const Tensor& logits) {
+  check_num_experts(logits.dim(1));
+  NMOE_CHECK(rule.top_k <= kMaxTopK, "top_k {}; on CUDA at most {}", rule.top_k, kMaxTopK);
+}
 inline int64_t num_sequences(const RouterLoss& loss, int64_t num_tokens) {
-  NMOE_CHECK(loss.seq_len > 0 && num_tokens % loss.seq_len == 0, "{} tokens in sequences of {}", num_tokens,
-             loss.seq_len);
   const int64_t num_seqs = num_tokens / loss.seq_len;
   NMOE_CHECK(num_seqs <= 65535, "{} sequences; on CUDA at most 65535 a microbatch", num_seqs);
   return num_seqs;
@@ -23,6 +26,7 @@ struct RouterForwardPlan {
   Tensor loads;                // [B, E] I32, or empty
 };
 inline RouterForwardPlan plan(Planner& to, const RouterForward& args) {
+  check_choice(args.rule, args.logits);
   const int64_t T = args.logits.dim(0);
   RouterForwardPlan scratch;
   scratch.z = to.scope.allocate(DType::kF64, {args.loss.z != 0 ? T : 0});
@@ -34,6 +38,7 @@ inline RouterForwardPlan plan(Planner& to, const RouterForward& args) {
 
 // [B, E] I32, or empty.
 inline Tensor plan(Planner& to, const RouterBackward& args) {
+  check_choice(args.rule, args.logits);
   return claim_sequence_loads(to.scope, args.loss, args.logits);
 }
 
@@ -55,6 +60,7 @@ inline int64_t route_plan_bytes(const RouteTokens& args) {
 }
 inline RouteTokensPlan plan(Planner& to, const RouteTokens& args) {
   constexpr int64_t kMostCopies = 256;  // choices that it takes
+  check_choice(args.rule, args.logits);
   const int64_t copies = args.logits.dim(0) * args.rule.top_k;
   const int64_t warp_bytes = choice_floats(args.rule, args.logits.dim(1)) * static_cast<int64_t>(sizeof(float));
   RouteTokensPlan route;

@@ -1,7 +1,6 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 
-#include <type_traits>
-
+#include "ops/contracts/checks.h"
 #include "ops/cuda/kernels/experts/sort_workspace.h"
 #include "ops/cuda/kernels/low_precision/emulated_operands.h"
 #include "ops/cuda/kernels/products/invariant_products.h"
@@ -13,22 +12,6 @@ namespace nmoe::cuda {
 namespace {
 
 constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
-
-// What no plan says is wrong, and a counting run is to find, too. Codes of weights are for products with weights;
-// gradients of experts' round rows themselves.
-template <class Arguments>
-void check_arguments(DType compute, const Arguments& args) {
-  if constexpr (std::is_same_v<Arguments, ActivationForward>) check_leaves_result(args);
-  if constexpr (requires { args.rounding; }) {
-    const OperandRounding& rounding = args.rounding;
-    if (rounding.format == OperandFormat::kAct) return;
-    const WeightRounding rounds = weight_rounding(kKernels, compute, rounding.format);
-    constexpr bool is_of_experts = std::is_same_v<Arguments, GroupedLinearBackwardWeight>;
-    NMOE_CHECK(rounds == WeightRounding::kInside ||
-                   (rounds == WeightRounding::kCodes && (is_of_experts || rounding.weight.defined())),
-               "CUDA does not round the operands of this product");
-  }
-}
 
 // What libraries say on this device.
 class LibraryRoom final : public VendorRoom {
@@ -70,18 +53,11 @@ void check_unrounded(const OperandRounding& rounding) {
   NMOE_CHECK(rounding.format == OperandFormat::kAct, "batch-invariant products do not round operands");
 }
 
-void check_groups(const OperandRows& x, Tensor w, Tensor offsets, Tensor y) {
-  NMOE_CHECK(x.width() == w.dim(2) && y.shape() == Shape({x.num_rows(), w.dim(1)}) && offsets.dim(0) == w.dim(0) + 1 &&
-                 w.dim(0) <= 65535,
-             "grouped product of {} and {} into {}, offsets {}", x.source.shape(), w.shape(), y.shape(),
-             offsets.shape());
-}
-
 }  // namespace
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments)               \
   void CudaOps::name(const Arguments& args) {               \
-    check_arguments(compute_dtype_, args);                  \
+    check(args);                                            \
     make_current(context_.device_index);                    \
     run<Arguments>(context_, scratch(), args, &cuda::name); \
   }
@@ -93,38 +69,34 @@ WeightRounding CudaOps::weight_rounding(OperandFormat format) const {
 }
 
 void InvariantCudaOps::linear_forward(const LinearForward& args) {
+  check(args);
   check_unrounded(args.rounding);
-  const Tensor x = args.x, w = args.w, y = args.y, addend = args.addend;
-  NMOE_CHECK(x.dim(1) == w.dim(1) && y.shape() == Shape({x.dim(0), w.dim(0)}) &&
-                 (!addend.defined() || (addend.shape() == y.shape() && addend.dtype() == y.dtype())),
-             "product of {} and {} into {}, {} added", x.shape(), w.shape(), y.shape(), addend.shape());
-  if (counting() || y.num_elements() == 0) return;
+  if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
-  invariant_product(context(), x, w, addend, y);
+  invariant_product(context(), args.x, args.w, args.addend, args.y);
 }
 
 void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& args) {
+  check(args);
   check_unrounded(args.rounding);
-  const Tensor x = args.x, w = args.w, pre = args.pre;
-  NMOE_CHECK(x.dim(1) == w.dim(1) && pre.shape() == Shape({x.dim(0), w.dim(0)}), "product of {} and {} into {}",
-             x.shape(), w.shape(), pre.shape());
-  if (counting() || pre.num_elements() == 0) return;
+  if (counting() || args.pre.num_elements() == 0) return;
   make_current(context().device_index);
-  invariant_activation(context(),
-                       {.kind = args.kind, .x = x, .w = w, .offsets = {}, .row_weight = {}, .pre = pre, .h = args.h});
+  invariant_activation(
+      context(),
+      {.kind = args.kind, .x = args.x, .w = args.w, .offsets = {}, .row_weight = {}, .pre = args.pre, .h = args.h});
 }
 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
+  check(args);
   check_unrounded(args.rounding);
-  check_groups(args.x, args.w, args.offsets, args.y);
   if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_grouped_product(context(), args.x, args.w, args.offsets, args.y);
 }
 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
+  check(args);
   check_unrounded(args.rounding);
-  check_groups(args.x, args.w, args.offsets, args.pre);
   if (counting() || args.pre.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_activation(context(), args);

@@ -126,21 +126,12 @@ CachePlaces places_of(Tensor slots, Tensor positions, Tensor cache) {
           .capacity = cache.dim(1)};
 }
 
-// The bytes of `num_floats` in a block's shared memory.
-int64_t shared_bytes(int64_t num_floats) {
-  const int64_t bytes = num_floats * static_cast<int64_t>(sizeof(float));
-  NMOE_CHECK(bytes <= kDefaultSharedBytes - 1024, "a head too wide: {} bytes of shared memory", bytes);
-  return bytes;
-}
+static_assert(kMaxCachedHeadBytes <= kDefaultSharedBytes - 1024);
 
 }  // namespace
 
 void cache_write(Context& ctx, const CacheWrite& args) {
   const int64_t num_tokens = args.rows.dim(0), width = args.rows.dim(1), cache_width = args.cache.dim(2);
-  NMOE_CHECK(args.slots.dim(0) == num_tokens && args.positions.dim(0) == num_tokens && args.offset >= 0 &&
-                 args.offset + width <= cache_width && args.cache.dtype() == args.rows.dtype(),
-             "rows {} {} at offset {} of a cache {} {}", dtype_name(args.rows.dtype()), args.rows.shape(), args.offset,
-             dtype_name(args.cache.dtype()), args.cache.shape());
   if (args.rows.num_elements() == 0) return;
   const bool vector = can_vectorise(width, args.rows, args.cache) && cache_width % 8 == 0 && args.offset % 8 == 0;
   dispatch_act(args.rows.dtype(), [&](auto element) {
@@ -157,14 +148,8 @@ void cached_attention(Context& ctx, const CachedAttention& args, const CachedAtt
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   const int64_t G = args.num_kv_heads;
   const Tensor values = args.values.defined() ? args.values : args.keys;
-  NMOE_CHECK(H % G == 0 && args.keys.dim(2) == G * Dk && args.out.dim(0) == T && args.out.dim(1) == H &&
-                 (args.values.defined() ? values.dim(2) == G * Dv : G == 1 && Dv <= Dk) &&
-                 values.dim(0) == args.keys.dim(0) && values.dim(1) == args.keys.dim(1) && args.slots.dim(0) == T &&
-                 args.positions.dim(0) == T,
-             "cached attention of q {} to keys {} and values {}, out {}", args.q.shape(), args.keys.shape(),
-             args.values.shape(), args.out.shape());
   if (plan.by_groups) return cached_attention_by_groups(ctx, args, plan);
-  const int64_t num_bytes = shared_bytes(Dk + Dv);
+  const int64_t num_bytes = cached_head_bytes(args);
   if (args.out.num_elements() == 0) return;
   const CachedSizes sizes{H,
                           G,

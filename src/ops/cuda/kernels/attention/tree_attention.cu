@@ -391,12 +391,8 @@ bool takes_tiles(const TreeAttention& args) {
 }  // namespace
 
 void tree_attention(Context& ctx, const TreeAttention& args) {
-  check(args);
   const int64_t T = args.q.dim(0);
   NMOE_CHECK(T <= INT_MAX / 2 && args.bounds.dim(0) <= INT_MAX, "{} rows in {} pieces", T, args.bounds.dim(0));
-  NMOE_CHECK(args.k.dtype() == args.q.dtype() && args.v.dtype() == args.q.dtype() && args.out.dtype() == args.q.dtype(),
-             "attention of q {}, k {}, v {} into {}", dtype_name(args.q.dtype()), dtype_name(args.k.dtype()),
-             dtype_name(args.v.dtype()), dtype_name(args.out.dtype()));
   if (T == 0) return;
   const Heads heads = {
       .pieces = {.bounds = args.bounds.data<int32_t>(),

@@ -211,7 +211,6 @@ void launch(Context& ctx, Tensor x, const Matrices& matrices, int64_t most_rows,
 }  // namespace
 
 void measure_rounding(Context& ctx, const MeasureRounding& args, const Tensor& amax) {
-  check_measure_rounding(args);
   if (args.x.num_elements() == 0) return;
   const int64_t N = args.x.dim(1), C = args.x.dim(2), most_rows = args.index.defined() ? args.index.dim(0) : N;
   if (amax.defined()) {

@@ -155,11 +155,8 @@ void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool
 
 void muon_step(Context& ctx, const MuonStep& args, const MuonPlan& scratch) {
   const Shape& shape = args.w.shape();
-  NMOE_CHECK(shape.rank() == 2 || shape.rank() == 3, "Muon of w {}", shape);
   const int64_t batch = shape.rank() == 3 ? shape[0] : 1;
   const int64_t rows = shape[-2], cols = shape[-1], size = rows * cols;
-  NMOE_CHECK(args.grad.num_elements() == batch * size && args.momentum.num_elements() == batch * size,
-             "Muon of w {}, grad {}, momentum {}", shape, args.grad.shape(), args.momentum.shape());
   if (batch * size == 0) return;
   const int64_t stack = muon_stack(shape), num_slices = ceil_div(size, kMuonSlice);
   const auto step = static_cast<float>(0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));

@@ -117,15 +117,6 @@ __global__ void __launch_bounds__(kRowThreads)
   if (Group::thread() == 0) dweights[row] = dweight;
 }
 
-void check_shapes(Activation kind, Tensor pre, Tensor row_weight, Tensor h, Tensor num_rows) {
-  const int64_t parts = kind == Activation::kSwiGlu ? 2 : 1;
-  NMOE_CHECK(pre.dim(0) == h.dim(0) && pre.dim(1) == parts * h.dim(1) && pre.dtype() == h.dtype() &&
-                 (!row_weight.defined() || row_weight.dim(0) == h.dim(0)) &&
-                 (!num_rows.defined() || num_rows.shape() == Shape({1})),
-             "activation of {} {} with weights {} to {} {}, number of rows {}", dtype_name(pre.dtype()), pre.shape(),
-             row_weight.shape(), dtype_name(h.dtype()), h.shape(), num_rows.shape());
-}
-
 // Calls fn with the row group for rows of `width`, and the grid. Where there are many, blocks of which each has a wide
 // one would come and go with two turns of their loop. Unless a row is summed, a thread has 8 columns of it.
 template <class Fn>
@@ -172,7 +163,6 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
                                         .columns = args.h_columns});
   }
   const Tensor pre = args.pre, h = args.h;
-  check_shapes(args.kind, pre, args.row_weight, h, args.num_rows);
   if (h.num_elements() == 0) return;
   const int64_t width = h.dim(1);
   const bool with_codes = makes_codes(h, 1, args.h_codes);
@@ -191,17 +181,10 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
 
 void activation_backward(Context& ctx, const ActivationBackward& args) {
   const Tensor pre = args.pre, dh = args.dh, dpre = args.dpre;
-  check_shapes(args.kind, pre, args.row_weight, dh, args.num_rows);
-  check_shapes(args.kind, dpre, args.drow_weight, dh, args.num_rows);
-  NMOE_CHECK(args.row_weight.defined() == args.drow_weight.defined(), "row weights {} with gradients {}",
-             args.row_weight.shape(), args.drow_weight.shape());
-  NMOE_CHECK(!args.h.defined() || (args.h.shape() == dh.shape() && args.h.dtype() == dh.dtype()),
-             "an activation {} {} beside gradients {}", dtype_name(args.h.dtype()), args.h.shape(), dh.shape());
   if (dh.dim(0) == 0) return;
   const int64_t width = dh.dim(1);
   const bool with_codes = makes_codes(dpre, dpre.dim(1) / width, args.dpre_codes);
   const CodeRows codes = with_codes ? code_rows(dpre, args.dpre_codes) : CodeRows{};
-  if (args.pre_codes.defined()) check_row_codes(args.pre_codes, pre.shape());
   const bool reads_codes = args.pre_codes.defined() && width % 8 == 0 && in_eights(args.pre_codes, pre);
   if (args.pre_codes.defined() && !reads_codes) {
     widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = args.num_rows});

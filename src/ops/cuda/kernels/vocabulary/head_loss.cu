@@ -30,8 +30,9 @@ namespace {
 template <class T>
 constexpr int kVector = 16 / static_cast<int>(sizeof(T));
 constexpr int kMaxClusterBlocks = 8;  // that every device takes
-constexpr int kMaxSegments = 64;      // more than fit in shared memory
-constexpr int kSegmentReads = 2;      // of a thread, 16 bytes each
+static_assert(kMaxHeadVocab <= INT_MAX - kMaxClusterBlocks * kVector<__nv_bfloat16>);
+constexpr int kMaxSegments = 64;  // more than fit in shared memory
+constexpr int kSegmentReads = 2;  // of a thread, 16 bytes each
 
 // A running softmax and argmax over some of a row's logits.
 struct OnlineSoftmax {
@@ -334,13 +335,6 @@ void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) 
 }  // namespace
 
 void head_loss(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) {
-  const int64_t num_tokens = args.x.dim(0), vocab = args.w.dim(0);
-  NMOE_CHECK(args.targets.shape() == Shape({num_tokens}) && args.losses.shape() == Shape({num_tokens}) && vocab > 0 &&
-                 vocab <= INT_MAX - kMaxClusterBlocks * kVector<__nv_bfloat16>,
-             "head over x {} and w {}: targets {}, losses {}", args.x.shape(), args.w.shape(), args.targets.shape(),
-             args.losses.shape());
-  NMOE_CHECK(args.x.dtype() == DType::kF32 || args.x.dtype() == DType::kBF16, "head over {}",
-             dtype_name(args.x.dtype()));
   if (plan.logits.dtype() == DType::kF32) {
     head_loss_of<float>(ctx, args, plan);
   } else {

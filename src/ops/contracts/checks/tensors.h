@@ -1,0 +1,28 @@
+// What several checks ask of tensors.
+#pragma once
+
+#include "base/kinds.h"
+#include "ops/contracts/linear.h"
+#include "ops/contracts/quantize.h"
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+// The dtypes of computations, and of them those of statistics (ops/ops.h).
+constexpr bool is_act(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64; }
+constexpr bool is_stat(DType dtype) { return dtype == DType::kF32 || dtype == DType::kF64; }
+
+inline bool is(const Tensor& x, DType dtype, const Shape& shape) { return x.dtype() == dtype && x.shape() == shape; }
+// A single number.
+inline bool is_one(const Tensor& x, DType dtype) { return x.dtype() == dtype && x.defined() && x.num_elements() == 1; }
+inline bool is_one_if_defined(const Tensor& x, DType dtype) { return !x.defined() || is_one(x, dtype); }
+
+// How wide pre-activations are for each hidden unit.
+constexpr int64_t activation_parts(Activation kind) { return kind == Activation::kSwiGlu ? 2 : 1; }
+
+// Of rows [N, C], where there are codes.
+void check_codes(const RowCodes& codes, const Shape& rows);
+// Of the columns of rows [R, C] in groups, where there are codes.
+void check_codes(const ColumnCodes& columns, int64_t num_rows, int64_t width, int64_t num_groups);
+
+}  // namespace nmoe

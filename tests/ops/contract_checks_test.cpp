@@ -1,0 +1,496 @@
+// What contracts ask of arguments: the same of every device, whether it computes or only counts.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "ops/contracts/checks.h"
+#include "ops/factory.h"
+#include "ops/peers.h"
+#include "support/tensors.h"
+
+namespace nmoe::test {
+namespace {
+
+Tensor of(DType dtype, Shape shape) { return Tensor(nullptr, dtype, shape); }
+Tensor floats(Shape shape) { return of(DType::kF32, shape); }
+Tensor ints(Shape shape) { return of(DType::kI32, shape); }
+Tensor doubles(Shape shape) { return of(DType::kF64, shape); }
+RowCodes codes(int64_t rows, int64_t width) {
+  return {.values = of(DType::kU8, {rows, width}), .scales = of(DType::kU8, {rows, (width + 127) / 128})};
+}
+ColumnCodes columns(int64_t blocks, int64_t width) {
+  return {.values = of(DType::kU8, {blocks, width, 128}), .scales = of(DType::kU8, {blocks, width})};
+}
+
+class ContractChecks : public ::testing::Test {
+ protected:
+  // Tensors without values, which a device that counts takes, and one that computes refuses before it looks.
+  template <class Arguments>
+  void expect_taken(void (Ops::*operation)(const Arguments&), const Arguments& args) {
+    for (Device* device : {counting_.get(), planned_.get()}) {
+      EXPECT_NO_THROW((device->ops().*operation)(args)) << device->description();
+    }
+  }
+  template <class Arguments>
+  void expect_refused(void (Ops::*operation)(const Arguments&), const Arguments& args) {
+    EXPECT_THROW(((*cpu_).*operation)(args), CheckFailure);
+    for (Device* device : {counting_.get(), planned_.get()}) {
+      EXPECT_THROW((device->ops().*operation)(args), CheckFailure) << device->description();
+    }
+  }
+  // Good arguments, and what each of `spoil` makes of them.
+  template <class Arguments>
+  void expect(void (Ops::*operation)(const Arguments&), const Arguments& good,
+              const std::vector<std::function<void(std::type_identity_t<Arguments>&)>>& spoil) {
+    expect_taken(operation, good);
+    for (size_t i = 0; i < spoil.size(); ++i) {
+      SCOPED_TRACE(i);
+      Arguments bad = good;
+      spoil[i](bad);
+      expect_refused(operation, bad);
+    }
+  }
+
+  ReadyDevice cpu_ = cpu_device(DType::kF32);
+  std::unique_ptr<Device> counting_ = make_device({.kind = "cpu", .num_threads = 1, .compute_dtype = DType::kF32});
+  std::unique_ptr<Device> planned_ =
+      make_device({.kind = "cuda", .compute_dtype = DType::kBF16, .part = GpuPart{.memory_bytes = 1}});
+};
+
+TEST_F(ContractChecks, Tensors) {
+  expect(&Ops::fill, {.x = floats({3})}, {[](auto& a) { a.x = {}; }});
+  expect(&Ops::fill_truncated_normal, {.x = floats({3})}, {[](auto& a) { a.x = ints({3}); }});
+  expect(&Ops::copy, {floats({3}), floats({3})},
+         {[](auto& a) { a.source = floats({4}); }, [](auto& a) { a.destination = ints({3}); }});
+  expect(&Ops::split_weight, {floats({3}), floats({3}), {}},
+         {[](auto& a) { a.w = floats({4}); }, [](auto& a) { a.low = of(DType::kI16, {3}); }});
+  expect(&Ops::join_weight, {floats({3}), {}, floats({3})}, {[](auto& a) { a.master = floats({4}); }});
+  expect(&Ops::add_time, {.sum = doubles({1}), .begun = of(DType::kI64, {1})},
+         {[](auto& a) { a.begun = doubles({1}); }, [](auto& a) { a.sum = doubles({2}); }});
+  expect(&Ops::sum, {floats({5}), doubles({1})}, {[](auto& a) { a.out = floats({1}); }});
+  expect(&Ops::sums_of_squares, {.all = {{floats({5}), doubles({1})}}},
+         {[](auto& a) { a.all[0].x = ints({5}); }, [](auto& a) { a.all[0].parts = floats({2}); }});
+  expect(&Ops::sum_in_order, {doubles({5}), doubles({1}), ints({5})}, {[](auto& a) { a.order = ints({4}); }});
+  expect(&Ops::count_non_finite, {floats({5}), ints({1})}, {[](auto& a) { a.out = doubles({1}); }});
+  expect(&Ops::clip_scale, {doubles({1}), doubles({1}), 1.0, doubles({1}), ints({1})},
+         {[](auto& a) { a.stopped = doubles({1}); }, [](auto& a) { a.max_norm = -1; }});
+}
+
+TEST_F(ContractChecks, Rounding) {
+  expect(&Ops::abs_max, {.x = floats({2, 3, 4}), .amax = floats({2})}, {[](auto& a) { a.num_rows = ints({1}); }});
+  expect(&Ops::quantize, quantize_rows(floats({3, 130}), codes(3, 130)),
+         {[](auto& a) {
+            a.scales = of(DType::kU8, {1, 3, 1});
+          },
+          [](auto& a) { a.amax = floats({1}); }});
+  expect(&Ops::widen_rows, {.codes = codes(3, 130), .x = floats({3, 130})},
+         {[](auto& a) { a.codes = codes(3, 128); }, [](auto& a) { a.codes = {}; }});
+  expect(&Ops::measure_rounding, {.x = floats({1, 3, 130}), .counts = doubles({5})},
+         {[](auto& a) { a.index = ints({3}); }, [](auto& a) { a.counts = doubles({4}); }});
+  expect(&Ops::measure_product, {.x = floats({3, 130}), .w = floats({1, 7, 130}), .counts = doubles({5})},
+         {[](auto& a) { a.over_out = true; }, [](auto& a) { a.format = OperandFormat::kAct; }});
+}
+
+TEST_F(ContractChecks, VocabularyAndNorms) {
+  expect(&Ops::embedding_forward, {ints({3}), floats({9, 4}), floats({3, 4})},
+         {[](auto& a) {
+            a.y = floats({3, 5});
+          },
+          [](auto& a) { a.ids = floats({3}); }});
+  expect(&Ops::embedding_backward, {ints({3}), floats({3, 4}), floats({9, 4})}, {[](auto& a) {
+    a.dtable = of(DType::kBF16, {9, 4});
+  }});
+  expect(&Ops::head_loss,
+         {.x = floats({3, 4}),
+          .w = floats({9, 4}),
+          .targets = ints({3}),
+          .grad_scale = doubles({1}),
+          .losses = floats({3}),
+          .dx = floats({3, 4}),
+          .dw = floats({9, 4}),
+          .predictions = {}},
+         {[](auto& a) { a.targets = ints({2}); }, [](auto& a) { a.dw = {}; }, [](auto& a) { a.dx = {}; },
+          [](auto& a) { a.predictions = ints({4}); }});
+  expect(&Ops::rms_norm_forward, {.x = floats({3, 4}), .gain = floats({4}), .y = floats({3, 4}), .rstd = floats({3})},
+         {[](auto& a) { a.gain = floats({3}); }, [](auto& a) { a.y_codes = codes(3, 5); }});
+  expect(&Ops::rms_norm_backward,
+         {.x = floats({3, 4}),
+          .gain = floats({4}),
+          .rstd = floats({3}),
+          .dy = floats({3, 4}),
+          .dx = floats({3, 4}),
+          .dgain = floats({4})},
+         {[](auto& a) { a.dgain = floats({3}); }, [](auto& a) { a.rstd = floats({4}); }});
+}
+
+TEST_F(ContractChecks, Activations) {
+  expect(&Ops::activation_forward,
+         {.pre = floats({3, 8}), .row_weight = floats({3}), .h = floats({3, 4}), .num_rows = {}},
+         {[](auto& a) {
+            a.h = floats({3, 8});
+          },
+          [](auto& a) { a.keeps_h = false; }, [](auto& a) { a.row_weight = floats({4}); },
+          [](auto& a) { a.num_rows = ints({3}); },
+          [](auto& a) { a.pre_codes = codes(3, 8), a.h_columns = columns(1, 4), a.offsets = ints({2}); }});
+  expect(&Ops::activation_backward,
+         {.pre = floats({3, 8}),
+          .row_weight = floats({3}),
+          .dh = floats({3, 4}),
+          .dpre = floats({3, 8}),
+          .drow_weight = floats({3}),
+          .num_rows = {}},
+         {[](auto& a) { a.drow_weight = {}; },
+          [](auto& a) {
+            a.h = floats({4, 4});
+          },
+          [](auto& a) { a.dpre_codes = codes(3, 4); }});
+}
+
+TEST_F(ContractChecks, Products) {
+  expect(&Ops::linear_forward, {.x = floats({3, 8}), .w = floats({4, 8}), .y = floats({3, 4}), .addend = {}},
+         {[](auto& a) {
+            a.w = floats({8, 4});
+          },
+          [](auto& a) {
+            a.addend = floats({3, 3});
+          },
+          [](auto& a) {
+            a.w = of(DType::kBF16, {4, 8});
+          },
+          [](auto& a) { a.rounding.rows = codes(3, 8); }});
+  expect(&Ops::linear_activation_forward,
+         {.x = floats({3, 8}), .w = floats({4, 8}), .pre = floats({3, 4}), .h = floats({3, 2})},
+         {[](auto& a) {
+            a.h = floats({3, 4});
+          },
+          [](auto& a) { a.kind = Activation::kReluSquared; }});
+  expect(&Ops::linear_backward_input, {.dy = floats({3, 4}), .w = floats({4, 8}), .dx = floats({3, 8})}, {[](auto& a) {
+    a.dx = floats({3, 4});
+  }});
+  expect(&Ops::linear_backward_weight, {.x = floats({3, 8}), .dy = floats({3, 4}), .dw = floats({4, 8})},
+         {[](auto& a) {
+            a.dw = of(DType::kBF16, {4, 8});
+          },
+          [](auto& a) {
+            a.dy = floats({4, 4});
+          }});
+}
+
+TEST_F(ContractChecks, ProductsOfExperts) {
+  const Tensor offsets = ints({3});
+  expect(&Ops::grouped_linear_forward,
+         {.x = floats({6, 8}), .w = floats({2, 4, 8}), .offsets = offsets, .y = floats({6, 4})},
+         {[](auto& a) { a.offsets = ints({4}); },
+          [](auto& a) {
+            a.y = floats({5, 4});
+          },
+          [](auto& a) { a.rounding.product_scale = floats({2}), a.rounding.format = OperandFormat::kMxFp8; }});
+  expect(&Ops::grouped_linear_backward_input,
+         {.dy = floats({6, 4}), .w = floats({2, 4, 8}), .offsets = offsets, .dx = floats({6, 8})}, {[](auto& a) {
+           a.dx = floats({6, 4});
+         }});
+  expect(&Ops::grouped_activation_forward,
+         {.x = {floats({5, 8}), ints({6})},
+          .w = floats({2, 4, 8}),
+          .offsets = offsets,
+          .row_weight = floats({6}),
+          .pre = floats({6, 4}),
+          .h = floats({6, 2})},
+         {[](auto& a) {
+            a.x = floats({5, 8});
+          },
+          [](auto& a) {
+            a.h = floats({6, 4});
+          },
+          [](auto& a) { a.row_weight = floats({5}); }, [](auto& a) { a.x.index = floats({6}); },
+          [](auto& a) { a.h_columns = columns(9, 2); }});
+  expect(&Ops::grouped_activation_backward,
+         {.dy = floats({6, 4}),
+          .w = floats({2, 4, 3}),
+          .offsets = offsets,
+          .pre = floats({6, 6}),
+          .row_weight = floats({6}),
+          .dpre = floats({6, 6}),
+          .drow_weight = floats({6})},
+         {[](auto& a) { a.drow_weight = {}; },
+          [](auto& a) {
+            a.dpre = floats({6, 3});
+          },
+          [](auto& a) { a.dpre_columns = columns(2, 6); },
+          [](auto& a) {
+            a.h = floats({6, 6});
+          },
+          [](auto& a) { a.kind = Activation::kReluSquared; }});
+  expect(&Ops::grouped_linear_backward_weight,
+         {.x = floats({6, 8}), .dy = floats({6, 4}), .offsets = offsets, .dw = floats({2, 4, 8})},
+         {[](auto& a) { a.x = OperandRows(); }, [](auto& a) { a.x_columns = columns(2, 8); },
+          [](auto& a) { a.x.index = ints({6}), a.dy.index = ints({6}); },
+          [](auto& a) {
+            a.squares = doubles({2, 1, 2});
+          },
+          [](auto& a) {
+            a.squares = doubles({2, 1, 1}), a.accumulate = true;
+          }});
+}
+
+// What is not read may be anything: rows beside codes of their columns.
+TEST_F(ContractChecks, ColumnsStandForTheirRows) {
+  GroupedLinearBackwardWeight args{.x = of(DType::kBF16, {4, 256}),
+                                   .dy = {of(DType::kBF16, {4, 128}), ints({8})},
+                                   .offsets = ints({3}),
+                                   .dw = floats({2, 128, 256}),
+                                   .rounding = {.format = OperandFormat::kFp8},
+                                   .x_columns = columns(2, 256)};
+  EXPECT_NO_THROW(planned_->ops().grouped_linear_backward_weight(args));
+  args.x = {};
+  EXPECT_NO_THROW(planned_->ops().grouped_linear_backward_weight(args));
+  args.x_columns = columns(3, 256);
+  expect_refused(&Ops::grouped_linear_backward_weight, args);
+  args.x_columns = {};
+  expect_refused(&Ops::grouped_linear_backward_weight, args);
+}
+
+// Without row_of nobody would know which rows to write.
+TEST_F(ContractChecks, PickedCodesWantRowOf) {
+  GroupedActivationForward args{.x = {floats({4, 16}), ints({8})},
+                                .w = floats({1, 32, 16}),
+                                .offsets = ints({2}),
+                                .row_weight = {},
+                                .pre = floats({8, 32}),
+                                .h = floats({8, 16}),
+                                .rounding = {.format = OperandFormat::kFp8, .rows = codes(4, 16)}};
+  expect_refused(&Ops::grouped_activation_forward, args);
+  args.x.row_of = ints({3, 2});
+  expect_refused(&Ops::grouped_activation_forward, args);
+  args.x.row_of = ints({4, 2});
+  EXPECT_NO_THROW(check(args));
+}
+
+TEST_F(ContractChecks, Attention) {
+  const AttentionShape shape{.num_seqs = 2, .seq_len = 3};
+  const Tensor q = floats({6, 4, 8}), kv = floats({6, 2, 8}), lse = floats({2, 4, 3});
+  expect(&Ops::rope_forward, {.x = q, .positions = ints({6}), .cos = floats({9, 4}), .sin = floats({9, 4})},
+         {[](auto& a) { a.rope_offset = 1; }, [](auto& a) { a.positions = ints({5}); },
+          [](auto& a) {
+            a.sin = floats({8, 4});
+          }});
+  expect(&Ops::attention_forward, {.shape = shape, .q = q, .k = kv, .v = kv, .out = q, .lse = lse},
+         {[](auto& a) { a.shape.seq_len = 4; },
+          [](auto& a) {
+            a.k = floats({6, 3, 8});
+          },
+          [](auto& a) {
+            a.v = floats({6, 2, 7});
+          },
+          [](auto& a) {
+            a.lse = floats({2, 4, 4});
+          },
+          [](auto& a) { a.shape.cu_seqlens = floats({3}); }});
+  expect(&Ops::attention_backward,
+         {.shape = shape, .q = q, .k = kv, .v = kv, .out = q, .lse = lse, .dout = q, .dq = q, .dk = kv, .dv = kv},
+         {[](auto& a) {
+            a.dk = floats({6, 4, 8});
+          },
+          [](auto& a) {
+            a.dout = floats({6, 4, 7});
+          },
+          [](auto& a) { a.rope.positions = ints({6}); }});
+  expect(&Ops::tree_attention,
+         {.q = q, .k = kv, .v = kv, .out = q, .positions = ints({6}), .bounds = ints({3}), .parents = ints({3})},
+         {[](auto& a) { a.parents = ints({2}); }, [](auto& a) { a.positions = ints({5}); }});
+  expect(&Ops::mla_attention_forward,
+         {.shape = shape,
+          .q = q,
+          .kv = floats({6, 4, 11}),
+          .k_rope = floats({6, 2}),
+          .out = floats({6, 4, 5}),
+          .lse = lse},
+         {[](auto& a) {
+            a.kv = floats({6, 4, 10});
+          },
+          [](auto& a) {
+            a.k_rope = floats({5, 2});
+          }});
+  expect(&Ops::mla_attention_backward,
+         {.shape = shape,
+          .q = q,
+          .kv = floats({6, 4, 11}),
+          .k_rope = floats({6, 2}),
+          .out = floats({6, 4, 5}),
+          .lse = lse,
+          .dout = floats({6, 4, 5}),
+          .dq = q,
+          .dkv = floats({6, 4, 11}),
+          .dk_rope = floats({6, 2})},
+         {[](auto& a) {
+            a.dk_rope = floats({6, 3});
+          },
+          [](auto& a) { a.dkv_codes = codes(6, 43); }});
+  expect(&Ops::mla_tree_attention,
+         {.q = q,
+          .kv = floats({6, 4, 11}),
+          .k_rope = floats({6, 2}),
+          .out = floats({6, 4, 5}),
+          .positions = ints({6}),
+          .bounds = ints({3}),
+          .parents = ints({3})},
+         {[](auto& a) { a.bounds = ints({1}), a.parents = ints({1}); }});
+}
+
+TEST_F(ContractChecks, Caches) {
+  const Tensor slots = ints({3}), positions = ints({3});
+  expect(&Ops::cache_write,
+         {.rows = floats({3, 4}), .slots = slots, .positions = positions, .cache = floats({2, 5, 6}), .offset = 2},
+         {[](auto& a) { a.offset = 3; }, [](auto& a) { a.slots = ints({2}); }});
+  expect(&Ops::cached_attention,
+         {.q = floats({3, 4, 8}),
+          .slots = slots,
+          .positions = positions,
+          .keys = floats({2, 5, 16}),
+          .values = floats({2, 5, 12}),
+          .num_kv_heads = 2,
+          .out = floats({3, 4, 6})},
+         {[](auto& a) { a.num_kv_heads = 3; }, [](auto& a) { a.values = {}; },
+          [](auto& a) {
+            a.out = floats({3, 4, 7});
+          }});
+  expect(&Ops::mla_cached_attention,
+         {.q = floats({3, 4, 6}),
+          .kv_latent = floats({3, 7}),
+          .k_rope = floats({3, 2}),
+          .gain = floats({7}),
+          .cos = floats({9, 1}),
+          .sin = floats({9, 1}),
+          .slots = slots,
+          .positions = positions,
+          .kv_up = floats({36, 7}),
+          .cache = floats({2, 5, 9}),
+          .out = floats({3, 4, 5})},
+         {[](auto& a) {
+            a.kv_up = floats({35, 7});
+          },
+          [](auto& a) {
+            a.cache = floats({2, 5, 8});
+          },
+          [](auto& a) {
+            a.cos = floats({9, 2});
+          }});
+}
+
+TEST_F(ContractChecks, Routing) {
+  const Tensor logits = floats({6, 4}), top_idx = ints({6, 2}), weights = floats({6, 2});
+  const MoePlan plan{.offsets = ints({5}), .row_of = ints({6, 2})};
+  expect(
+      &Ops::router_forward,
+      {.rule = {.top_k = 2},
+       .loss = {.balance = 1.0, .seq_len = 3},
+       .logits = logits,
+       .bias = floats({4}),
+       .scores = logits,
+       .top_idx = top_idx,
+       .weights = weights,
+       .aux_loss = doubles({2}),
+       .entropy = {}},
+      {[](auto& a) { a.rule.top_k = 3; }, [](auto& a) { a.rule.num_groups = 3; }, [](auto& a) { a.loss.seq_len = 4; },
+       [](auto& a) { a.bias = floats({3}); }, [](auto& a) { a.aux_loss = {}; }});
+  expect(&Ops::router_backward,
+         {.rule = {.top_k = 2},
+          .loss = {},
+          .logits = logits,
+          .scores = logits,
+          .top_idx = top_idx,
+          .weights = weights,
+          .dweights = weights,
+          .dlogits = logits},
+         {[](auto& a) {
+            a.dweights = floats({6, 3});
+          },
+          [](auto& a) {
+            a.dlogits = floats({6, 3});
+          }});
+  expect(&Ops::route_tokens,
+         {.rule = {.top_k = 2},
+          .logits = logits,
+          .bias = floats({4}),
+          .scores = logits,
+          .top_idx = top_idx,
+          .weights = weights,
+          .plan = plan,
+          .row_weight = floats({12})},
+         {[](auto& a) { a.plan.offsets = ints({4}); },
+          [](auto& a) {
+            a.plan.row_of = ints({6, 3});
+          }});
+  expect(&Ops::router_bias_update, {.counts = ints({4}), .bias = floats({4}), .rate = 0.1, .grad_scale = doubles({1})},
+         {[](auto& a) { a.bias = floats({3}); }});
+  expect(&Ops::build_moe_plan, {.top_idx = top_idx, .plan = plan, .counts = ints({4})},
+         {[](auto& a) { a.counts = ints({5}); }, [](auto& a) { a.part_sizes = ints({4}); },
+          [](auto& a) {
+            a.top_idx = ints({6, 3});
+          }});
+  expect(&Ops::divide_moe_rows, {.offsets = ints({5}), .capacity = 4, .chunk = 2, .parts = ints({3, 5})},
+         {[](auto& a) { a.chunk = 0; },
+          [](auto& a) {
+            a.parts = ints({3, 4});
+          }});
+  expect(&Ops::moe_dispatch, {.x = floats({6, 3}), .plan = plan, .rows = floats({12, 3})},
+         {[](auto& a) {
+            a.x = floats({5, 3});
+          },
+          [](auto& a) {
+            a.rows = floats({12, 4});
+          },
+          [](auto& a) { a.codes = codes(6, 3); }, [](auto& a) { a.row_codes = codes(12, 3); }});
+  expect(&Ops::moe_combine, {.rows = floats({12, 3}), .plan = plan, .y = floats({6, 3})},
+         {[](auto& a) {
+            a.y = floats({6, 4});
+          },
+          [](auto& a) {
+            a.y = of(DType::kBF16, {6, 3});
+          }});
+  expect(&Ops::moe_dispatch_weights, {.weights = weights, .plan = plan, .row_weight = floats({12})}, {[](auto& a) {
+    a.weights = floats({6, 3});
+  }});
+  expect(&Ops::moe_combine_weights, {.row_weight = floats({12}), .plan = plan, .weights = weights},
+         {[](auto& a) { a.row_weight = doubles({12}); }});
+}
+
+TEST_F(ContractChecks, Exchange) {
+  const Peers peers(0, 2);
+  expect_taken(&Ops::peer_spread, {.peers = peers, .x = floats({4}), .begin = 1, .end = 4});
+  expect_refused(&Ops::peer_spread, {.peers = peers, .x = floats({4}), .begin = 1, .end = 5});
+  expect_taken(&Ops::peer_sum, {.peers = peers, .x = floats({4}), .begin = 1, .end = 4});
+  expect_refused(&Ops::peer_sum, {.peers = peers, .x = of(DType::kBF16, {4}), .begin = 1, .end = 4});
+  expect_refused(&Ops::peer_sum, {.peers = peers, .x = floats({4}), .begin = 1, .end = 4, .sum = floats({2})});
+  expect_refused(&Ops::peer_fetch, {.peers = peers, .rank = 2, .x = floats({4}), .destination = floats({4})});
+  expect_refused(&Ops::peer_barrier, {.peers = peers, .waited = floats({1})});
+}
+
+TEST_F(ContractChecks, Optimizers) {
+  expect(&Ops::adamw_steps,
+         {.all = {{.w = floats({6}),
+                   .low = {},
+                   .grad = floats({6}),
+                   .m = floats({6}),
+                   .v = floats({6}),
+                   .grad_scale = doubles({1}),
+                   .rates = doubles({3}),
+                   .random = {}}}},
+         {[](auto& a) { a.all[0].m = floats({5}); }, [](auto& a) { a.all[0].rates = doubles({1}); },
+          [](auto& a) { a.all[0].v = of(DType::kBF16, {6}); }, [](auto& a) { a.all[0].low = of(DType::kI16, {6}); }});
+  expect(&Ops::muon_step,
+         {.w = floats({2, 3, 4}),
+          .low = {},
+          .grad = floats({2, 3, 4}),
+          .momentum = floats({2, 3, 4}),
+          .grad_scale = doubles({1}),
+          .rates = doubles({1})},
+         {[](auto& a) { a.w = a.grad = a.momentum = floats({24}); },
+          [](auto& a) {
+            a.momentum = floats({2, 3, 3});
+          },
+          [](auto& a) { a.rates = {}; }});
+}
+
+}  // namespace
+}  // namespace nmoe::test
