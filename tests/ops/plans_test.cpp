@@ -114,6 +114,43 @@ TEST(Plans, FewTokensAreRoutedByOneBlockWithoutScratch) {
   EXPECT_FALSE(plan_of(kHopper, routed(0)).one_block);
 }
 
+// As many matrices at a time as have 2^26 elements together.
+TEST(Plans, MuonStacksMatrices) {
+  const auto step = [](Shape shape) {
+    return MuonStep{.w = without_values(DType::kBF16, shape),
+                    .low = without_values(DType::kI16, shape),
+                    .grad = without_values(DType::kF32, shape),
+                    .momentum = without_values(DType::kF32, shape),
+                    .grad_scale = without_values(DType::kF64, {1}),
+                    .rates = without_values(DType::kF64, {1})};
+  };
+  const cuda::MuonPlan few = plan_of(kHopper, step({4, 64, 160}));
+  EXPECT_EQ(few.x.shape(), Shape({4, 64 * 160}));
+  EXPECT_EQ(few.gram.shape(), Shape({4, 64, 64}));
+  EXPECT_EQ(few.partials.shape(), Shape({4, 1}));
+  const cuda::MuonPlan many = plan_of(kHopper, step({128, 2048, 1024}));
+  EXPECT_EQ(many.x.shape(), Shape({32, 2048 * 1024}));
+  EXPECT_EQ(many.gram.shape(), Shape({32, 1024, 1024}));
+  EXPECT_EQ(many.partials.shape(), Shape({32, 128}));
+  const int64_t floats = 32 * (2 * 2048 * 1024 + 2 * 1024 * 1024 + 128) + 32;
+  EXPECT_EQ(planned_bytes(kHopper, step({128, 2048, 1024})), 4 * floats + cuda::kMuonWorkspaceBytes + 128);
+  EXPECT_EQ(planned_bytes(kHopper, step({0, 64, 160})), 0);
+}
+
+// What one kernel cannot do, its plan says, to a counting run as to a step.
+TEST(Plans, RefuseWhatTheirKernelsCannot) {
+  RouteTokens args = routed(4096);
+  args.rule.top_k = 33;
+  EXPECT_THROW(plan_of(kHopper, args), CheckFailure);
+  EXPECT_THROW(plan_of(kHopper, RmsNormBackward{.x = without_values(DType::kBF16, {4, 16392})}), CheckFailure);
+  LinearForward product{.x = without_values(DType::kF32, {512, 256}),
+                        .w = without_values(DType::kF32, {128, 256}),
+                        .y = without_values(DType::kF32, {512, 128}),
+                        .addend = {}};
+  product.rounding.format = OperandFormat::kMxFp8;  // in BF16 alone
+  EXPECT_THROW(plan_of(kHopper, product), CheckFailure);
+}
+
 // What is over before the next begins leaves its memory to it.
 TEST(Plans, PartsOneAfterAnotherTakeTheSameMemory) {
   const RouteTokens args = routed(4096);
