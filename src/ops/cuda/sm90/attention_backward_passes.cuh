@@ -8,7 +8,6 @@
 
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
-#include "ops/cuda/sm90/attention_backward.cuh"
 #include "ops/cuda/sm90/gradient_rotation.cuh"
 #include "ops/cuda/sm90/warpgroup.cuh"
 
