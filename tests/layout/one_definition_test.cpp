@@ -15,7 +15,7 @@ namespace {
 
 // "namespace::Type" of each type that the text of a header defines outside of other types and unnamed namespaces.
 std::set<std::string> types_defined(const std::string& text) {
-  static const std::regex kNamespace(R"(^namespace ([a-z_:]+) \{)");
+  static const std::regex kNamespace(R"(^namespace ([a-z0-9_:]+) \{)");
   static const std::regex kType(R"(^(?:struct|class|enum class|union) (\w+)(?: final)?(?: :[^;{]*)? \{)");
   std::set<std::string> types;
   std::istringstream lines(text);
@@ -48,10 +48,10 @@ TEST(OneDefinition, TypesOfHeadersHaveNamesOfTheirOwn) {
 
 TEST(OneDefinition, ReadsTypesOfNamespaces) {
   const std::string text =
-      "namespace nmoe::x {\nstruct A {\n  struct In {};\n};\nclass B final : public A {\n};\nnamespace {\nstruct C "
+      "namespace nmoe::x1 {\nstruct A {\n  struct In {};\n};\nclass B final : public A {\n};\nnamespace {\nstruct C "
       "{\n};\n}  "
-      "// namespace\nenum class D { kOne };\nstruct E;\n}  // namespace nmoe::x\n";
-  EXPECT_EQ(types_defined(text), (std::set<std::string>{"nmoe::x::A", "nmoe::x::B", "nmoe::x::D"}));
+      "// namespace\nenum class D { kOne };\nstruct E;\n}  // namespace nmoe::x1\n";
+  EXPECT_EQ(types_defined(text), (std::set<std::string>{"nmoe::x1::A", "nmoe::x1::B", "nmoe::x1::D"}));
 }
 
 }  // namespace

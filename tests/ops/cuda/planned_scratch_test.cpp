@@ -31,8 +31,8 @@ class PlannedScratch : public CudaTest {
 
 TEST_F(PlannedScratch, OfMuon) {
   // A matrix, wide and tall; stacks that are worked on together, and in several turns; whose elements fill no slice.
-  for (const Shape& shape : {Shape{1, 1}, Shape{300, 200}, Shape{200, 300}, Shape{4, 160, 64}, Shape{128, 1408, 2048},
-                             Shape{40000, 8, 8}}) {
+  for (const Shape& shape :
+       {Shape{1, 1}, Shape{300, 200}, Shape{200, 300}, Shape{4, 160, 64}, Shape{128, 1408, 2048}, Shape{40000, 8, 8}}) {
     SCOPED_TRACE(shape.to_string());
     for (const DType dtype : kActDTypes) {
       expect_same([&](Ops& ops) {
@@ -67,18 +67,11 @@ TEST_F(PlannedScratch, OfAttention) {
   for (const int64_t size : {int64_t{64}, int64_t{36}}) {
     SCOPED_TRACE(size);
     const Tensor q = bf16({576, 4, size}), k = bf16({576, 2, size}), lse = floats({3, 4, 192});
-    expect_same([&](Ops& ops) { ops.attention_forward({.shape = shape, .q = q, .k = k, .v = k, .out = q, .lse = lse}); });
+    expect_same(
+        [&](Ops& ops) { ops.attention_forward({.shape = shape, .q = q, .k = k, .v = k, .out = q, .lse = lse}); });
     expect_same([&](Ops& ops) {
-      ops.attention_backward({.shape = shape,
-                              .q = q,
-                              .k = k,
-                              .v = k,
-                              .out = q,
-                              .lse = lse,
-                              .dout = q,
-                              .dq = q,
-                              .dk = k,
-                              .dv = k});
+      ops.attention_backward(
+          {.shape = shape, .q = q, .k = k, .v = k, .out = q, .lse = lse, .dout = q, .dq = q, .dk = k, .dv = k});
     });
   }
 }
@@ -99,7 +92,8 @@ TEST_F(PlannedScratch, OfExperts) {
                                      .drow_weight = floats({4096})});
   });
   expect_same([&](Ops& ops) {
-    ops.build_moe_plan({.top_idx = ints({4096, 8}), .plan = {.offsets = ints({65}), .row_of = ints({4096, 8})}, .counts = {}});
+    ops.build_moe_plan(
+        {.top_idx = ints({4096, 8}), .plan = {.offsets = ints({65}), .row_of = ints({4096, 8})}, .counts = {}});
   });
 }
 

@@ -6,11 +6,12 @@
 
 #include "ops/contracts/pieces.h"
 #include "ops/cuda/plans/block_operands.h"
+#include "ops/cuda/plans/expert_product.h"
 #include "ops/cuda/plans/rounding.h"
 
 namespace nmoe::cuda {
 
-// Which kernels multiply.
+// Which kernels multiply: all that a run has to know (the table in kernels/products/grouped_linear.cu).
 enum class GroupedEngine {
   kTiles,   // any operands on any device, a tile at a time (primitives/gemm_tile.cuh)
   kSm90,    // BF16 on Hopper (sm90/grouped_linear.h)
@@ -18,9 +19,15 @@ enum class GroupedEngine {
   kCodes,   // FP8 codes on Hopper (sm90/grouped_fp8.h)
   kBlocks,  // blocks with scales on Blackwell (sm100/rounded_products.h)
 };
+constexpr size_t kNumGroupedEngines = 5;
 // Whether rows of these widths are whole 16 bytes of BF16, as wgmma's and tcgen05's products want them.
 inline bool whole_rows(DType dtype, int64_t width, int64_t other_width) {
   return dtype == DType::kBF16 && width % 8 == 0 && other_width % 8 == 0;
+}
+// Kernels count tiles and rows in 32 bits, and experts in a dimension of grids.
+inline void check_grouped_limits(int64_t num_rows, int64_t width, int64_t other_width, int64_t num_experts) {
+  NMOE_CHECK(num_rows <= INT32_MAX && width <= INT32_MAX / 2 && other_width <= INT32_MAX / 2 && num_experts <= 65535,
+             "grouped product over {} rows of {} and {} values, {} experts", num_rows, width, other_width, num_experts);
 }
 // Rows in order of `width` times weights, to rows of `other_width`.
 inline GroupedEngine grouped_engine(const KernelSet& kernels, const OperandRounding& rounding, DType dtype,
@@ -40,6 +47,7 @@ struct GroupedLinearPlan {
 template <class Arguments>
 GroupedLinearPlan plan_grouped(Planner& to, const Arguments& args, const Tensor& rows, const Tensor& other_rows) {
   GroupedLinearPlan plan;
+  check_grouped_limits(rows.dim(0), rows.dim(1), other_rows.dim(1), args.w.dim(0));
   plan.engine = grouped_engine(to.kernels, args.rounding, rows.dtype(), rows.dim(1), other_rows.dim(1));
   if (plan.engine == GroupedEngine::kCodes) plan.codes = claim_row_codes(to.scope, args.rounding, rows);
   if (plan.engine == GroupedEngine::kBlocks) plan.blocks = claim_blocks(to.scope, args);
@@ -68,12 +76,13 @@ struct GroupedActivationForwardPlan {
 inline bool fuses_activation(GroupedEngine engine, const GroupedActivationForward& args) {
   if (args.kind != Activation::kSwiGlu || !args.row_weight.defined()) return false;
   if (engine == GroupedEngine::kCodes) return args.pre.dim(1) / 2 % block_size(OperandFormat::kFp8) == 0;
-  return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && args.h.dim(1) % 8 == 0;
+  return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && args.pre.dim(1) / 2 % 8 == 0;
 }
 inline GroupedActivationForwardPlan plan(Planner& to, const GroupedActivationForward& args) {
   const OperandRounding& rounding = args.rounding;
   GroupedActivationForwardPlan plan;
   GroupedLinearPlan& product = plan.product;
+  check_grouped_limits(args.x.num_rows(), args.x.width(), args.pre.dim(1), args.w.dim(0));
   product.engine = grouped_engine(to.kernels, rounding, args.x.source.dtype(), args.x.width(), args.pre.dim(1));
   plan.fused = fuses_activation(product.engine, args);
   product.codes = claim_row_codes(to.scope, rounding, args.x);
@@ -136,6 +145,7 @@ inline GroupedEngine grouped_engine(const KernelSet& kernels, const GroupedLinea
 inline GroupedWeightPlan plan(Planner& to, const GroupedLinearBackwardWeight& args) {
   GroupedWeightPlan plan;
   if (args.dw.num_elements() == 0) return plan;
+  check_grouped_limits(args.dy.num_rows(), args.dw.dim(1), args.dw.dim(2), args.dw.dim(0));
   plan.engine = grouped_engine(to.kernels, args);
   const int64_t num_groups = args.dw.dim(0);
   switch (plan.engine) {
@@ -183,6 +193,7 @@ inline GroupedActivationBackwardPlan plan(Planner& to, const GroupedActivationBa
   const DType act = args.dy.source.dtype();
   GroupedActivationBackwardPlan plan;
   GroupedLinearPlan& product = plan.product;
+  check_grouped_limits(rows, args.dy.width(), args.pre.dim(1), args.w.dim(0));
   product.engine = grouped_engine(to.kernels, rounding, act, args.dy.width(), width);
   plan.fused = fuses_activation_backward(product.engine, args);
   product.codes = claim_row_codes(to.scope, rounding, args.dy);

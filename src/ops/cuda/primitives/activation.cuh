@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "base/kinds.h"
 #include "ops/cuda/primitives/flushed_math.cuh"
 
 namespace nmoe::cuda {
@@ -23,23 +24,76 @@ __device__ float sigmoid(float x) {
   }
 }
 
-template <class T>
-__device__ float swiglu(float gate, float up) {
-  return gate * sigmoid<T>(gate) * up;
-}
-
-// Gradients by the gate, by what it gates, and by the weight that h = silu(gate) * up * weight has.
-struct SwiGluGradient {
-  float gate, up, weight;
-};
-template <class T>
-__device__ SwiGluGradient swiglu_backward(float gate, float up, float weight, float dh) {
-  // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
-  const float s = sigmoid<T>(gate), silu = gate * s, dproduct = dh * weight;
-  return {.gate = dproduct * up * (s + silu * (1.0F - s)), .up = dproduct * silu, .weight = dh * silu * up};
-}
-
 // max(x, 0) that lets a NaN through.
 __device__ inline float relu(float x) { return x < 0.0F ? 0.0F : x; }
+
+// --- Activations as functors: what kernels and epilogues are made for. A hidden unit h = forward(pre) * weight has
+// kParts pre-activations, which lie as many hidden units' width apart in a row. T: what results are stored as.
+
+// Gradients of a hidden unit's pre-activations and of its weight.
+template <int kParts>
+struct UnitGradient {
+  float pre[kParts];
+  float weight;
+};
+
+// SwiGLU (arXiv 2002.05202): silu(gate) * up, of gates and of what they gate.
+struct SwiGlu {
+  static constexpr int kParts = 2;
+
+  template <class T>
+  static __device__ float forward(const float (&pre)[kParts]) {
+    return pre[0] * sigmoid<T>(pre[0]) * pre[1];
+  }
+  template <class T>
+  static __device__ UnitGradient<kParts> backward(const float (&pre)[kParts], float weight, float dh) {
+    // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
+    const float s = sigmoid<T>(pre[0]), silu = pre[0] * s, dproduct = dh * weight;
+    return {.pre = {dproduct * pre[1] * (s + silu * (1.0F - s)), dproduct * silu}, .weight = dh * silu * pre[1]};
+  }
+};
+
+// Squared ReLU (arXiv 2109.08668): max(x, 0)^2.
+struct ReluSquared {
+  static constexpr int kParts = 1;
+
+  template <class T>
+  static __device__ float forward(const float (&pre)[kParts]) {
+    return relu(pre[0]) * relu(pre[0]);
+  }
+  template <class T>
+  static __device__ UnitGradient<kParts> backward(const float (&pre)[kParts], float weight, float dh) {
+    const float positive = relu(pre[0]);
+    return {.pre = {dh * weight * 2.0F * positive}, .weight = dh * positive * positive};
+  }
+};
+
+// Hidden unit j of pre-activations by parts, and its gradients.
+template <class T, class A, int kCount>
+__device__ float activated(const float (&pre)[A::kParts][kCount], int j) {
+  float unit[A::kParts];
+#pragma unroll
+  for (int part = 0; part < A::kParts; ++part) unit[part] = pre[part][j];
+  return A::template forward<T>(unit);
+}
+template <class T, class A, int kCount>
+__device__ UnitGradient<A::kParts> activation_gradient(const float (&pre)[A::kParts][kCount], int j, float weight,
+                                                       float dh) {
+  float unit[A::kParts];
+#pragma unroll
+  for (int part = 0; part < A::kParts; ++part) unit[part] = pre[part][j];
+  return A::template backward<T>(unit, weight, dh);
+}
+
+// Calls fn with the functor of an activation.
+template <class Fn>
+void dispatch_activation(Activation kind, const Fn& fn) {
+  switch (kind) {
+    case Activation::kSwiGlu:
+      return fn(SwiGlu{});
+    case Activation::kReluSquared:
+      return fn(ReluSquared{});
+  }
+}
 
 }  // namespace nmoe::cuda

@@ -86,7 +86,6 @@ void multiply(Context& ctx, const BlockProductScratch& room, const RowsProduct& 
 void multiply_weights(Context& ctx, const BlockProductScratch& room, const OperandRows& x, const OperandRows& dy,
                       Tensor offsets, Tensor dw, bool accumulate, const OperandRounding& rounding) {
   if (dw.num_elements() == 0) return;
-  NMOE_CHECK(dw.dtype() == DType::kF32, "the gradient of a weight is {}", dtype_name(dw.dtype()));
   if (x.num_rows() == 0) {  // the sums of nothing
     if (!accumulate) NMOE_CUDA_CHECK(cudaMemsetAsync(dw.raw(), 0, static_cast<size_t>(dw.num_bytes()), ctx.stream));
     return;
@@ -127,32 +126,18 @@ void rounded_product(Context& ctx, const LinearBackwardWeight& args, const Block
   multiply_weights(ctx, room, args.x, args.dy, /*offsets=*/{}, args.dw, args.accumulate, args.rounding);
 }
 
-void rounded_product(Context& ctx, const GroupedLinearForward& args, const BlockProductScratch& room) {
-  multiply(ctx, room, {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.y, .rounding = args.rounding});
-}
-
-void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args, const BlockProductScratch& room) {
+void rounded_product(Context& ctx, const ExpertProduct& product, const BlockProductScratch& room) {
   multiply(ctx, room,
-           {.rows = args.dy,
-            .w = args.w,
-            .over_out = true,
-            .offsets = args.offsets,
-            .y = args.dx,
-            .rounding = args.rounding});
+           {.rows = product.rows,
+            .w = product.w,
+            .over_out = product.over_out,
+            .offsets = product.offsets,
+            .y = product.result,
+            .rounding = product.rounding});
 }
 
 void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args, const BlockProductScratch& room) {
   multiply_weights(ctx, room, args.x, args.dy, args.offsets, args.dw, args.accumulate, args.rounding);
-}
-
-void rounded_product(Context& ctx, const GroupedActivationForward& args, const BlockProductScratch& room) {
-  multiply(ctx, room, {.rows = args.x, .w = args.w, .offsets = args.offsets, .y = args.pre, .rounding = args.rounding});
-}
-
-void rounded_product(Context& ctx, const GroupedActivationBackward& args, const BlockProductScratch& room, Tensor dh) {
-  multiply(
-      ctx, room,
-      {.rows = args.dy, .w = args.w, .over_out = true, .offsets = args.offsets, .y = dh, .rounding = args.rounding});
 }
 
 }  // namespace nmoe::cuda::sm100

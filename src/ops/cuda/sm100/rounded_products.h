@@ -4,19 +4,16 @@
 
 #include "ops/contracts/linear.h"
 #include "ops/cuda/plans/block_operands.h"
+#include "ops/cuda/plans/expert_product.h"
 #include "ops/cuda/runtime/context.h"
 
 namespace nmoe::cuda::sm100 {
 
-// `room`: of claim_blocks (ops/cuda/plans/block_operands.h). Shapes as in the contracts, checked by the caller.
+// `room`: of claim_blocks (ops/cuda/plans/block_operands.h). Shapes as in the contracts.
 void rounded_product(Context& ctx, const LinearForward& args, const BlockProductScratch& room);
 void rounded_product(Context& ctx, const LinearBackwardInput& args, const BlockProductScratch& room);
 void rounded_product(Context& ctx, const LinearBackwardWeight& args, const BlockProductScratch& room);
-void rounded_product(Context& ctx, const GroupedLinearForward& args, const BlockProductScratch& room);
-void rounded_product(Context& ctx, const GroupedLinearBackwardInput& args, const BlockProductScratch& room);
+void rounded_product(Context& ctx, const ExpertProduct& product, const BlockProductScratch& room);
 void rounded_product(Context& ctx, const GroupedLinearBackwardWeight& args, const BlockProductScratch& room);
-// pre = x w^T, and dh = dy w, alone.
-void rounded_product(Context& ctx, const GroupedActivationForward& args, const BlockProductScratch& room);
-void rounded_product(Context& ctx, const GroupedActivationBackward& args, const BlockProductScratch& room, Tensor dh);
 
 }  // namespace nmoe::cuda::sm100

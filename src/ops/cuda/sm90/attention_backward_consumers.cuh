@@ -1,4 +1,5 @@
-// Attention, backward: what a consumer warpgroup of the main kernel (attention_backward.cuh) does with tiles of queries.
+// Attention, backward: what a consumer warpgroup of the main kernel (attention_backward.cuh) does with tiles of
+// queries.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -71,8 +72,8 @@ __device__ void rotate_keys(const GradientRotation& rotation, int64_t token, int
   }
 }
 
-// Scores of what a row of queries does not see become -inf. Keys and rows: the tile's first; own_key: the thread's first
-// of the tile's keys, of which it has another 8 behind it. lows: read if rows are bounded.
+// Scores of what a row of queries does not see become -inf. Keys and rows: the tile's first; own_key: the thread's
+// first of the tile's keys, of which it has another 8 behind it. lows: read if rows are bounded.
 template <class L>
 __device__ __forceinline__ void mask_scores(bool bounded, const int32_t* lows, int key0, int row0, int own_key,
                                             float (&s)[L::kRows / 2]) {
@@ -139,8 +140,7 @@ __device__ inline ScorePlace score_place(const std::byte* scores, int consumer) 
 template <class L>
 __device__ __forceinline__ void store_score_gradients(const float* tile_delta, const ScorePlace& place,
                                                       uint32_t matrices, const uint32_t (&p)[L::kRows / 4],
-                                                      const float (&s)[L::kRows / 2],
-                                                      const float (&dp)[L::kRows / 2]) {
+                                                      const float (&s)[L::kRows / 2], const float (&dp)[L::kRows / 2]) {
   const float* const delta = tile_delta + threadIdx.x % kWarp % 4 * 2;
 #pragma unroll
   for (int j = 0; j < L::kRows / 2; j += 8) {

@@ -11,8 +11,8 @@
 // NOTE: not by a copy by TMA for each row: its addresses have to be uniform, so that a warp starts one after the other,
 // some 110 cycles each.
 //
-// SwiGLU's backward in FP8 also reads what is to lie there: a warp fetches its rows' first columns ahead of the
-// products, and the others while it works on those before (SwiGluRows). In BF16 another warpgroup does that
+// An activation's backward in FP8 also reads what is to lie there: a warp fetches its rows' first columns ahead of the
+// products, and the others while it works on those before (PreRows). In BF16 another warpgroup does that
 // (tile_writer.cuh). Sums that stay F32 go by TMA (sum_boxes.cuh).
 #pragma once
 
@@ -121,18 +121,18 @@ __device__ void write_rows(const float (&c)[kCols / 2], int num_rows, int num_co
   write_staged<2 * kCols>(staged, StagedRows<kCols>::kRowBytes, num_rows, 2 * num_cols, target, 2 * stride);
 }
 
-// What SwiGLU multiplies the warp's rows by: those of lane / 4 and 8 below it.
+// What activations multiply the warp's rows by: those of lane / 4 and 8 below it.
 struct RowWeights {
   float upper, lower;
 };
 
-// A warp's rows of pre-activations, whose place their gradients take: columns of gates, and `hidden_width` behind them
-// those of what they gate.
-struct SwiGluRows {
-  static constexpr int kChunkCols = 64;  // of either, that are worked on at a time
+// A warp's rows of pre-activations, whose place their gradients take: columns of each of kParts, `hidden_width` apart.
+template <int kParts>
+struct PreRows {
+  static constexpr int kChunkCols = 64;  // of a part, that are worked on at a time
   static constexpr int kChunks = 2;      // that have room in shared memory: one is fetched while another is in use
   using Staged = StagedRows<kChunkCols>;
-  static constexpr int kWarpBytes = kChunks * 2 * Staged::kWarpBytes;
+  static constexpr int kWarpBytes = kChunks * kParts * Staged::kWarpBytes;
   static constexpr int kRowVectors = kChunkCols / 8;
   static_assert(Staged::kRowBytes % 128 == 16, "eight rows of 16 bytes are in different banks");
 
@@ -142,11 +142,12 @@ struct SwiGluRows {
   int num_rows, num_cols;
   std::byte* staged;  // kWarpBytes, the warp's own
 
-  __device__ std::byte* gates(int chunk) const { return staged + chunk % kChunks * 2 * Staged::kWarpBytes; }
-  __device__ std::byte* ups(int chunk) const { return gates(chunk) + Staged::kWarpBytes; }
+  __device__ std::byte* part(int chunk, int part) const {
+    return staged + (chunk % kChunks * kParts + part) * Staged::kWarpBytes;
+  }
 
-  // Calls fn(staged, offset, exists) with every 16 bytes of the chunk's gates and ups in rows that exist: where they
-  // are in shared memory, at which element of pre, and whether their columns exist.
+  // Calls fn(staged, offset, exists) with every 16 bytes of the chunk's parts in rows that exist: where they are in
+  // shared memory, at which element of pre, and whether their columns exist.
   template <class Fn>
   __device__ void for_each_vector(int chunk, const Fn& fn) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, col = chunk * kChunkCols + lane % kRowVectors * 8;
@@ -155,9 +156,9 @@ struct SwiGluRows {
       const int row = first + lane / kRowVectors;
       if (row >= num_rows) continue;
       const int at = row * Staged::kRowBytes + lane % kRowVectors * 16;
-      const int64_t offset = row * 2 * hidden_width + col;
-      fn(gates(chunk) + at, offset, col < num_cols);
-      fn(ups(chunk) + at, offset + hidden_width, col < num_cols);
+      const int64_t offset = row * kParts * hidden_width + col;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) fn(part(chunk, i) + at, offset + i * hidden_width, col < num_cols);
     }
   }
 
@@ -172,13 +173,13 @@ struct SwiGluRows {
   }
   // A chunk that has come, as pairs in the registers where sums of the same columns are: of columns 16 i + 8 (r / 2) on
   // in the row of lane / 4, and 8 below where r is odd.
-  __device__ void load(int chunk, uint32_t (&gate)[kChunkCols / 16][4], uint32_t (&up)[kChunkCols / 16][4]) const {
+  __device__ void load(int chunk, uint32_t (&pairs)[kParts][kChunkCols / 16][4]) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int corner = lane % kWarpRows * Staged::kRowBytes + lane / kWarpRows * 16;
 #pragma unroll
     for (int i = 0; i < kChunkCols / 16; ++i) {
-      load_matrices<false>(gates(chunk) + corner + 32 * i, gate[i]);
-      load_matrices<false>(ups(chunk) + corner + 32 * i, up[i]);
+#pragma unroll
+      for (int of = 0; of < kParts; ++of) load_matrices<false>(part(chunk, of) + corner + 32 * i, pairs[of][i]);
     }
   }
   __device__ void store(int chunk) const {
@@ -205,50 +206,65 @@ __device__ inline void write_row_sums(const float (&sums)[2], int num_rows, floa
   }
 }
 
-// dpre = the gradients of SwiGLU's rows, and dweights [16] = those of the weights of the rows that exist, by the tile's
-// columns alone. c: the gradients of what SwiGLU made, which are rounded as if they were stored. Chunks 0 and 1 are
-// being fetched.
-template <int kCols>
-__device__ void store_swiglu_gradients(const float (&c)[kCols / 2], const RowWeights& weights, const SwiGluRows& rows,
-                                       float* dweights) {
-  constexpr int kChunkCols = SwiGluRows::kChunkCols, kBlocks = kChunkCols / 16;
-  static_assert(SwiGluRows::kChunks == 2 && kCols % kChunkCols == 0);
+// The gradients of two hidden units of one row, whose pre-activations by parts are pairs of BF16, as dh is.
+template <class A>
+struct PairGradient {
+  UnitGradient<A::kParts> low, high;
+
+  __device__ PairGradient(const uint32_t (&pre)[A::kParts], float weight, uint32_t dh) {
+    float lows[A::kParts], highs[A::kParts];
+#pragma unroll
+    for (int part = 0; part < A::kParts; ++part) lows[part] = low_bf16(pre[part]), highs[part] = high_bf16(pre[part]);
+    low = A::template backward<__nv_bfloat16>(lows, weight, low_bf16(dh));
+    high = A::template backward<__nv_bfloat16>(highs, weight, high_bf16(dh));
+  }
+  __device__ uint32_t pair(int part) const { return bf16_pair(low.pre[part], high.pre[part]); }
+};
+
+// dpre = the gradients of A's rows, and dweights [16] = those of the weights of the rows that exist, by the tile's
+// columns alone. c: the gradients of what A made, which are rounded as if they were stored. Chunks 0 and 1 are being
+// fetched.
+template <class A, int kCols>
+__device__ void store_activation_gradients(const float (&c)[kCols / 2], const RowWeights& weights,
+                                           const PreRows<A::kParts>& rows, float* dweights) {
+  using Rows = PreRows<A::kParts>;
+  constexpr int kChunkCols = Rows::kChunkCols, kBlocks = kChunkCols / 16, kParts = A::kParts;
+  static_assert(Rows::kChunks == 2 && kCols % kChunkCols == 0);
   if (rows.num_rows <= 0) return;  // the whole warp; nothing was fetched for it
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int corner = lane % kWarpRows * SwiGluRows::Staged::kRowBytes + lane / kWarpRows * 16;
+  const int corner = lane % kWarpRows * Rows::Staged::kRowBytes + lane / kWarpRows * 16;
   float dweight[2] = {};
 #pragma unroll
   for (int chunk = 0; chunk < kCols / kChunkCols; ++chunk) {
     if (chunk * kChunkCols >= rows.num_cols) continue;
     wait_copies<1>();
     __syncwarp();
-    std::byte* const gates = rows.gates(chunk) + corner;
-    std::byte* const ups = rows.ups(chunk) + corner;
-    uint32_t gate[kBlocks][4], up[kBlocks][4];  // all at once: one of 16 columns has too little to do beside its waits
-    rows.load(chunk, gate, up);
+    uint32_t pre[kParts][kBlocks][4];  // all at once: one of 16 columns has too little to do beside its waits
+    rows.load(chunk, pre);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if (chunk * kChunkCols + 16 * i >= rows.num_cols) continue;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {  // a pair of columns in the row of lane / 4, and 8 below where r is odd
         const int at = (chunk * kChunkCols + 16 * i) / 2 + 2 * r;
-        const uint32_t dh = bf16_pair(c[at], c[at + 1]);
-        const float weight = r % 2 == 0 ? weights.upper : weights.lower;
-        const SwiGluGradient low =
-            swiglu_backward<__nv_bfloat16>(low_bf16(gate[i][r]), low_bf16(up[i][r]), weight, low_bf16(dh));
-        const SwiGluGradient high =
-            swiglu_backward<__nv_bfloat16>(high_bf16(gate[i][r]), high_bf16(up[i][r]), weight, high_bf16(dh));
-        dweight[r % 2] += low.weight;
-        dweight[r % 2] += high.weight;
-        gate[i][r] = bf16_pair(low.gate, high.gate);
-        up[i][r] = bf16_pair(low.up, high.up);
+        uint32_t unit[kParts];
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) unit[part] = pre[part][i][r];
+        const PairGradient<A> gradient(unit, r % 2 == 0 ? weights.upper : weights.lower, bf16_pair(c[at], c[at + 1]));
+        dweight[r % 2] += gradient.low.weight;
+        dweight[r % 2] += gradient.high.weight;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) pre[part][i][r] = gradient.pair(part);
       }
     }
     __syncwarp();  // all lanes have what lay there
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      store_matrices(gates + 32 * i, gate[i][0], gate[i][1], gate[i][2], gate[i][3]);
-      store_matrices(ups + 32 * i, up[i][0], up[i][1], up[i][2], up[i][3]);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const uint32_t(&pairs)[4] = pre[part][i];
+        store_matrices(rows.part(chunk, part) + corner + 32 * i, pairs[0], pairs[1], pairs[2], pairs[3]);
+      }
     }
     __syncwarp();
     rows.store(chunk);

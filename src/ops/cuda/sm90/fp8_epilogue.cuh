@@ -213,26 +213,27 @@ class ColumnsEpilogue {
   int barrier_, warp_, thread_;
 };
 
-// As SwiGluRows (epilogue.cuh), of pre-activations that wait as codes: a tile's columns of gates, and of what they
-// gate, are a block each.
-struct SwiGluCodes {
-  static constexpr int kChunkCols = SwiGluRows::kChunkCols, kChunks = 2;
+// As PreRows (epilogue.cuh), of pre-activations that wait as codes: a tile's columns of each part are a block.
+template <int kParts>
+struct PreCodes {
+  static constexpr int kChunkCols = PreRows<kParts>::kChunkCols, kChunks = 2;
   static constexpr int kRowBytes = kChunkCols + 16;  // eight rows' pairs of codes are in different banks
-  static constexpr int kPartBytes = kWarpRows * kRowBytes, kWarpBytes = kChunks * 2 * kPartBytes;
+  static constexpr int kPartBytes = kWarpRows * kRowBytes, kWarpBytes = kChunks * kParts * kPartBytes;
+  static_assert(kParts * kWarpRows <= kWarp, "a lane has one scale");
 
   const uint8_t* codes;  // the warp's first row at the tile's first column
   int64_t hidden_width;
   int num_rows;
-  unsigned lane_scale;  // of the gates of row `lane`, or of what those of row `lane` - 16 gate
+  unsigned lane_scale;  // of part lane / 16 of row lane % 16
   std::byte* staged;    // kWarpBytes, the warp's own
 
-  // What lane_scale is to be: scales of the warp's first row, at the tile's first column; `across`: of a row's gates.
+  // What lane_scale is to be: scales of the warp's first row, at the tile's first column; `across`: of a row's part.
   static __device__ unsigned load_scale(const uint8_t* scales, int across, int num_rows) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, row = lane % kWarpRows;
-    return row < num_rows ? scales[int64_t{row} * 2 * across + lane / kWarpRows * across] : 0U;
+    return row < num_rows ? scales[int64_t{row} * kParts * across + lane / kWarpRows * across] : 0U;
   }
 
-  __device__ std::byte* part(int chunk, int of) const { return staged + (chunk % kChunks * 2 + of) * kPartBytes; }
+  __device__ std::byte* part(int chunk, int of) const { return staged + (chunk % kChunks * kParts + of) * kPartBytes; }
   __device__ void fetch(int chunk) const {
     constexpr int kVectors = kChunkCols / 16;  // of a row
     const int lane = static_cast<int>(threadIdx.x) % kWarp, byte = lane % kVectors * 16;
@@ -240,15 +241,17 @@ struct SwiGluCodes {
     for (int first = 0; first < kWarpRows; first += kWarp / kVectors) {
       const int row = first + lane / kVectors;
       if (row >= num_rows) continue;
-      const uint8_t* const source = codes + row * 2 * hidden_width + chunk * kChunkCols + byte;
-      copy_async16(part(chunk, 0) + row * kRowBytes + byte, source, true);
-      copy_async16(part(chunk, 1) + row * kRowBytes + byte, source + hidden_width, true);
+      const uint8_t* const source = codes + row * kParts * hidden_width + chunk * kChunkCols + byte;
+#pragma unroll
+      for (int of = 0; of < kParts; ++of) {
+        copy_async16(part(chunk, of) + row * kRowBytes + byte, source + of * hidden_width, true);
+      }
     }
     commit_copies();
   }
-  __device__ void load(int chunk, uint32_t (&gate)[kChunkCols / 16][4], uint32_t (&up)[kChunkCols / 16][4]) const {
-    load_part(chunk, 0, gate);
-    load_part(chunk, 1, up);
+  __device__ void load(int chunk, uint32_t (&pairs)[kParts][kChunkCols / 16][4]) const {
+#pragma unroll
+    for (int of = 0; of < kParts; ++of) load_part(chunk, of, pairs[of]);
   }
 
  private:
@@ -273,15 +276,15 @@ struct SwiGluCodes {
   }
 };
 
-// c, the gradients of what SwiGLU made, becomes pairs of those of gates (part 0) and of what they gate (part 1), to the
-// same values that store_swiglu_gradients() (epilogue.cuh) stores, zeros in rows that do not exist; dweights as there.
-// Chunks 0 and 1 of `rows`, SwiGluRows or SwiGluCodes, are being fetched, and those of `next` begin to be; without one,
-// empty groups of copies.
-template <class Rows>
-__device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const RowWeights& weights, const Rows& rows,
-                                             const Rows* next, float* dweights) {
-  constexpr int kChunkCols = Rows::kChunkCols, kBlocks = kChunkCols / 16;
-  static_assert(Rows::kChunks == 2 && kFp8Cols == 2 * kChunkCols);
+// c, the gradients of what A made, becomes pairs of those of its pre-activations by parts, to the same values that
+// store_activation_gradients() (epilogue.cuh) stores, zeros in rows that do not exist; dweights as there. Chunks 0 and
+// 1 of `rows`, PreRows or PreCodes, are being fetched, and those of `next` begin to be; without one, empty groups of
+// copies.
+template <class A, class Rows>
+__device__ inline void pack_activation_gradients(float (&c)[kFp8Cols / 2], const RowWeights& weights, const Rows& rows,
+                                                 const Rows* next, float* dweights) {
+  constexpr int kChunkCols = Rows::kChunkCols, kBlocks = kChunkCols / 16, kParts = A::kParts;
+  static_assert(Rows::kChunks == 2 && kFp8Cols == 2 * kChunkCols && kParts <= 2, "as many words as sums");
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const PairWords words{c};
   float dweight[2] = {};
@@ -289,8 +292,8 @@ __device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const Row
   for (int chunk = 0; chunk < 2; ++chunk) {
     wait_copies<1>();
     __syncwarp();
-    uint32_t gate[kBlocks][4], up[kBlocks][4];
-    rows.load(chunk, gate, up);
+    uint32_t pre[kParts][kBlocks][4];
+    rows.load(chunk, pre);
     __syncwarp();  // all lanes have what lay there
     if (next != nullptr) {
       next->fetch(chunk);
@@ -304,15 +307,14 @@ __device__ inline void pack_swiglu_gradients(float (&c)[kFp8Cols / 2], const Row
         const int j = chunk * (kChunkCols / 8) + 2 * i + r / 2, h = r % 2;
         const bool exists = lane / 4 + 8 * h < rows.num_rows;
         const uint32_t dh = bf16_pair(c[PairWords::place(j, h, 0)], c[PairWords::place(j, h, 1)]);
-        const float weight = h == 0 ? weights.upper : weights.lower;
-        const SwiGluGradient low =
-            swiglu_backward<__nv_bfloat16>(low_bf16(gate[i][r]), low_bf16(up[i][r]), weight, low_bf16(dh));
-        const SwiGluGradient high =
-            swiglu_backward<__nv_bfloat16>(high_bf16(gate[i][r]), high_bf16(up[i][r]), weight, high_bf16(dh));
-        dweight[h] += low.weight;
-        dweight[h] += high.weight;
-        words.set(j, h, 0, exists ? bf16_pair(low.gate, high.gate) : 0);
-        words.set(j, h, 1, exists ? bf16_pair(low.up, high.up) : 0);
+        uint32_t unit[kParts];
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) unit[part] = pre[part][i][r];
+        const PairGradient<A> gradient(unit, h == 0 ? weights.upper : weights.lower, dh);
+        dweight[h] += gradient.low.weight;
+        dweight[h] += gradient.high.weight;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) words.set(j, h, part, exists ? gradient.pair(part) : 0);
       }
     }
   }

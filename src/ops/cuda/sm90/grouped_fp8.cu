@@ -8,23 +8,25 @@
 // rows end in the first product has a loop of its own: a branch between the products costs a tenth of the time.
 //
 //   rows    tiles of 256 x 128: a consumer has 128 rows, its two products are of 64 rows each
-//           backwards through SwiGLU, what a tile has becomes the gradients of pre-activations, as in grouped_linear.cu
+//           backwards through an activation, what a tile has becomes the gradients of pre-activations, as in
+//           grouped_linear.cu
 //   SwiGLU  tiles of 128 x (128 gates and the 128 that they gate): a consumer has 64 rows, its products are of both;
 //           pre-activations leave as BF16, or as codes that wait for backward
+//
+// What becomes of a tile is its epilogue's: grouped_fp8_epilogues.cuh.
 //
 // A sum has one order: tensor cores add a block of 128 (wgmma_fp8.cuh says how), blocks are added in the order of k.
 //
 // Bound by tensor cores: a step moves 48 KiB from L2 for 8.4 MFLOP.
 #include <algorithm>
 
-#include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/fp8.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/sm90/epilogue.cuh"
-#include "ops/cuda/sm90/fp8_epilogue.cuh"
 #include "ops/cuda/sm90/grouped_fp8.h"
+#include "ops/cuda/sm90/grouped_fp8_epilogues.cuh"
+#include "ops/cuda/sm90/grouped_fp8_layout.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/tile_scheduler.cuh"
 #include "ops/cuda/sm90/tma.cuh"
@@ -35,84 +37,18 @@
 #include "tensor/low_precision.h"
 
 namespace nmoe::cuda::sm90 {
+namespace fp8 {
 namespace {
 
-// What becomes of sums; those in codes leave what SwiGLU makes, or its gradient, as FP8 alone, with codes of columns,
-// and the last reads pre-activations as FP8, too.
-enum class Form { kRows, kSwiGlu, kSwiGluCodes, kSwiGluBackward, kSwiGluBackwardCodes, kSwiGluBackwardOfCodes };
+static_assert(kFp8ActivationCols == kTileCols);
 
-constexpr int kTileCols = 128, kBlockK = 128;
-constexpr int kConsumers = 2, kProducts = 2;  // consumers of a tile, and products of a consumer
-constexpr int kProductRows = 64;
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarp;
-constexpr int kBoxRows = 128;  // of a load
-constexpr int kBoxBytes = kBoxRows * kBlockK;
-constexpr int kBoxes = 3;  // of a stage: those of x, then those of w
-constexpr int kProductBytes = kProductRows * kBlockK;
-constexpr int kColumnsBarrier = 1;  // and the next
-using Registers = WarpgroupRegisters<1, 40, kConsumers, 232>;
-constexpr int kThreads = Registers::kThreads;
-static_assert(kTileCols == kBoxRows && kFp8SwiGluCols == kTileCols);
-static_assert(kBlockK == 128, "a row of shared memory is 128 bytes, and a scale's block");
-
-struct alignas(16) Tile {
-  int num_rows, num_cols;  // that exist, from the tile's first on: may be more than the tile has
-  int row, col;            // the first in x and y, and of the expert's C
-  int group;               // negative: there are no more tiles
-  int block;               // of columns' codes, that of the first row
-};
-
-using Staged = StagedRows<kTileCols>;
-static_assert(kTileCols == kFp8Cols && kWarpRows * kStagedCodeBytes <= Staged::kWarpBytes);
-
-template <Form kForm>
-struct Layout {
-  static constexpr bool kReadsCodes = kForm == Form::kSwiGluBackwardOfCodes;
-  static constexpr bool kColumns = kForm == Form::kSwiGluCodes || kForm == Form::kSwiGluBackwardCodes || kReadsCodes;
-  static constexpr bool kSwiGlu = kForm == Form::kSwiGlu || kForm == Form::kSwiGluCodes;
-  static constexpr bool kSwiGluBackward =
-      kForm == Form::kSwiGluBackward || kForm == Form::kSwiGluBackwardCodes || kReadsCodes;
-  using PreRows = std::conditional_t<kReadsCodes, SwiGluCodes, SwiGluRows>;
-  static constexpr int kConsumerRows = kSwiGlu ? kProductRows : kProducts * kProductRows;
-  static constexpr int kTileRows = kConsumers * kConsumerRows;
-  static constexpr int kBoxesX = kTileRows / kBoxRows, kBoxesW = kBoxes - kBoxesX;
-  static constexpr int kRowProducts = kConsumerRows / kProductRows;  // products with rows of their own
-  using Pipeline = TmaPipeline<kSwiGluBackward ? 3 : 4, kBoxes * kBoxBytes, Tile>;
-  static constexpr int kWarpStagedBytes = kSwiGluBackward ? SwiGluRows::kWarpBytes : Staged::kWarpBytes;
-  static_assert(SwiGluCodes::kWarpBytes <= SwiGluRows::kWarpBytes);
-  static constexpr int kStageBytes = Pipeline::kStages * Pipeline::kStageBytes;
-  static constexpr int kStagedBytes = kConsumerWarps * kWarpStagedBytes;
-  static constexpr int kSharedBytes = kStageBytes + kStagedBytes + Pipeline::kBarrierBytes;
-  // Columns' codes: forward of a tile, by both consumers; backwards of a consumer's rows.
-  using Columns = std::conditional_t<kSwiGlu, ColumnsEpilogue<1, 1, kConsumerWarps>,
-                                     ColumnsEpilogue<kProducts, 2, kConsumerWarps / kConsumers>>;
-  static constexpr int kColumnGroups = kSwiGlu ? 1 : kConsumers;  // that work on columns by themselves
-  static_assert(!kColumns || Columns::kBytes * kColumnGroups <= kStagedBytes);
-  static_assert(kStagedBytes / kColumnGroups % 128 == 0);
-  static_assert(kSharedBytes <= kMaxSharedBytes && (kStageBytes + kStagedBytes) % alignof(Tile) == 0);
-};
-
-struct Product {
-  CUtensorMap x, w;
-  const uint8_t* x_scales;
-  const uint8_t* w_scales;
-  GroupBounds bounds;
-  bool one_weight;  // which all groups share
-  __nv_bfloat16* y;
-  const __nv_bfloat16* addend;  // or null
-  int num_groups, width;        // width: of y, or of h
-  int k_blocks, col_blocks;     // of 128; of one weight
-  // SwiGLU; y is pre, or its gradient, or null.
-  const float* row_weight;
-  __nv_bfloat16* h;  // or null
-  const __nv_bfloat16* pre;
-  CodeRows pre_codes;  // instead of y, or of pre, or null
-  CodeRows codes;      // of h or of the gradient; or null
-  uint8_t* columns;    // the same of their columns
-  uint8_t* column_scales;
-  float* row_sums;  // [tiles of columns, capacity]
-  int capacity;
-};
+// --- the epilogues of activations that plans fuse (plans/grouped_linear.h); those to codes leave what SwiGLU makes, or
+// its gradient, as FP8 alone
+using SwiGluForward = Activate<SwiGlu, StorePre, StorePreCodes, StoreHidden, StoreHiddenCodes>;
+using SwiGluForwardToCodes = Activate<SwiGlu, StorePre, StoreHiddenCodes, StoreHiddenColumns>;
+using SwiGluBackward = ActivateBackward<SwiGlu>;
+using SwiGluBackwardToCodes = ActivateBackwardToCodes<SwiGlu, PreInRows>;
+using SwiGluBackwardOfCodes = ActivateBackwardToCodes<SwiGlu, PreInCodes>;
 
 template <class L>
 __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline) {
@@ -150,12 +86,6 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
   }
 }
 
-// A thread's first row of a product, of which it has another 8 below; and its first column of each 8.
-__device__ int product_row() {
-  return static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows + static_cast<int>(threadIdx.x) % kWarp / 4;
-}
-__device__ int product_col() { return static_cast<int>(threadIdx.x) % 4 * 2; }
-
 // What a warp's rows are multiplied by at a block of k. A lane has it of one row of one product: a row's scale times
 // the weight's.
 template <class L>
@@ -165,8 +95,8 @@ class LaneScales {
   __device__ LaneScales(const Product& p, const Tile& tile, int first_row, int num_rows) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, product = lane / kWarpRows;
     const int warp_row = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp * kWarpRows + lane % kWarpRows;
-    const int row = (L::kSwiGlu ? 0 : product) * kProductRows + warp_row;
-    const int col = tile.col / kTileCols + (L::kSwiGlu ? product * (p.col_blocks / L::kBoxesW) : 0);
+    const int row = (L::kParts > 1 ? 0 : product) * kProductRows + warp_row;
+    const int col = tile.col / kTileCols + (L::kParts > 1 ? product * (p.col_blocks / L::kBoxesW) : 0);
     row_ = (first_row + min(row, num_rows - 1)) * p.k_blocks;
     col_ = (tile.group * p.col_blocks + col) * p.k_blocks;
     load(p, 0);
@@ -196,106 +126,6 @@ class LaneScales {
   float now_;
 };
 
-// total = what is added to the rows of a product: `addend` begins with its first row at the tile's first column.
-__device__ void load_addend(float (&total)[kTileCols / 2], const __nv_bfloat16* addend, int num_rows, int num_cols,
-                            int64_t stride) {
-#pragma unroll
-  for (int i = 0; i < kTileCols / 2; i += 2) {
-    const int row = product_row() + 8 * (i / 2 % 2), col = i / 4 * 8 + product_col();
-    if (row >= num_rows || col >= num_cols) continue;
-    const uint32_t pair = *reinterpret_cast<const uint32_t*>(addend + row * stride + col);
-    total[i] = low_bf16(pair);
-    total[i + 1] = high_bf16(pair);
-  }
-}
-
-// sums as words of BF16, zeros in rows that do not exist.
-__device__ PairWords pack_words(float (&sums)[kTileCols / 2], int num_rows) {
-  const PairWords words{sums};
-  const int own_row = static_cast<int>(threadIdx.x) % kWarp / 4;
-#pragma unroll
-  for (int j = 0; j < kFp8Octets; ++j) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t pair = bf16_pair(sums[PairWords::place(j, h, 0)], sums[PairWords::place(j, h, 1)]);
-      words.set(j, h, 0, own_row + 8 * h < num_rows ? pair : 0);
-    }
-  }
-  return words;
-}
-
-// pre or its codes, h's codes and h, each if it is wanted, of the warp's rows, the first of which is `row`. gates
-// becomes h in words, zeros in rows that do not exist.
-template <class L>
-__device__ void store_swiglu(const Product& p, float (&gates)[kTileCols / 2], float (&ups)[kTileCols / 2],
-                             const RowWeights& weights, int64_t row, int col, int num_rows, std::byte* staged) {
-  const int64_t pre_width = 2 * static_cast<int64_t>(p.width);
-  if (p.y != nullptr) {
-    __nv_bfloat16* const pre = p.y + row * pre_width + col;
-    write_rows<kTileCols>(gates, num_rows, kTileCols, pre, pre_width, staged);
-    write_rows<kTileCols>(ups, num_rows, kTileCols, pre + p.width, pre_width, staged);
-  }
-  const PairWords gate_words = pack_words(gates, num_rows), up_words = pack_words(ups, num_rows);
-  if constexpr (!L::kColumns) {
-    if (p.pre_codes.values != nullptr) {
-      store_row_codes(gate_words, 0, p.pre_codes, row, col, num_rows, staged);
-      store_row_codes(up_words, 0, p.pre_codes, row, col + p.width, num_rows, staged);
-    }
-  }
-  const auto rounded = [](float x) { return to_float(from_float<__nv_bfloat16>(x)); };
-#pragma unroll
-  for (int j = 0; j < kFp8Octets; ++j) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t gate = gate_words.at(j, h, 0), up = up_words.at(j, h, 0);
-      const float weight = h == 0 ? weights.upper : weights.lower;
-      gates[PairWords::place(j, h, 0)] = rounded(swiglu<__nv_bfloat16>(low_bf16(gate), low_bf16(up)) * weight);
-      gates[PairWords::place(j, h, 1)] = rounded(swiglu<__nv_bfloat16>(high_bf16(gate), high_bf16(up)) * weight);
-    }
-  }
-  if constexpr (!L::kColumns) {
-    if (p.h != nullptr) {
-      write_rows<kTileCols>(gates, num_rows, kTileCols, p.h + row * p.width + col, p.width, staged);
-    }
-    if (p.codes.values == nullptr) return;
-  }
-  store_row_codes(pack_words(gates, num_rows), 0, p.codes, row, col, num_rows, staged);
-}
-
-// FP8 of the gradients that store_swiglu_gradients() leaves in a warp's staging, the first of whose rows is `row`: two
-// lanes have a row's gates, and then what those gate, 64 columns each.
-__device__ void store_gradient_codes(const Product& p, const SwiGluRows& rows, int64_t row, int col) {
-  constexpr int kVectors = SwiGluRows::kChunkCols / 8;
-  static_assert(2 * SwiGluRows::kChunkCols == kTileCols && SwiGluRows::kChunks == 2 && 2 * kWarpRows == kWarp);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, own_row = lane / 2, chunk = lane % 2;
-  const int64_t stride = 2 * static_cast<int64_t>(p.width), scale_stride = stride / kTileCols;
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    const std::byte* const staged =
-        (part == 0 ? rows.gates(chunk) : rows.ups(chunk)) + own_row * SwiGluRows::Staged::kRowBytes;
-    uint4 vectors[kVectors];
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      vectors[i] = reinterpret_cast<const uint4*>(staged)[i];
-      largest = larger_magnitudes(largest, vectors[i]);
-    }
-    largest = __vmaxu2(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-    const uint8_t code = e8m0_scale(amax_of_bits(larger_magnitude(largest)));
-    const float factor = e8m0_to_inverse(code);
-    if (own_row >= rows.num_rows) continue;
-    const int64_t at = row + own_row, first = part * static_cast<int64_t>(p.width) + col;
-    auto* const target =
-        reinterpret_cast<uint4*>(p.codes.values + at * stride + first + chunk * SwiGluRows::kChunkCols);
-#pragma unroll
-    for (int i = 0; i < kVectors; i += 2) {
-      const uint2 low = e4m3_eight(vectors[i], factor), high = e4m3_eight(vectors[i + 1], factor);
-      target[i / 2] = make_uint4(low.x, low.y, high.x, high.y);
-    }
-    if (chunk == 0) p.codes.scales[at * scale_stride + first / kTileCols] = code;
-  }
-}
-
 // total += the tile's products, of which the first kCount have rows; releases the tile's stages.
 template <class L, int kCount>
 __device__ __forceinline__ void multiply_blocks(const Product& p, const typename L::Pipeline& pipeline,
@@ -309,7 +139,7 @@ __device__ __forceinline__ void multiply_blocks(const Product& p, const typename
     const std::byte* const stage = pipeline.stage(at);
 #pragma unroll
     for (int product = 0; product < kCount; ++product) {
-      const int rows = L::kSwiGlu ? 0 : product, cols = L::kSwiGlu ? product : 0;
+      const int rows = L::kParts > 1 ? 0 : product, cols = L::kParts > 1 ? product : 0;
       const uint64_t x = wgmma_descriptor(stage + (consumer * L::kRowProducts + rows) * kProductBytes);
       const uint64_t w = wgmma_descriptor(stage + (L::kBoxesX + cols) * kBoxBytes);
       float sums[kTileCols / 2];
@@ -345,55 +175,17 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     if (tile.group < 0) break;
     const int num_rows = tile.num_rows - consumer * L::kConsumerRows;
     const int64_t first_row = static_cast<int64_t>(tile.row) + consumer * L::kConsumerRows;
+    const WarpTile<L> warp_tile{.p = p,
+                                .tile = tile,
+                                .consumer = consumer,
+                                .warp = warp,
+                                .num_rows = num_rows,
+                                .first_row = first_row,
+                                .staged = staged,
+                                .staging = staging};
     float total[kProducts][kTileCols / 2] = {};
-    // SwiGLU's, of the rows of each product: asked for ahead of their use.
-    RowWeights weights[L::kRowProducts] = {};
-    unsigned lane_scales[L::kRowProducts] = {};
-    const auto pre_rows = [&](int product) -> typename L::PreRows {
-      const int row = product * kProductRows + warp * kWarpRows;
-      const int64_t offset = (first_row + row) * 2 * p.width + tile.col;
-      if constexpr (L::kReadsCodes) {
-        return {.codes = p.pre_codes.values + offset,
-                .hidden_width = p.width,
-                .num_rows = num_rows - row,
-                .lane_scale = lane_scales[product],
-                .staged = staged};
-      } else {
-        return {.pre = p.pre + offset,
-                .dpre = L::kColumns ? nullptr : p.y + offset,
-                .hidden_width = p.width,
-                .num_rows = num_rows - row,
-                .num_cols = kTileCols,
-                .staged = staged};
-      }
-    };
-    if constexpr (L::kSwiGlu || L::kSwiGluBackward) {
-#pragma unroll
-      for (int product = 0; product < L::kRowProducts; ++product) {
-        const int row = product * kProductRows + product_row();
-        if (row < num_rows) weights[product].upper = p.row_weight[first_row + row];
-        if (row + 8 < num_rows) weights[product].lower = p.row_weight[first_row + row + 8];
-      }
-      if constexpr (L::kReadsCodes) {
-        const int across = p.width / kTileCols;
-#pragma unroll
-        for (int product = 0; product < L::kRowProducts; ++product) {
-          const int row = product * kProductRows + warp * kWarpRows;
-          lane_scales[product] = SwiGluCodes::load_scale(
-              p.pre_codes.scales + (first_row + row) * 2 * across + tile.col / kTileCols, across, num_rows - row);
-        }
-      }
-      if constexpr (L::kSwiGluBackward) {
-        pre_rows(0).fetch(0);
-        pre_rows(0).fetch(1);
-      }
-    } else if (p.addend != nullptr) {
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        load_addend(total[product], p.addend + (first_row + product * kProductRows) * p.width + tile.col,
-                    num_rows - product * kProductRows, tile.num_cols, p.width);
-      }
-    }
+    const typename L::Epilogue::template OfTile<L> epilogue(warp_tile);
+    epilogue.start(total);
     if (num_rows <= 0) {
       for (int block = 0; block < p.k_blocks; ++block) {
         pipeline.wait(at);
@@ -407,63 +199,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     } else {
       multiply_blocks<L, 1>(p, pipeline, at, tile, static_cast<int>(first_row), num_rows, total);
     }
-    const int warp_row = warp * kWarpRows;
-    if constexpr (L::kSwiGlu) {
-      store_swiglu<L>(p, total[0], total[1], weights[0], first_row + warp_row, tile.col, num_rows - warp_row, staged);
-      if constexpr (L::kColumns) {
-        const typename L::Columns columns(staging, kColumnsBarrier, consumer * (kWarpgroup / kWarp) + warp,
-                                          static_cast<int>(threadIdx.x) - kWarpgroup);
-        const int64_t first_col = static_cast<int64_t>(tile.block) * p.width + tile.col;
-        columns.store([&](int) { return PairWords{total[0]}; }, p.columns + first_col * kFp8Cols,
-                      p.column_scales + first_col, p.width);
-      }
-    } else if constexpr (L::kSwiGluBackward && L::kColumns) {
-      float* const row_sums = p.row_sums + static_cast<int64_t>(tile.col / kTileCols) * p.capacity;
-      const typename L::PreRows rows[] = {pre_rows(0), pre_rows(1)};
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        const int64_t row = first_row + product * kProductRows + warp_row;
-        pack_swiglu_gradients(total[product], weights[product], rows[product], product == 0 ? &rows[1] : nullptr,
-                              row_sums + row);
-      }
-      const int64_t stride = 2 * static_cast<int64_t>(p.width);
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        const int64_t row = first_row + product * kProductRows + warp_row;
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-          const int64_t col = part * static_cast<int64_t>(p.width) + tile.col;
-          store_row_codes({total[product]}, part, p.codes, row, col, rows[product].num_rows, staged);
-        }
-      }
-      const typename L::Columns columns(staging + consumer * (L::kStagedBytes / kConsumers), kColumnsBarrier + consumer,
-                                        warp, static_cast<int>(threadIdx.x) % kWarpgroup);
-      const int64_t first_col = (tile.block + consumer) * stride + tile.col;
-      columns.store([&](int product) { return PairWords{total[product]}; }, p.columns + first_col * kFp8Cols,
-                    p.column_scales + first_col, p.width);
-    } else if constexpr (L::kSwiGluBackward) {
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        const SwiGluRows rows = pre_rows(product);
-        if (product > 0) {
-          __syncwarp();  // the staging of the one before is free
-          rows.fetch(0);
-          rows.fetch(1);
-        }
-        const int64_t row = first_row + product * kProductRows + warp_row;
-        store_swiglu_gradients<kTileCols>(total[product], weights[product], rows,
-                                          p.row_sums + static_cast<int64_t>(tile.col / kTileCols) * p.capacity + row);
-        if (p.codes.values != nullptr) store_gradient_codes(p, rows, row, tile.col);
-      }
-      __syncwarp();
-    } else {
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) {
-        const int row = product * kProductRows + warp_row;
-        write_rows<kTileCols>(total[product], num_rows - row, tile.num_cols,
-                              p.y + (first_row + row) * p.width + tile.col, p.width, staged);
-      }
-    }
+    epilogue.finish(total);
   }
 }
 
@@ -527,9 +263,9 @@ Product product_of(const RowCodes& x, Tensor w, Tensor w_scales, Tensor offsets,
           .capacity = static_cast<int>(R)};
 }
 
-template <Form kForm>
+template <class E>
 void launch(Context& ctx, const Product& product) {
-  using L = Layout<kForm>;
+  using L = Layout<E>;
   const int64_t num_rows = product.capacity;
   // Every group has at most one row tile that is not full.
   const int64_t row_tiles = num_rows / L::kTileRows + std::min<int64_t>(product.num_groups, num_rows);
@@ -562,6 +298,7 @@ void set_columns(Product& product, const ColumnCodes& columns, int64_t R, int64_
 }
 
 }  // namespace
+}  // namespace fp8
 
 void grouped_fp8(Context& ctx, const GroupedFp8& args) {
   const int64_t R = args.x.values.dim(0), N = args.w.dim(1);
@@ -569,57 +306,58 @@ void grouped_fp8(Context& ctx, const GroupedFp8& args) {
                  (!args.addend.defined() || args.addend.shape() == args.y.shape()),
              "FP8 rows {} and weights {} into {}, {} added", args.x.values.shape(), args.w.shape(), args.y.shape(),
              args.addend.shape());
-  Product product = product_of(args.x, args.w, args.w_scales, args.offsets, N);
+  fp8::Product product = fp8::product_of(args.x, args.w, args.w_scales, args.offsets, N);
   product.y = args.y.data<__nv_bfloat16>();
   if (args.addend.defined()) product.addend = args.addend.data<__nv_bfloat16>();
-  launch<Form::kRows>(ctx, product);
+  fp8::launch<fp8::StoreRows>(ctx, product);
 }
 
-void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args) {
+void grouped_fp8_activation(Context& ctx, const GroupedFp8Activation& args) {
   const int64_t R = args.x.values.dim(0), F = args.w.dim(1) / 2;
   const bool has_columns = args.h_columns.defined(), has_pre_codes = args.pre_codes.defined();
   NMOE_CHECK(
-      F % kFp8SwiGluCols == 0 && args.w.dim(1) == 2 * F && args.row_weight.shape() == Shape({R}) &&
+      F % kFp8ActivationCols == 0 && args.w.dim(1) == 2 * F && args.row_weight.shape() == Shape({R}) &&
           (has_pre_codes ? !has_columns : args.pre.shape() == Shape({R, 2 * F}) && aligned16(args.pre.raw())) &&
           (args.h.defined() ? args.h.shape() == Shape({R, F}) && aligned16(args.h.raw()) : args.h_codes.defined()),
       "FP8 rows {} and weights {} into {} and {}, weights of rows {}", args.x.values.shape(), args.w.shape(),
       args.pre.shape(), args.h.shape(), args.row_weight.shape());
-  Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
+  fp8::Product product = fp8::product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
-  product.codes = code_rows(args.h_codes, R, F);
-  product.pre_codes = code_rows(args.pre_codes, R, 2 * F);
+  product.codes = fp8::code_rows(args.h_codes, R, F);
+  product.pre_codes = fp8::code_rows(args.pre_codes, R, 2 * F);
   if (!has_pre_codes) product.y = args.pre.data<__nv_bfloat16>();
   if (has_columns) {
-    set_columns(product, args.h_columns, R, F, args.offsets);
-    return launch<Form::kSwiGluCodes>(ctx, product);
+    fp8::set_columns(product, args.h_columns, R, F, args.offsets);
+    return fp8::launch<fp8::SwiGluForwardToCodes>(ctx, product);
   }
   if (args.h.defined()) product.h = args.h.data<__nv_bfloat16>();
-  launch<Form::kSwiGlu>(ctx, product);
+  fp8::launch<fp8::SwiGluForward>(ctx, product);
 }
 
-void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args) {
-  const int64_t R = args.x.values.dim(0), F = args.w.dim(1), num_tiles = F / kFp8SwiGluCols, E = args.w.dim(0);
+void grouped_fp8_activation_backward(Context& ctx, const GroupedFp8ActivationBackward& args) {
+  const int64_t R = args.x.values.dim(0), F = args.w.dim(1), num_tiles = F / kFp8ActivationCols, E = args.w.dim(0);
   const bool codes_alone = args.dpre_columns.defined();
   const bool reads_codes = args.pre_codes.defined();
-  NMOE_CHECK(F % kFp8SwiGluCols == 0 && (!reads_codes || codes_alone) &&
+  NMOE_CHECK(F % kFp8ActivationCols == 0 && (!reads_codes || codes_alone) &&
                  (reads_codes || (args.pre.shape() == Shape({R, 2 * F}) && aligned16(args.pre.raw()))) &&
                  (codes_alone || (args.dpre.shape() == args.pre.shape() && aligned16(args.dpre.raw()))) &&
                  args.row_weight.shape() == Shape({R}) && args.drow_weight.shape() == Shape({R}) &&
                  args.row_sums.shape() == Shape({num_tiles, R}),
              "FP8 rows {} and weights {} into gradients {} of {}, of rows {} and {}", args.x.values.shape(),
              args.w.shape(), args.dpre.shape(), args.pre.shape(), args.drow_weight.shape(), args.row_sums.shape());
-  Product product = product_of(args.x, args.w, args.w_scales, args.offsets, F);
+  fp8::Product product = fp8::product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
-  product.pre_codes = code_rows(args.pre_codes, R, 2 * F);
+  product.pre_codes = fp8::code_rows(args.pre_codes, R, 2 * F);
   if (!reads_codes) product.pre = args.pre.data<__nv_bfloat16>();
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
-  product.codes = code_rows(args.dpre_codes, R, 2 * F);
+  product.codes = fp8::code_rows(args.dpre_codes, R, 2 * F);
   if (codes_alone) {
-    set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
-    reads_codes ? launch<Form::kSwiGluBackwardOfCodes>(ctx, product) : launch<Form::kSwiGluBackwardCodes>(ctx, product);
+    fp8::set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
+    reads_codes ? fp8::launch<fp8::SwiGluBackwardOfCodes>(ctx, product)
+                : fp8::launch<fp8::SwiGluBackwardToCodes>(ctx, product);
   } else {
     product.y = args.dpre.data<__nv_bfloat16>();
-    launch<Form::kSwiGluBackward>(ctx, product);
+    fp8::launch<fp8::SwiGluBackward>(ctx, product);
   }
   if (num_tiles > 1) add_row_sums(ctx, args.row_sums, args.offsets.rows(E, E + 1), args.drow_weight);
 }

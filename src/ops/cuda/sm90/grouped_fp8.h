@@ -27,7 +27,7 @@ void grouped_fp8(Context& ctx, const GroupedFp8& args);
 
 // The same with w [E, 2F, K] of gates and of what they gate, and SwiGLU behind it (contracts/activation.h): h from pre
 // as it is stored, and h's own codes.
-struct GroupedFp8SwiGlu {
+struct GroupedFp8Activation {
   RowCodes x;             // [R, K]
   Tensor w;               // [E, 2F, K] u8
   Tensor w_scales;        // [E, 2F / 128, ceil(K / 128)] u8
@@ -40,11 +40,11 @@ struct GroupedFp8SwiGlu {
   ColumnCodes h_columns;  // = of [R, F] in groups by offsets, with h_codes and without h; undefined: not wanted
 };
 // F is a multiple of this: a row's gates in a tile share a scale, as do what they gate and what is made of both.
-constexpr int64_t kFp8SwiGluCols = block_size(OperandFormat::kFp8);
-void grouped_fp8_swiglu(Context& ctx, const GroupedFp8SwiGlu& args);
+constexpr int64_t kFp8ActivationCols = block_size(OperandFormat::kFp8);
+void grouped_fp8_activation(Context& ctx, const GroupedFp8Activation& args);
 
 // Backwards through SwiGLU: dh = x w^T, of which dpre is made, with its codes, and the gradients of rows' weights.
-struct GroupedFp8SwiGluBackward {
+struct GroupedFp8ActivationBackward {
   RowCodes x;                // [R, K]: dy
   Tensor w;                  // [E, F, K] u8, transposed weights
   Tensor w_scales;           // [E, F / 128, ceil(K / 128)] u8
@@ -58,6 +58,6 @@ struct GroupedFp8SwiGluBackward {
   Tensor row_sums;           // scratch [F / 128, R] F32
   Tensor drow_weight;        // = [R] F32
 };
-void grouped_fp8_swiglu_backward(Context& ctx, const GroupedFp8SwiGluBackward& args);
+void grouped_fp8_activation_backward(Context& ctx, const GroupedFp8ActivationBackward& args);
 
 }  // namespace nmoe::cuda::sm90

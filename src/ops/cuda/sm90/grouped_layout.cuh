@@ -1,5 +1,5 @@
-// What grouped products on Hopper (grouped_linear.cu) are made of: their forms, tiles of C, and for each form the
-// warps' roles, registers and shared memory.
+// What grouped products on Hopper (grouped_linear.cu) are made of: their operands, tiles of C, and for each kind, with
+// its epilogue, the warps' roles, registers and shared memory.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,9 @@
 
 namespace nmoe::cuda::sm90 {
 
-enum class Form { kForward, kForwardSwiGlu, kInputGradient, kInputGradientSwiGlu, kWeightGradient, kLaterPieces };
+// Rows by weights, summed over `in` or over `out`, and what rows sum up to: weights' gradients by the experts' first
+// pieces of rows, or what later ones add.
+enum class Operands { kForward, kInputGradient, kWeightGradient, kLaterPieces };
 enum class Gathered { kNone, kA, kB };  // the operand whose rows are picked by an index
 
 constexpr int kStepK = kPanel;
@@ -77,44 +79,44 @@ __device__ inline int num_steps_of(const Tile& tile) { return max(1, ceil_div(ti
 
 // kIsScaled: sums are multiplied by a factor of their expert. Kernels of their own: a branch around it behind the
 // products has ptxas wait after every wgmma (its note C7515). kCols: of a tile.
-template <Form kForm, Gathered kGathered, bool kIsScaled = false, int kCols = kWideTileCols>
+template <Operands kOperands, Gathered kGathered, class E, bool kIsScaled = false, int kCols = kWideTileCols>
 struct Layout {
+  using Epilogue = E;
   static constexpr bool kScaled = kIsScaled;
-  static constexpr bool kLaterPieces = kForm == Form::kLaterPieces;                 // of weights' gradients
-  static constexpr bool kRagged = kForm != Form::kWeightGradient && !kLaterPieces;  // rows of C are the groups'
+  static constexpr bool kLaterPieces = kOperands == Operands::kLaterPieces;                 // of weights' gradients
+  static constexpr bool kRagged = kOperands != Operands::kWeightGradient && !kLaterPieces;  // rows of C are the groups'
   static constexpr bool kAKMajor = kRagged;
-  static constexpr bool kSwiGlu = kForm == Form::kForwardSwiGlu;
-  static constexpr bool kSwiGluBackward = kForm == Form::kInputGradientSwiGlu;
-  static constexpr bool kBKMajor = kForm == Form::kForward || kSwiGlu;
+  static constexpr bool kReadsPre = E::kPreParts > 0;
+  static constexpr bool kBKMajor = kOperands == Operands::kForward;
   static constexpr bool kGathers = kGathered != Gathered::kNone;
-  // Backwards through SwiGLU there is most to write. Narrower tiles leave registers for two warpgroups that do.
+  // Backwards through an activation there is most to write. Narrower tiles leave registers for two warpgroups that do.
   static constexpr bool kNarrow = kCols == kNarrowTileCols;
   // Of weights' gradients, where that loads less (gradient_tile() in plans/grouped_linear.h): two strips of rows, half
   // the columns.
   static constexpr bool kTall = kCols == kTallTileCols;
-  static_assert(kNarrow ? kSwiGluBackward : kTall ? !kRagged : kCols == kWideTileCols);
+  static_assert(kNarrow ? kReadsPre : kTall ? !kRagged : kCols == kWideTileCols);
   static constexpr int kStrips = kTall ? 2 : 1;
   static constexpr int kTileRows = kStrips * kStripRows, kPanelsA = kTileRows / kPanel;
   static constexpr int kTileCols = kCols, kPanelsB = kTileCols / kPanel;
-  static_assert(!kSwiGluBackward || kTileCols >= kLeastActivationTileCols,
+  static_assert(!kReadsPre || kTileCols >= kLeastActivationTileCols,
                 "scratch has a row of sums for every tile of columns");
   static_assert(kRagged || GradientTile{kTileRows, kTileCols} == (kTall ? kTallGradientTile : kWideGradientTile),
                 "scratch has turns for every tile");
   using Sums = float[kStrips][kTileCols / 2];  // a consumer's, of its 64 rows of each strip
   static constexpr int kFewCols = 128;         // of one strip, that are multiplied where a tile has no more
   __device__ static bool has_few(const Tile& tile) {
-    return !kSwiGlu && (kTall ? tile.num_rows <= kStripRows : tile.num_cols <= kFewCols);
+    return E::kParts == 1 && (kTall ? tile.num_rows <= kStripRows : tile.num_cols <= kFewCols);
   }
-  static constexpr int kParts = kSwiGlu ? 2 : 1;
+  static constexpr int kParts = E::kParts;
   static constexpr int kPartCols = kTileCols / kParts;
   static_assert(kPartCols % kPanel == 0, "a part is whole panels of B");
   static constexpr bool kLoadsA = kGathered != Gathered::kA, kLoadsB = kGathered != Gathered::kB;  // by TMA
   static constexpr int kGatheredRows = kRagged ? kTileRows : kStepK;                               // of a stage
   static_assert(!kRagged || kGathered != Gathered::kB, "B is weights");
 
-  static constexpr bool kWeighted = kSwiGlu || kSwiGluBackward;  // rows have weights
-  static constexpr bool kHasWriters = kRagged;                   // or consumers write what they multiply
-  // SwiGLU's tiles go through the stash whole, others by halves: what there is room for beside the stages.
+  static constexpr bool kWeighted = E::kWeighted;  // rows have weights
+  static constexpr bool kHasWriters = kRagged;     // or consumers write what they multiply
+  // Tiles with an activation go through the stash whole, others by halves: what there is room for beside the stages.
   static constexpr bool kHalves = kHasWriters && !kWeighted;
   static constexpr int kStages = kWeighted && !kNarrow ? 3 : 4;
   using StagedTile = std::conditional_t<kLaterPieces, PieceTile, Tile>;
@@ -129,7 +131,7 @@ struct Layout {
   static constexpr int kWriterGroups = kNarrow ? 2 : 1;
   static constexpr int kWriters = kWritersApart ? kWriterGroups * kWarpgroup / kWarp : kWarpgroup / kWarp - 1;
   using Stash = TileStash<kConsumers, kHalves ? kTileCols / 2 : kTileCols, kWriters, Tile>;
-  using Ring = SwiGluRing<kNarrow ? 2 : (kWritersApart ? 4 : 5)>;
+  using Ring = PreRing<E::kPreParts, kNarrow ? 2 : (kWritersApart ? 4 : 5)>;
   using Registers = std::conditional_t<
       kNarrow, WarpgroupRegisters<1, 80, kConsumers, 128, kWriterGroups, 72>,
       std::conditional_t<kWritersApart, WarpgroupRegisters<1, 72, kConsumers, 160, kWriterGroups, 120>,
@@ -140,7 +142,7 @@ struct Layout {
   // Shared memory: the stages, C on its way, the pipeline's headers and mbarriers, the stash's, then what
   // producers tell each other.
   static constexpr int kStageBytes = kStages * Pipeline::kStageBytes;
-  static constexpr int kRingBytes = kSwiGluBackward ? kWriters * Ring::kBytes : 0;
+  static constexpr int kRingBytes = kWriters * Ring::kBytes;
   static constexpr int kStagedBytes = kHasWriters ? Stash::kBytes + kRingBytes : kConsumerWarps * Boxes::kWarpBytes;
   static constexpr int kStashControlBytes = kHasWriters ? Stash::kControlBytes : 0;
   static constexpr int kToldBytes = kGathers ? kTilesTold * static_cast<int>(sizeof(StagedTile)) : 0;

@@ -15,10 +15,10 @@
 // Rows of a tile beyond the expert's belong to the next expert, or are what was in shared memory: they are multiplied
 // and not stored. Where rows are what is summed over, those behind the expert's are made zeros in shared memory.
 //
-// With SwiGLU, a tile is 128 columns of gates and the 128 of what they gate. Backwards through SwiGLU, what a tile has
-// is not stored: it meets the pre-activations of its rows and columns, and their gradients go where they were. A row
-// weight's gradient is a sum over the row, of which a tile has a part; where there are several tiles a row, a second
-// kernel adds them in order.
+// With an activation (grouped_epilogues.cuh), a tile has all parts of its hidden units: of SwiGLU 128 columns of gates
+// and the 128 of what they gate. Backwards, what a tile has is not stored: it meets the pre-activations of its rows and
+// columns, and their gradients go where they were. A row weight's gradient is a sum over the row, of which a tile has a
+// part; where there are several tiles a row, a second kernel adds them in order.
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written, or added to, once a
 // launch. Where an expert has many rows to be summed over, that launch has the first piece of them (kPieceRows), and
@@ -34,6 +34,7 @@
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/epilogue.cuh"
+#include "ops/cuda/sm90/grouped_epilogues.cuh"
 #include "ops/cuda/sm90/grouped_layout.cuh"
 #include "ops/cuda/sm90/grouped_linear.h"
 #include "ops/cuda/sm90/grouped_multiply.cuh"
@@ -52,32 +53,8 @@ namespace {
 
 constexpr int kSumThreads = 256;
 
-struct Product {
-  CUtensorMap a, b;  // but of the operand that is gathered; ragged: b has a matrix for each expert
-  CUtensorMap sums;  // of C, weights' gradients: [experts, rows, width]
-  GatheredRows gathered;
-  const int32_t* offsets;
-  const int* order;  // of the experts; ragged: not used, nor is tiles_taken
-  int* tiles_taken;
-  void* c;
-  int num_experts;
-  int rows;                  // of an expert's C; ragged: not used
-  int width;                 // of C; with SwiGLU: of the hidden units, half of C
-  int depth;                 // ragged: k; else not used
-  const float* row_weight;   // of C's rows; with SwiGLU only, as are
-  __nv_bfloat16* hidden;     // = [R, width]; null, backward: not wanted
-  const __nv_bfloat16* pre;  // [R, 2 width], backward; C is like it
-  float* row_sums;           // = [tiles of width, capacity], backward: of the gradients of row weights
-  int capacity;              // of rows
-  bool accumulate;           // weights' gradients: whether C is added to
-  double* squares;           // = [num_experts, square_parts], of those; null: not wanted
-  const float* scale;        // [num_experts], what sums are multiplied by; kScaled only
-  int max_later_pieces;      // kLaterPieces only, as are
-  int32_t* turns;            // [tiles of an expert, max_later_pieces]
-};
-
 template <class L>
-__device__ typename L::Scheduler make_scheduler(const Product& p) {
+__device__ typename L::Scheduler make_scheduler(const GroupedProduct& p) {
   if constexpr (L::kRagged) {
     return {p.offsets, p.num_experts, p.width};
   } else {
@@ -91,7 +68,7 @@ __device__ typename L::Scheduler make_scheduler(const Product& p) {
 }
 
 template <class L>
-__device__ typename L::StagedTile tile_of(const GroupTile& at, const Product& p) {
+__device__ typename L::StagedTile tile_of(const GroupTile& at, const GroupedProduct& p) {
   typename L::StagedTile tile;
   tile.num_cols = p.width - at.col;
   tile.c_col = at.col;
@@ -125,7 +102,7 @@ __device__ void load_panel(const CUtensorMap& map, int i, int k, Matrix... matri
 // A stage's part that comes by TMA, of k from `k` on. By one thread or, where rows are gathered, by the first of each
 // warp, which have the panels in turn: starting a load takes a thread some 100 cycles.
 template <class L>
-__device__ void load_stage(const Product& p, const Tile& tile, int k, const typename L::Pipeline& pipeline,
+__device__ void load_stage(const GroupedProduct& p, const Tile& tile, int k, const typename L::Pipeline& pipeline,
                            const typename L::Pipeline::Position& at, int warp) {
   constexpr int kPartPanels = L::kPanelsB / L::kParts, kWarps = kWarpgroup / kWarp;
   const auto is_own = [&](int panel) { return !L::kGathers || panel % kWarps == warp; };
@@ -154,7 +131,7 @@ __device__ void load_stage(const Product& p, const Tile& tile, int k, const type
 
 // A stage's part that is gathered. By all producers. Which rows it needs was found before, and here for the next stage.
 template <class L>
-__device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGather<L::kGatheredRows>& rows,
+__device__ void gather_stage(const GroupedProduct& p, const Tile& tile, int k, RowGather<L::kGatheredRows>& rows,
                              std::byte* stage) {
   if constexpr (L::kRagged) {
     rows.template copy<1>(p.gathered, k, stage);  // the same rows in all stages of a tile
@@ -170,7 +147,8 @@ __device__ void gather_stage(const Product& p, const Tile& tile, int k, RowGathe
 
 // The producers: one warp, of which one thread loads, or the warpgroup, where rows are gathered.
 template <class L>
-__device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline, typename L::StagedTile* told) {
+__device__ void load_tiles(const GroupedProduct& p, const typename L::Pipeline& pipeline,
+                           typename L::StagedTile* told) {
   // Which of the warps that gather; known to be alike in all lanes.
   const int warp = L::kGathers ? __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarp, 0) : 0;
   const bool elected = threadIdx.x == 0, fills = elected || L::kGathers,
@@ -221,7 +199,7 @@ __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipelin
 
 // The consumers: a warpgroup's 64 rows of every strip, of which each warp writes 16, or leaves them to the writers.
 template <class L>
-__device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pipeline, std::byte* staging,
+__device__ void multiply_tiles(const GroupedProduct& p, const typename L::Pipeline& pipeline, std::byte* staging,
                                const typename L::Stash& stash) {
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp;
@@ -257,7 +235,7 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
     } else if constexpr (L::kWeighted) {
       stash.acquire(consumer, parity);
       if (threadIdx.x == kWarpgroup) stash.header() = tile;
-      stage_columns<L::kTileCols, 0, L::kTileCols>(c[0], L::kSwiGlu ? L::kTileCols : tile.num_cols,
+      stage_columns<L::kTileCols, 0, L::kTileCols>(c[0], L::kParts > 1 ? L::kTileCols : tile.num_cols,
                                                    stash.row(warp_row));
       if (lane < kWarpRows) stash.row_weight(warp_row + lane) = row_weight;
       stash.commit(consumer);
@@ -318,44 +296,19 @@ __device__ void multiply_tiles(const Product& p, const typename L::Pipeline& pip
 
 // The writers: all rows of every tile that consumers leave in the stash.
 template <class L>
-__device__ void write_tiles(const Product& p, const typename L::Stash& stash, std::byte* rings) {
+__device__ void write_tiles(const GroupedProduct& p, const typename L::Stash& stash, std::byte* rings) {
   constexpr int kFirst = L::kWritersApart ? (1 + kConsumers) * kWarpgroup / kWarp : 1;  // of the block's warps
   const int writer = static_cast<int>(threadIdx.x) / kWarp - kFirst;
   for (int parity = 0;; parity ^= 1) {
     stash.wait(0, parity);
     const Tile tile = read_by_warp(stash.header());
     if (tile.depth < 0) break;
-    const int64_t first = tile.c_row * (L::kWeighted ? 2 : 1) * p.width + tile.c_col;
-    const int num_rows = min(tile.num_rows, L::kTileRows);
-    if constexpr (L::kSwiGluBackward) {
-      write_swiglu_gradients(
-          stash, writer, parity, typename L::Ring{rings + writer * L::Ring::kBytes},
-          SwiGluTile{.pre = p.pre + first,
-                     .dpre = static_cast<__nv_bfloat16*>(p.c) + first,
-                     .hidden = p.hidden == nullptr ? nullptr : p.hidden + tile.c_row * p.width + tile.c_col,
-                     .dweight = p.row_sums + static_cast<int64_t>(tile.c_col / L::kTileCols) * p.capacity + tile.c_row,
-                     .hidden_width = p.width,
-                     .num_rows = num_rows,
-                     .num_cols = min(tile.num_cols, L::kTileCols)});
-    } else if constexpr (L::kSwiGlu) {
-      write_swiglu<L::kTileCols>(stash, writer, parity,
-                                 SwiGluTargets{.pre = static_cast<__nv_bfloat16*>(p.c) + first,
-                                               .hidden = p.hidden + tile.c_row * p.width + tile.c_col,
-                                               .hidden_width = p.width,
-                                               .num_rows = num_rows,
-                                               .num_cols = tile.num_cols});
-    } else {
-      write_tile(stash, writer, parity,
-                 TileTarget{.c = static_cast<__nv_bfloat16*>(p.c) + first,
-                            .width = p.width,
-                            .num_rows = num_rows,
-                            .num_cols = tile.num_cols});
-    }
+    L::Epilogue::template write<L>(p, tile, stash, writer, parity, rings);
   }
 }
 
 template <class L>
-__global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(const __grid_constant__ Product p) {
+__global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(const __grid_constant__ GroupedProduct p) {
   if constexpr (L::kLaterPieces) {
     if (!L::Scheduler::has_work(p.offsets, p.order)) return;
   }
@@ -392,7 +345,7 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) grouped_kernel(cons
 }
 
 template <class L>
-void launch(Context& ctx, const Product& product, int64_t max_tiles) {
+void launch(Context& ctx, const GroupedProduct& product, int64_t max_tiles) {
   NMOE_CHECK(max_tiles <= INT32_MAX / 2, "grouped linear of {} tiles", max_tiles);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(max_tiles, ctx.num_sms));
   allow_dynamic_shared(grouped_kernel<L>, L::kSharedBytes);
@@ -400,8 +353,8 @@ void launch(Context& ctx, const Product& product, int64_t max_tiles) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-// What SwiGLU has beside C.
-struct SwiGluOperands {
+// What activations have beside C.
+struct ActivationOperands {
   const float* row_weight = nullptr;
   __nv_bfloat16* hidden = nullptr;
   const __nv_bfloat16* pre = nullptr;
@@ -412,6 +365,10 @@ const float* scale_of(const OperandRounding& rounding) {
   return rounding.product_scale.defined() ? rounding.product_scale.data<float>() : nullptr;
 }
 
+// --- the epilogues of activations that plans fuse (fuses_activation() in plans/grouped_linear.h)
+using SwiGluForward = Activate<SwiGlu, StorePre, StoreHidden>;
+using SwiGluBackward = ActivateBackward<SwiGlu, StorePreGradients, StoreHidden>;
+
 GatheredRows gathered_rows(const OperandRows& rows) {
   NMOE_CHECK(rows.source.num_elements() / 8 < UINT32_MAX, "picked rows of {}", rows.source.shape());
   return {.rows = rows.source.data<__nv_bfloat16>(),
@@ -419,86 +376,89 @@ GatheredRows gathered_rows(const OperandRows& rows) {
           .width = static_cast<int>(rows.width())};
 }
 
-// How many columns tiles of SwiGLU's gradients have, of `width`: few if fewer that do not exist are multiplied then.
+// How many columns tiles of an activation's gradients have, of `width`: few if fewer that do not exist are multiplied
+// then.
 // NOTE: whatever else rows are, so that the gradients of row weights have the same bits.
-int64_t swiglu_gradient_tile_cols(int64_t width) {
+int64_t activation_gradient_tile_cols(int64_t width) {
   const auto multiplied = [&](int64_t cols) { return ceil_div<int64_t>(width, cols) * cols; };
   return multiplied(kNarrowTileCols) < multiplied(kWideTileCols) ? kNarrowTileCols : kWideTileCols;
 }
 
 template <class L>
-void launch_rows_product(Context& ctx, const Product& product) {
+void launch_rows_product(Context& ctx, const GroupedProduct& product) {
   // Every expert has at most one row tile that is not full.
   const int64_t row_tiles = product.capacity / L::kTileRows + std::min(product.num_experts, product.capacity);
   launch<L>(ctx, product, row_tiles * ceil_div<int64_t>(product.width, L::kPartCols));
 }
 
-template <Form kForm, Gathered kGathered, bool kIsScaled>
-void launch_rows_form(Context& ctx, const Product& product) {
-  if constexpr (kForm == Form::kInputGradientSwiGlu) {
-    if (swiglu_gradient_tile_cols(product.width) == kNarrowTileCols) {
-      return launch_rows_product<Layout<kForm, kGathered, kIsScaled, kNarrowTileCols>>(ctx, product);
+template <Operands kOperands, Gathered kGathered, class E, bool kIsScaled>
+void launch_rows(Context& ctx, const GroupedProduct& product) {
+  if constexpr (E::kPreParts > 0) {
+    if (activation_gradient_tile_cols(product.width) == kNarrowTileCols) {
+      return launch_rows_product<Layout<kOperands, kGathered, E, kIsScaled, kNarrowTileCols>>(ctx, product);
     }
   }
-  launch_rows_product<Layout<kForm, kGathered, kIsScaled>>(ctx, product);
+  launch_rows_product<Layout<kOperands, kGathered, E, kIsScaled>>(ctx, product);
 }
 
 // C [R, parts of `width`] = the product of x [R, depth] with the experts' weights. Where kGathers, x's rows may be
 // picked.
-template <Form kForm, bool kGathers = false>
+template <Operands kOperands, class E, bool kGathers = false>
 void rows_product(Context& ctx, const OperandRows& x, Tensor w, Tensor offsets, Tensor c, int64_t width,
-                  const float* scale, const SwiGluOperands& swiglu = {}) {
+                  const float* scale, const ActivationOperands& activation = {}) {
   const int64_t num_experts = w.dim(0), R = x.num_rows(), depth = x.width();
   const bool gathers = x.index.defined();
   NMOE_CHECK(kGathers || !gathers, "rows that are picked in a product that does not gather");
-  const Product product{.a = gathers ? CUtensorMap{} : panel_map(x.source.raw(), R, depth),
-                        .b = panels_map(w.raw(), num_experts, w.dim(1), w.dim(2)),
-                        .sums = CUtensorMap{},
-                        .gathered = gathers ? gathered_rows(x) : GatheredRows{},
-                        .offsets = offsets.data<int32_t>(),
-                        .order = nullptr,
-                        .tiles_taken = nullptr,
-                        .c = c.raw(),
-                        .num_experts = static_cast<int>(num_experts),
-                        .rows = 0,
-                        .width = static_cast<int>(width),
-                        .depth = static_cast<int>(depth),
-                        .row_weight = swiglu.row_weight,
-                        .hidden = swiglu.hidden,
-                        .pre = swiglu.pre,
-                        .row_sums = swiglu.row_sums,
-                        .capacity = static_cast<int>(R),
-                        .accumulate = false,
-                        .squares = nullptr,
-                        .scale = scale,
-                        .max_later_pieces = 0,
-                        .turns = nullptr};
+  const GroupedProduct product{.a = gathers ? CUtensorMap{} : panel_map(x.source.raw(), R, depth),
+                               .b = panels_map(w.raw(), num_experts, w.dim(1), w.dim(2)),
+                               .sums = CUtensorMap{},
+                               .gathered = gathers ? gathered_rows(x) : GatheredRows{},
+                               .offsets = offsets.data<int32_t>(),
+                               .order = nullptr,
+                               .tiles_taken = nullptr,
+                               .c = c.raw(),
+                               .num_experts = static_cast<int>(num_experts),
+                               .rows = 0,
+                               .width = static_cast<int>(width),
+                               .depth = static_cast<int>(depth),
+                               .row_weight = activation.row_weight,
+                               .hidden = activation.hidden,
+                               .pre = activation.pre,
+                               .row_sums = activation.row_sums,
+                               .capacity = static_cast<int>(R),
+                               .accumulate = false,
+                               .squares = nullptr,
+                               .scale = scale,
+                               .max_later_pieces = 0,
+                               .turns = nullptr};
   if constexpr (kGathers) {
     if (gathers) {
       NMOE_CHECK(scale == nullptr, "rows that are picked, and sums that are scaled");
-      return launch_rows_form<kForm, Gathered::kA, false>(ctx, product);
+      return launch_rows<kOperands, Gathered::kA, E, /*kIsScaled=*/false>(ctx, product);
     }
   }
-  if (scale != nullptr) return launch_rows_form<kForm, Gathered::kNone, /*kIsScaled=*/true>(ctx, product);
-  launch_rows_form<kForm, Gathered::kNone, /*kIsScaled=*/false>(ctx, product);
+  if (scale != nullptr) return launch_rows<kOperands, Gathered::kNone, E, /*kIsScaled=*/true>(ctx, product);
+  launch_rows<kOperands, Gathered::kNone, E, /*kIsScaled=*/false>(ctx, product);
 }
 
 // dw by the experts' first pieces of rows, then what later ones add to it.
 template <Gathered kGathered, bool kIsScaled, int kCols>
-void launch_pieces(Context& ctx, Product product, const TileOrder& order, int64_t tiles) {
+void launch_pieces(Context& ctx, GroupedProduct product, const TileOrder& order, int64_t tiles) {
   const int64_t num_counters = order.counters.num_elements();
   NMOE_CHECK(num_counters >= num_piece_counters(product.max_later_pieces, tiles),
              "a gradient of {} later pieces of {} tiles, with {} counters", product.max_later_pieces, tiles,
              num_counters);
-  launch<Layout<Form::kWeightGradient, kGathered, kIsScaled, kCols>>(ctx, product, product.num_experts * tiles);
+  launch<Layout<Operands::kWeightGradient, kGathered, SumWeights, kIsScaled, kCols>>(ctx, product,
+                                                                                     product.num_experts * tiles);
   if (product.max_later_pieces == 0) return;
   product.tiles_taken = later_pieces_taken(order);
   product.turns = later_pieces_turns(order);
-  launch<Layout<Form::kLaterPieces, kGathered, kIsScaled, kCols>>(ctx, product, product.max_later_pieces * tiles);
+  launch<Layout<Operands::kLaterPieces, kGathered, SumWeights, kIsScaled, kCols>>(ctx, product,
+                                                                                  product.max_later_pieces * tiles);
 }
 
 template <Gathered kGathered, bool kIsScaled = false>
-void launch_weight_gradient(Context& ctx, const Product& product, const TileOrder& order) {
+void launch_weight_gradient(Context& ctx, const GroupedProduct& product, const TileOrder& order) {
   const GradientTile tile = gradient_tile(product.rows, product.width);
   const int64_t tiles = tile.count(product.rows, product.width);
   if (tile == kTallGradientTile) {
@@ -528,29 +488,29 @@ void add_row_sums(Context& ctx, Tensor sums, Tensor num_rows, Tensor total) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-void grouped_forward(Context& ctx, const GroupedLinearForward& args) {
-  rows_product<Form::kForward>(ctx, args.x, args.w, args.offsets, args.y, args.y.dim(1), scale_of(args.rounding));
+void grouped_product(Context& ctx, const ExpertProduct& p) {
+  const float* const scale = scale_of(p.rounding);
+  if (p.over_out) {
+    rows_product<Operands::kInputGradient, StoreRows>(ctx, p.rows, p.w, p.offsets, p.result, p.result.dim(1), scale);
+  } else {
+    rows_product<Operands::kForward, StoreRows>(ctx, p.rows, p.w, p.offsets, p.result, p.result.dim(1), scale);
+  }
 }
 
-void grouped_swiglu(Context& ctx, const GroupedActivationForward& args) {
-  rows_product<Form::kForwardSwiGlu, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre, args.h.dim(1),
-                                                        scale_of(args.rounding),
-                                                        {.row_weight = args.row_weight.data<float>(),
-                                                         .hidden = args.h.data<__nv_bfloat16>(),
-                                                         .pre = nullptr,
-                                                         .row_sums = nullptr});
+void grouped_activation(Context& ctx, const GroupedActivationForward& args) {
+  rows_product<Operands::kForward, SwiGluForward, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre,
+                                                                     args.h.dim(1), scale_of(args.rounding),
+                                                                     {.row_weight = args.row_weight.data<float>(),
+                                                                      .hidden = args.h.data<__nv_bfloat16>(),
+                                                                      .pre = nullptr,
+                                                                      .row_sums = nullptr});
 }
 
-void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args) {
-  rows_product<Form::kInputGradient>(ctx, args.dy, args.w, args.offsets, args.dx, args.dx.dim(1),
-                                     scale_of(args.rounding));
-}
-
-void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
+void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
   const int64_t num_experts = args.w.dim(0), width = args.w.dim(2);
-  const int64_t num_tiles = ceil_div<int64_t>(width, swiglu_gradient_tile_cols(width));
+  const int64_t num_tiles = ceil_div<int64_t>(width, activation_gradient_tile_cols(width));
   float* const dweights = args.drow_weight.data<float>();
-  rows_product<Form::kInputGradientSwiGlu, /*kGathers=*/true>(
+  rows_product<Operands::kInputGradient, SwiGluBackward, /*kGathers=*/true>(
       ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
       {.row_weight = args.row_weight.data<float>(),
        .hidden = args.h.defined() ? args.h.data<__nv_bfloat16>() : nullptr,
@@ -566,28 +526,29 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
   const int64_t num_experts = args.dw.dim(0), rows = args.dw.dim(1), cols = args.dw.dim(2);
   order_longest_first(ctx, args.offsets, order);
   const bool gathers_a = dy.index.defined(), gathers_b = x.index.defined();
-  const Product product{.a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
-                        .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
-                        .sums = sum_map(args.dw.raw(), num_experts, rows, cols, kSumBoxRows),
-                        .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
-                        .offsets = args.offsets.data<int32_t>(),
-                        .order = order.order.data<int32_t>(),
-                        .tiles_taken = first_pieces_taken(order),
-                        .c = args.dw.raw(),
-                        .num_experts = static_cast<int>(num_experts),
-                        .rows = static_cast<int>(rows),
-                        .width = static_cast<int>(cols),
-                        .depth = 0,
-                        .row_weight = nullptr,
-                        .hidden = nullptr,
-                        .pre = nullptr,
-                        .row_sums = nullptr,
-                        .capacity = 0,
-                        .accumulate = args.accumulate,
-                        .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
-                        .scale = scale_of(args.rounding),
-                        .max_later_pieces = static_cast<int>(max_later_pieces(dy.num_rows())),
-                        .turns = nullptr};
+  const GroupedProduct product{
+      .a = gathers_a ? CUtensorMap{} : panel_map(dy.source.raw(), dy.num_rows(), rows),
+      .b = gathers_b ? CUtensorMap{} : panel_map(x.source.raw(), x.num_rows(), cols),
+      .sums = sum_map(args.dw.raw(), num_experts, rows, cols, kSumBoxRows),
+      .gathered = gathers_a ? gathered_rows(dy) : (gathers_b ? gathered_rows(x) : GatheredRows{}),
+      .offsets = args.offsets.data<int32_t>(),
+      .order = order.order.data<int32_t>(),
+      .tiles_taken = first_pieces_taken(order),
+      .c = args.dw.raw(),
+      .num_experts = static_cast<int>(num_experts),
+      .rows = static_cast<int>(rows),
+      .width = static_cast<int>(cols),
+      .depth = 0,
+      .row_weight = nullptr,
+      .hidden = nullptr,
+      .pre = nullptr,
+      .row_sums = nullptr,
+      .capacity = 0,
+      .accumulate = args.accumulate,
+      .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
+      .scale = scale_of(args.rounding),
+      .max_later_pieces = static_cast<int>(max_later_pieces(dy.num_rows())),
+      .turns = nullptr};
   NMOE_CHECK(product.scale == nullptr || !(gathers_a || gathers_b), "rows that are picked, and sums that are scaled");
   if (gathers_a) {
     launch_weight_gradient<Gathered::kA>(ctx, product, order);

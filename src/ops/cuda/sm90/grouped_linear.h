@@ -9,13 +9,12 @@
 
 namespace nmoe::cuda::sm90 {
 
-// What these kernels take, GroupedEngine::kSm90 says. Shapes as in the contracts, checked by the caller, R > 0; tensors
-// begin at multiples of 16 bytes. Rows from offsets[E] on are neither read nor written.
-void grouped_forward(Context& ctx, const GroupedLinearForward& args);
-void grouped_swiglu(Context& ctx, const GroupedActivationForward& args);
-void grouped_backward_input(Context& ctx, const GroupedLinearBackwardInput& args);
-// row_sums: of its plan.
-void grouped_swiglu_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums);
+// What these kernels take, GroupedEngine::kSm90 says. Shapes as in the contracts, R > 0; tensors begin at multiples of
+// 16 bytes. Rows from offsets[E] on are neither read nor written.
+void grouped_product(Context& ctx, const ExpertProduct& product);  // rows in order
+// With the activations that its plan fuses. row_sums: of its plan.
+void grouped_activation(Context& ctx, const GroupedActivationForward& args);
+void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums);
 void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const TileOrder& order);
 
 // total [R] F32 = the sums of the columns of sums [tiles, R] F32, tile by tile, for the first *num_rows [1] i32.

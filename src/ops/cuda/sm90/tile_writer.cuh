@@ -1,9 +1,9 @@
 // Tiles of C in BF16, written by warps of their own beside the products of the next tile: the writers. As they are, or
-// with SwiGLU, forward and backward.
+// with an activation, forward and backward: what of it is stored is a list (grouped_epilogues.cuh).
 //
 // The warpgroups that multiply leave a tile's sums rounded to BF16 in shared memory (TileStash) and go on: a whole tile
 // or, where the stash has half of one, the first half at once and the second beside the next tile's products, when
-// writers are done with the first (HalfStasher). Writers read them, with SwiGLU's backward also the pre-activations of
+// writers are done with the first (HalfStasher). Writers read them, backward also the pre-activations of
 // their rows and columns, whose place their gradients take: 16 bytes a lane, four rows of 64 columns a warp and
 // instruction. Pre-activations come by asynchronous copies, several ahead.
 //
@@ -182,42 +182,61 @@ __device__ void write_tile(const Stash& stash, int writer, int parity, const Til
   });
 }
 
-// A tile's rows and columns in memory: everything begins at its first row and column.
-struct SwiGluTile {
-  const __nv_bfloat16* pre;  // rows of 2 hidden_width, aligned to 16 bytes: gates, `hidden_width` behind them what they
-  __nv_bfloat16* dpre;       // gate; = the same place, and may be the storage of pre
-  __nv_bfloat16* hidden;     // = rows of hidden_width, silu(gate) * up * weight; null: not wanted
+// --- with an activation (primitives/activation.cuh). What a writer has of a row at a time are eight hidden units:
+// with what they are made of and what is made of them they go to each of a list of stores, which are called with the
+// row of the tile, this lane's first column of its rows and the columns before the units.
+
+// Of A, forward.
+template <class A>
+struct ActivatedUnits {
+  uint4 pre[A::kParts];
+  float h[8];
+};
+// Backward.
+template <class A>
+struct UnitGradients {
+  float pre[A::kParts][8];
+  float weight;
+  float dpre[A::kParts][8];
+};
+
+// The rows of pre-activations that a tile's gradients belong to.
+struct PreTile {
+  const __nv_bfloat16* pre;  // the tile's first row and column, in rows of parts of hidden_width; aligned to 16 bytes
   float* dweight;            // = of the rows, by the tile's columns alone
   int64_t hidden_width;
   int num_rows, num_cols;  // that exist; not more than the tile has
 };
 
-// Pre-activations on their way to a writer: for each lane 16 bytes of gates and of what they gate, kDepth times.
-template <int kDepth>
-struct SwiGluRing {
-  static constexpr int kVectorBytes = 16, kSlotBytes = 2 * kWarp * kVectorBytes, kBytes = kDepth * kSlotBytes;
+// Pre-activations on their way to a writer: for each lane 16 bytes of every part, kDepth times.
+template <int kParts, int kDepth>
+struct PreRing {
+  static constexpr int kVectorBytes = 16, kSlotBytes = kParts * kWarp * kVectorBytes, kBytes = kDepth * kSlotBytes;
 
   std::byte* slots;  // kBytes of shared memory, the warp's own, aligned to 16
 
-  __device__ std::byte* gates(int slot) const {
-    return slots + slot * kSlotBytes + static_cast<int>(threadIdx.x) % kWarp * kVectorBytes;
+  __device__ std::byte* part(int slot, int part) const {
+    return slots + slot * kSlotBytes + static_cast<int>(threadIdx.x) % kWarp * kVectorBytes +
+           part * kWarp * kVectorBytes;
   }
-  __device__ std::byte* ups(int slot) const { return gates(slot) + kWarp * kVectorBytes; }
 };
 
-// dpre and dweight of a tile of gradients of what SwiGLU made, by writer number `writer`. The stash's part 0 was waited
-// for; all are released.
-template <class Stash, int kDepth>
-__device__ void write_swiglu_gradients(const Stash& stash, int writer, int parity, const SwiGluRing<kDepth>& ring,
-                                       const SwiGluTile& tile) {
+// A tile of gradients of what A made, by writer number `writer`: to `stores` as UnitGradients, and dweight. The stash's
+// part 0 was waited for; all are released.
+template <class A, class Stash, int kDepth, class... Stores>
+__device__ void write_activation_gradients(const Stash& stash, int writer, int parity,
+                                           const PreRing<A::kParts, kDepth>& ring, const PreTile& tile,
+                                           const Stores&... stores) {
+  constexpr int kParts = A::kParts;
   const int col = writer_col();
-  const auto offset_of = [&](int row, int first) { return row * 2 * tile.hidden_width + first + col; };
   int next_row = Stash::first_row(writer), next_first = 0, next_slot = 0;  // to be fetched
   const auto fetch = [&] {
     if (next_row < tile.num_rows && next_first + col < tile.num_cols) {
-      const __nv_bfloat16* const source = tile.pre + offset_of(next_row, next_first);
-      copy_async16(ring.gates(next_slot), source, true);
-      copy_async16(ring.ups(next_slot), source + tile.hidden_width, true);
+      const __nv_bfloat16* const source = tile.pre + (next_row * kParts * tile.hidden_width + next_first + col);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        copy_async16(ring.part(next_slot, part), source + part * tile.hidden_width, true);
+      }
     }
     commit_copies();
     next_slot = next_slot + 1 < kDepth ? next_slot + 1 : 0;
@@ -237,26 +256,22 @@ __device__ void write_swiglu_gradients(const Stash& stash, int writer, int parit
     for (int first = 0; first < tile.num_cols; first += kWriterChunk) {
       wait_copies<kDepth - 1>();
       if (row < tile.num_rows && first + col < tile.num_cols) {
-        float gate[8], up[8], dh[8], dgate[8], dup[8];
-        load8(reinterpret_cast<const __nv_bfloat16*>(ring.gates(slot)), gate);
-        load8(reinterpret_cast<const __nv_bfloat16*>(ring.ups(slot)), up);
+        UnitGradients<A> units;
+        units.weight = weight;
+        float dh[8];
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          load8(reinterpret_cast<const __nv_bfloat16*>(ring.part(slot, part)), units.pre[part]);
+        }
         load8(staged + first, dh);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const SwiGluGradient gradient = swiglu_backward<__nv_bfloat16>(gate[i], up[i], weight, dh[i]);
-          dgate[i] = gradient.gate;
-          dup[i] = gradient.up;
+          const UnitGradient<kParts> gradient = activation_gradient<__nv_bfloat16, A>(units.pre, i, weight, dh[i]);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) units.dpre[part][i] = gradient.pre[part];
           dweight += gradient.weight;
         }
-        if (tile.hidden != nullptr) {
-          float made[8];
-#pragma unroll
-          for (int i = 0; i < 8; ++i) made[i] = swiglu<__nv_bfloat16>(gate[i], up[i]) * weight;
-          store8(tile.hidden + row * tile.hidden_width + first + col, made);
-        }
-        __nv_bfloat16* const target = tile.dpre + offset_of(row, first);
-        store8(target, dgate);
-        store8(target + tile.hidden_width, dup);
+        (stores(row, col, first, units), ...);
       }
       fetch();  // to where this lane alone has read
       slot = slot + 1 < kDepth ? slot + 1 : 0;
@@ -268,38 +283,30 @@ __device__ void write_swiglu_gradients(const Stash& stash, int writer, int parit
   wait_copies<0>();
 }
 
-// Where a tile of pre-activations and what SwiGLU makes of them go: everything begins at its first row and column.
-struct SwiGluTargets {
-  __nv_bfloat16* pre;     // = rows of 2 hidden_width, aligned to 16 bytes: gates, `hidden_width` behind them what they
-  __nv_bfloat16* hidden;  // gate; = rows of hidden_width, silu(gate) * up * weight
-  int64_t hidden_width;
-  int num_rows, num_cols;  // that exist; num_rows not more than the tile has, num_cols of gates
-};
-
-// The same of a tile of kCols columns whose first half are gates and whose second half what they gate.
-template <int kCols, class Stash>
-__device__ void write_swiglu(const Stash& stash, int writer, int parity, const SwiGluTargets& tile) {
-  constexpr int kHalf = kCols / 2;
+// A tile of kCols columns of pre-activations, its parts side by side, to `stores` as ActivatedUnits. The same of the
+// stash. num_rows, num_cols: that exist; num_rows not more than the tile has, num_cols of a part.
+template <class A, int kCols, class Stash, class... Stores>
+__device__ void write_activated(const Stash& stash, int writer, int parity, int num_rows, int num_cols,
+                                const Stores&... stores) {
+  constexpr int kPart = kCols / A::kParts;
   const int col = writer_col();
-  stash.for_each_row(writer, parity, tile.num_rows, [&](int row) {
-    if (row >= tile.num_rows) return;
+  stash.for_each_row(writer, parity, num_rows, [&](int row) {
+    if (row >= num_rows) return;
     const auto* const staged = reinterpret_cast<const __nv_bfloat16*>(stash.row(row)) + col;
     const float weight = stash.row_weight(row);
-    __nv_bfloat16* const pre = tile.pre + row * 2 * tile.hidden_width + col;
-    __nv_bfloat16* const hidden = tile.hidden + row * tile.hidden_width + col;
 #pragma unroll
-    for (int first = 0; first < kHalf; first += kWriterChunk) {
-      if (first + col >= tile.num_cols) continue;
-      const auto gates = *reinterpret_cast<const uint4*>(staged + first);
-      const auto ups = *reinterpret_cast<const uint4*>(staged + first + kHalf);
-      *reinterpret_cast<uint4*>(pre + first) = gates;
-      *reinterpret_cast<uint4*>(pre + first + tile.hidden_width) = ups;
-      float gate[8], up[8], made[8];
-      load8(reinterpret_cast<const __nv_bfloat16*>(&gates), gate);
-      load8(reinterpret_cast<const __nv_bfloat16*>(&ups), up);
+    for (int first = 0; first < kPart; first += kWriterChunk) {
+      if (first + col >= num_cols) continue;
+      ActivatedUnits<A> units;
+      float pre[A::kParts][8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) made[i] = swiglu<__nv_bfloat16>(gate[i], up[i]) * weight;
-      store8(hidden + first, made);
+      for (int part = 0; part < A::kParts; ++part) {
+        units.pre[part] = *reinterpret_cast<const uint4*>(staged + first + part * kPart);
+        load8(reinterpret_cast<const __nv_bfloat16*>(&units.pre[part]), pre[part]);
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) units.h[i] = activated<__nv_bfloat16, A>(pre, i) * weight;
+      (stores(row, col, first, units), ...);
     }
   });
 }

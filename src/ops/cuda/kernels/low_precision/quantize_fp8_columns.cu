@@ -45,19 +45,17 @@ struct PickedRows {
   __device__ static uint4 values(float /*weight*/, const float (&)[1], const Vector (&parts)[1]) { return parts[0]; }
 };
 // What an activation makes of eight pre-activations.
-template <Activation kKind>
-__device__ uint4 activated(float weight, float (&gate)[8], const float (&up)[8]) {
+template <class A>
+__device__ uint4 activated_eight(float weight, const float (&pre)[A::kParts][8]) {
+  float h[8];
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    gate[j] =
-        (kKind == Activation::kSwiGlu ? swiglu<__nv_bfloat16>(gate[j], up[j]) : relu(gate[j]) * relu(gate[j])) * weight;
-  }
-  return pack8(gate);
+  for (int j = 0; j < 8; ++j) h[j] = activated<__nv_bfloat16, A>(pre, j) * weight;
+  return pack8(h);
 }
 // What an activation makes of rows of pre-activations, as ActivationForward (contracts/activation.h) says.
-template <Activation kKind>
+template <class A>
 struct ActivatedRows {
-  static constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1, kCols = 128 / kParts, kStripTiles = 8;
+  static constexpr int kParts = A::kParts, kCols = 128 / kParts, kStripTiles = 8;
   static constexpr bool kScaled = false;
   using Vector = uint4;
   const __nv_bfloat16* x;  // pre-activations
@@ -68,16 +66,16 @@ struct ActivatedRows {
   __device__ int source(int row) const { return row; }
   __device__ float weight(int row) const { return weights != nullptr ? weights[row] : 1.0F; }
   __device__ static uint4 values(float weight, const float (&)[kParts], const Vector (&parts)[kParts]) {
-    float all[2][8];
+    float all[kParts][8];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) load8(reinterpret_cast<const __nv_bfloat16*>(&parts[part]), all[part]);
-    return activated<kKind>(weight, all[0], all[1]);
+    return activated_eight<A>(weight, all);
   }
 };
 // The same of pre-activations that wait as codes, of whose blocks a tile is as wide as one.
-template <Activation kKind>
+template <class A>
 struct ActivatedCodes {
-  static constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1, kCols = kBlock, kStripTiles = 4;
+  static constexpr int kParts = A::kParts, kCols = kBlock, kStripTiles = 4;
   static constexpr bool kScaled = true;
   using Vector = uint2;
   const uint8_t* codes;
@@ -93,14 +91,14 @@ struct ActivatedCodes {
     return scales[(int64_t{row} * kParts + part) * across + col / kBlock];
   }
   __device__ static uint4 values(float weight, const float (&scales)[kParts], const Vector (&parts)[kParts]) {
-    float all[2][8];
+    float all[kParts][8];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       float(&v)[8] = all[part];
       e4m3_values(parts[part].x, scales[part], v[0], v[1], v[2], v[3]);
       e4m3_values(parts[part].y, scales[part], v[4], v[5], v[6], v[7]);
     }
-    return activated<kKind>(weight, all[0], all[1]);
+    return activated_eight<A>(weight, all);
   }
 };
 
@@ -340,12 +338,9 @@ void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, co
 void activation_fp8_columns(Context& ctx, const ActivatedColumns& args) {
   const Tensor pre = args.pre, row_weight = args.row_weight;
   const int64_t R = pre.dim(0), width = args.columns.values.dim(1);
-  const bool is_swiglu = args.kind == Activation::kSwiGlu;
   check_columns(args.columns, R, width, args.offsets.dim(0) - 1);
-  NMOE_CHECK(pre.dim(1) == (is_swiglu ? 2 : 1) * width && pre.dtype() == DType::kBF16 && aligned16(pre.raw()) &&
-                 (!row_weight.defined() || row_weight.dim(0) == R),
-             "FP8 columns {} of an activation of {} {} with weights {}", args.columns.values.shape(),
-             dtype_name(pre.dtype()), pre.shape(), row_weight.shape());
+  NMOE_CHECK(pre.dtype() == DType::kBF16 && aligned16(pre.raw()), "FP8 columns of an activation of {} {}",
+             dtype_name(pre.dtype()), pre.shape());
   const bool reads_codes = args.pre_codes.defined();
   if (reads_codes) {
     NMOE_CHECK(width % kBlock == 0 && aligned16(args.pre_codes.values.raw()), "codes of pre-activations {}",
@@ -353,22 +348,17 @@ void activation_fp8_columns(Context& ctx, const ActivatedColumns& args) {
   }
   if (R * width == 0) return;
   const float* const weights = row_weight.defined() ? row_weight.data<float>() : nullptr;
-  const auto run = [&]<Activation kKind>() {
+  dispatch_activation(args.kind, [&]<class A>(A) {
     if (reads_codes) {
-      const ActivatedCodes<kKind> source{.codes = args.pre_codes.values.data<uint8_t>(),
-                                         .scales = args.pre_codes.scales.data<uint8_t>(),
-                                         .weights = weights,
-                                         .width = width};
+      const ActivatedCodes<A> source{.codes = args.pre_codes.values.data<uint8_t>(),
+                                     .scales = args.pre_codes.scales.data<uint8_t>(),
+                                     .weights = weights,
+                                     .width = width};
       return launch(ctx, source, pre.num_elements(), args.offsets, args.columns);
     }
-    const ActivatedRows<kKind> source{.x = pre.data<__nv_bfloat16>(), .weights = weights, .width = width};
+    const ActivatedRows<A> source{.x = pre.data<__nv_bfloat16>(), .weights = weights, .width = width};
     launch(ctx, source, pre.num_elements(), args.offsets, args.columns);
-  };
-  if (is_swiglu) {
-    run.template operator()<Activation::kSwiGlu>();
-  } else {
-    run.template operator()<Activation::kReluSquared>();
-  }
+  });
 }
 
 }  // namespace nmoe::cuda

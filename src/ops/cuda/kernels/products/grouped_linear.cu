@@ -1,11 +1,14 @@
 // Linear layers over ragged groups of rows: y_e = x_e w_e^T, dx_e = dy_e w_e, dw_e += dy_e^T x_e, for the rows
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
-// Which kernels multiply, a plan says (plans/grouped_linear.h). Here are those for any operands: each product is a set
+// Which kernels multiply, a plan says (plans/grouped_linear.h): an engine, whose functions are a row of kEngineRuns.
+// Here are the kernels for any operands, too: each product is a set
 // of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes every
 // gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third, C has the shape of
 // a weight and the rows are what is summed over: one block a tile of every expert.
 #include <algorithm>
+#include <initializer_list>
+#include <iterator>
 
 #include "ops/cuda/kernels/low_precision/quantize_fp8.h"
 #include "ops/cuda/kernels/low_precision/quantize_fp8_columns.h"
@@ -139,23 +142,6 @@ Tensor in_order(Context& ctx, const OperandRows& rows, Tensor offsets, Tensor or
 // Whether rows of `width` values may be read by 16 bytes from `tensor`.
 bool vector_rows(Tensor tensor, int64_t width) { return width % 8 == 0 && aligned16(tensor.raw()); }
 
-void check_groups(const OperandRows& rows, Tensor w, Tensor offsets, const OperandRows& other_rows, int64_t width,
-                  int64_t other_width) {
-  const Tensor source = rows.source, other = other_rows.source;
-  const int64_t num_rows = rows.num_rows();
-  NMOE_CHECK(w.shape().rank() == 3 && source.shape() == Shape({source.dim(0), width}) &&
-                 other.shape() == Shape({other.dim(0), other_width}) && other_rows.num_rows() == num_rows &&
-                 offsets.dim(0) == w.dim(0) + 1 && source.dtype() == other.dtype(),
-             "grouped linear: {} rows of {} {} and {} of {} {}, weights {}, offsets {}", num_rows,
-             dtype_name(source.dtype()), source.shape(), other_rows.num_rows(), dtype_name(other.dtype()),
-             other.shape(), w.shape(), offsets.shape());
-  NMOE_CHECK(!rows.index.defined() || !other_rows.index.defined(),
-             "grouped linear whose rows are picked on both sides");
-  // Tiles and rows are counted in 32 bits.
-  NMOE_CHECK(num_rows <= INT32_MAX && width <= INT32_MAX / 2 && other_width <= INT32_MAX / 2 && w.dim(0) <= 65535,
-             "grouped linear over {} of {} and {} values, {} experts", num_rows, width, other_width, w.dim(0));
-}
-
 // y = the product of x [R, depth] with the experts' weights.
 template <class T, bool kWKMajor>
 void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y, Tensor scale) {
@@ -180,15 +166,6 @@ void rows_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y, Te
   allow_dynamic_shared(rows_kernel<T, kWKMajor>, Tile::kSharedBytes);
   rows_kernel<T, kWKMajor><<<static_cast<unsigned>(blocks), Tile::kThreads, Tile::kSharedBytes, ctx.stream>>>(product);
   NMOE_CUDA_CHECK(cudaGetLastError());
-}
-
-template <bool kWKMajor>
-void tile_product(Context& ctx, Tensor x, Tensor w, Tensor offsets, Tensor y, Tensor scale) {
-  if (x.dtype() == DType::kBF16) {
-    rows_product<__nv_bfloat16, kWKMajor>(ctx, x, w, offsets, y, scale);
-  } else {
-    rows_product<float, kWKMajor>(ctx, x, w, offsets, y, scale);
-  }
 }
 
 template <class T>
@@ -217,21 +194,152 @@ void weight_product(Context& ctx, Tensor x, Tensor dy, const GroupedLinearBackwa
 // The number of rows, as a tensor.
 Tensor num_rows_of(Tensor offsets) { return offsets.rows(offsets.dim(0) - 1, offsets.dim(0)); }
 
-// y = the product of x with the experts' weights in codes.
-void fp8_product(Context& ctx, const OperandRounding& rounding, const OperandRows& x, const RowCodes& room, Tensor w,
-                 Tensor w_scales, Tensor offsets, Tensor y) {
+// Codes of what an operation made, where they are wanted.
+void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
+  if (codes.defined()) quantize(ctx, quantize_rows(x, codes, num_rows_of(offsets)));
+}
+void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
+  if (columns.defined()) quantize_fp8_columns(ctx, x, offsets, columns);
+}
+
+// Kernels of tensor cores read by 16 bytes. Arenas align what they hold, so only a bug can fail here.
+void check_aligned(std::initializer_list<Tensor> tensors) {
+  for (const Tensor& tensor : tensors) {
+    NMOE_CHECK(aligned16(tensor.raw()), "a grouped product of {} at {}", tensor.shape(), tensor.raw());
+  }
+}
+
+// --- products of rows by weights, of each engine
+void tiles_product(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan&) {
+  const auto run = [&]<class T, bool kWKMajor>() {
+    rows_product<T, kWKMajor>(ctx, p.rows.source, p.w, p.offsets, p.result, p.rounding.product_scale);
+  };
+  const auto of_dtype = [&]<class T>(T) {
+    p.over_out ? run.template operator()<T, /*kWKMajor=*/false>() : run.template operator()<T, /*kWKMajor=*/true>();
+  };
+  dispatch_act(p.w.dtype(), of_dtype);
+}
+
+void sm90_product(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan&) {
+  if constexpr (kHasSm90) sm90::grouped_product(ctx, p);
+}
+
+void sm100_product(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan&) {
+  if constexpr (kHasSm100) {
+    const auto product = p.over_out ? sm100::grouped_backward_input : sm100::grouped_forward;
+    product(ctx, p.rows.source, p.w, p.offsets, p.result);
+  }
+}
+
+void codes_product(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan& plan) {
   if constexpr (kHasSm90) {
-    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, rounding, x, num_rows_of(offsets), room),
-                            .w = w,
-                            .w_scales = w_scales,
-                            .offsets = offsets,
-                            .y = y,
+    const WeightCodes& w = p.rounding.weight;
+    sm90::grouped_fp8(ctx, {.x = product_codes(ctx, p.rounding, p.rows, num_rows_of(p.offsets), plan.codes),
+                            .w = p.over_out ? w.transposed_values : w.values,
+                            .w_scales = p.over_out ? w.transposed_scales : w.scales,
+                            .offsets = p.offsets,
+                            .y = p.result,
                             .addend = {}});
   }
 }
 
-// dw from codes of its operands' columns.
-void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
+void blocks_product(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan& plan) {
+  if constexpr (kHasSm100) sm100::rounded_product(ctx, p, plan.blocks);
+}
+
+// --- with an activation in the same kernel
+void sm90_activation(Context& ctx, const GroupedActivationForward& args, const GroupedActivationForwardPlan& plan) {
+  if constexpr (kHasSm90) {
+    GroupedActivationForward product = args;
+    if (args.h_columns.defined()) product.h = plan.h;
+    check_aligned({args.x.source, args.w, args.pre, product.h});
+    sm90::grouped_activation(ctx, product);
+    write_codes(ctx, args.pre, args.offsets, args.pre_codes);
+    write_codes(ctx, product.h, args.offsets, args.h_codes);
+    write_columns(ctx, product.h, args.offsets, args.h_columns);
+  }
+}
+
+void codes_activation(Context& ctx, const GroupedActivationForward& args, const GroupedActivationForwardPlan& plan) {
+  if constexpr (kHasSm90) {
+    static_assert(sm90::kFp8ActivationCols == block_size(OperandFormat::kFp8));
+    const WeightCodes& w = args.rounding.weight;
+    sm90::grouped_fp8_activation(
+        ctx, {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(args.offsets), plan.product.codes),
+              .w = w.values,
+              .w_scales = w.scales,
+              .offsets = args.offsets,
+              .row_weight = args.row_weight,
+              .pre = args.pre,
+              .pre_codes = args.pre_codes,
+              .h = args.keeps_h ? args.h : Tensor(),
+              .h_codes = args.h_codes,
+              .h_columns = args.h_columns});
+  }
+}
+
+void sm90_activation_backward(Context& ctx, const GroupedActivationBackward& args,
+                              const GroupedActivationBackwardPlan& plan) {
+  if constexpr (kHasSm90) {
+    check_aligned({args.dy.source, args.w, args.pre, args.dpre, args.h});
+    sm90::grouped_activation_backward(ctx, args, plan.row_sums);
+    write_codes(ctx, args.dpre, args.offsets, args.dpre_codes);
+    write_columns(ctx, args.dpre, args.offsets, args.dpre_columns);
+  }
+}
+
+// args.pre_codes: where they are read in place of pre.
+void codes_activation_backward(Context& ctx, const GroupedActivationBackward& args,
+                               const GroupedActivationBackwardPlan& plan) {
+  if constexpr (kHasSm90) {
+    const WeightCodes& w = args.rounding.weight;
+    const Tensor offsets = args.offsets;
+    const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
+    if (args.h.defined()) {
+      activation_forward(ctx, {.kind = args.kind,
+                               .pre = args.pre,
+                               .row_weight = args.row_weight,
+                               .h = args.h,
+                               .num_rows = num_rows_of(offsets)});
+    }
+    sm90::grouped_fp8_activation_backward(
+        ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), plan.product.codes),
+              .w = w.transposed_values,
+              .w_scales = w.transposed_scales,
+              .offsets = offsets,
+              .pre = args.pre,
+              .pre_codes = args.pre_codes,
+              .row_weight = args.row_weight,
+              .dpre = args.dpre,
+              .dpre_codes = args.dpre_codes,
+              .dpre_columns = codes_alone ? args.dpre_columns : ColumnCodes{},
+              .row_sums = plan.row_sums,
+              .drow_weight = args.drow_weight});
+    if (!codes_alone) write_columns(ctx, args.dpre, offsets, args.dpre_columns);
+  }
+}
+
+// --- weights' gradients
+void tiles_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
+  const Tensor x = in_order(ctx, args.x, args.offsets, plan.x), dy = in_order(ctx, args.dy, args.offsets, plan.dy);
+  dispatch_act(x.dtype(), [&]<class T>(T) { weight_product<T>(ctx, x, dy, args); });
+}
+
+void sm90_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
+  check_aligned({args.x.source, args.dy.source, args.dw});
+  if constexpr (kHasSm90) sm90::grouped_backward_weight(ctx, args, plan.order);
+}
+
+void sm100_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
+  check_aligned({args.x.source, args.dy.source, args.dw});
+  const Tensor x = in_order(ctx, args.x, args.offsets, plan.x), dy = in_order(ctx, args.dy, args.offsets, plan.dy);
+  if constexpr (kHasSm100) {
+    sm100::grouped_backward_weight(ctx, x, dy, args.offsets, args.dw, args.accumulate, plan.order);
+  }
+}
+
+// From codes of its operands' columns.
+void codes_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
   const bool has_x = args.x_columns.defined(), has_dy = args.dy_columns.defined();
   if (!has_x) quantize_fp8_columns(ctx, args.x, args.offsets, plan.x_columns);
   if (!has_dy) quantize_fp8_columns(ctx, args.dy, args.offsets, plan.dy_columns);
@@ -247,261 +355,36 @@ void fp8_weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args, 
   }
 }
 
-// Codes of what an operation made, where they are wanted.
-void write_codes(Context& ctx, Tensor x, Tensor offsets, const RowCodes& codes) {
-  if (codes.defined()) quantize(ctx, quantize_rows(x, codes, num_rows_of(offsets)));
-}
-void write_columns(Context& ctx, Tensor x, Tensor offsets, const ColumnCodes& columns) {
-  if (columns.defined()) quantize_fp8_columns(ctx, x, offsets, columns);
+void blocks_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
+  if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
 }
 
-// Kernels of tensor cores read by 16 bytes. Arenas align what they hold, so only a bug can fail here.
-void check_aligned(GroupedEngine engine, std::initializer_list<Tensor> tensors) {
-  if (engine != GroupedEngine::kSm90 && engine != GroupedEngine::kSm100) return;
-  for (const Tensor& tensor : tensors) {
-    NMOE_CHECK(aligned16(tensor.raw()), "a grouped product of {} at {}", tensor.shape(), tensor.raw());
-  }
-}
+// --- what runs for an engine. Plans choose none that this program has no kernels for, and fuse no activation where
+// there is no function for it.
+struct EngineRuns {
+  void (*product)(Context&, const ExpertProduct&, const GroupedLinearPlan&);
+  void (*weight)(Context&, const GroupedLinearBackwardWeight&, const GroupedWeightPlan&);
+  bool leaves_squares;  // of weights' gradients
+  bool wants_16_bytes;  // at which rows, weights and result begin
+  void (*activation)(Context&, const GroupedActivationForward&, const GroupedActivationForwardPlan&) = nullptr;
+  void (*activation_backward)(Context&, const GroupedActivationBackward&,
+                              const GroupedActivationBackwardPlan&) = nullptr;
+};
+constexpr EngineRuns kEngineRuns[] = {
+    /*kTiles=*/{tiles_product, tiles_weight, /*leaves_squares=*/false, /*wants_16_bytes=*/false},
+    /*kSm90=*/{sm90_product, sm90_weight, true, true, sm90_activation, sm90_activation_backward},
+    /*kSm100=*/{sm100_product, sm100_weight, false, true},
+    /*kCodes=*/{codes_product, codes_weight, true, false, codes_activation, codes_activation_backward},
+    /*kBlocks=*/{blocks_product, blocks_weight, false, false},
+};
+const EngineRuns& runs_of(GroupedEngine engine) { return kEngineRuns[static_cast<size_t>(engine)]; }
+static_assert(std::size(kEngineRuns) == kNumGroupedEngines);
 
-}  // namespace
-
-void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args, const GroupedLinearPlan& plan) {
-  const Tensor x = args.x, w = args.w, offsets = args.offsets, y = args.y;
-  check_groups(x, w, offsets, y, w.dim(2), w.dim(1));
-  if (y.num_elements() == 0) return;
-  check_aligned(plan.engine, {x, w, y});
-  switch (plan.engine) {
-    case GroupedEngine::kCodes: {
-      const WeightCodes& codes = args.rounding.weight;
-      return fp8_product(ctx, args.rounding, x, plan.codes, codes.values, codes.scales, offsets, y);
-    }
-    case GroupedEngine::kBlocks:
-      if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
-      return;
-    case GroupedEngine::kSm100:
-      if constexpr (kHasSm100) sm100::grouped_forward(ctx, x, w, offsets, y);
-      return;
-    case GroupedEngine::kSm90:
-      if constexpr (kHasSm90) sm90::grouped_forward(ctx, args);
-      return;
-    case GroupedEngine::kTiles:
-      return tile_product</*kWKMajor=*/true>(ctx, x, w, offsets, y, args.rounding.product_scale);
-  }
-}
-
-namespace {
-
-// The product and SwiGLU in one kernel.
-void fused_activation_forward(Context& ctx, const GroupedActivationForward& args, const GroupedLinearPlan& product) {
-  const Tensor w = args.w, offsets = args.offsets, row_weight = args.row_weight, pre = args.pre, h = args.h;
-  check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
-  if (pre.num_elements() == 0) return;
-  if constexpr (kHasSm90) {
-    if (product.engine == GroupedEngine::kCodes) {
-      static_assert(sm90::kFp8SwiGluCols == block_size(OperandFormat::kFp8));
-      const WeightCodes& codes = args.rounding.weight;
-      return sm90::grouped_fp8_swiglu(
-          ctx, {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(offsets), product.codes),
-                .w = codes.values,
-                .w_scales = codes.scales,
-                .offsets = offsets,
-                .row_weight = row_weight,
-                .pre = pre,
-                .pre_codes = args.pre_codes,
-                .h = args.keeps_h ? h : Tensor(),
-                .h_codes = args.h_codes,
-                .h_columns = args.h_columns});
-    }
-    NMOE_CHECK(h.shape() == Shape({pre.dim(0), w.dim(1) / 2}) && h.dtype() == pre.dtype() && w.dtype() == pre.dtype() &&
-                   row_weight.dim(0) == pre.dim(0),
-               "grouped activation of {} into {} {}, weights {} {} and of rows {}", pre.shape(), dtype_name(h.dtype()),
-               h.shape(), dtype_name(w.dtype()), w.shape(), row_weight.shape());
-    check_aligned(product.engine, {args.x.source, w, pre, h});
-    sm90::grouped_swiglu(ctx, args);
-    write_codes(ctx, pre, offsets, args.pre_codes);
-    write_codes(ctx, h, offsets, args.h_codes);
-  }
-}
-
-}  // namespace
-
-void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args,
-                                const GroupedActivationForwardPlan& plan) {
-  if (plan.fused) return fused_activation_forward(ctx, args, plan.product);
-  const Tensor w = args.w, offsets = args.offsets, pre = args.pre;
-  const GroupedLinearPlan& product = plan.product;
-  check_groups(args.x, w, offsets, pre, w.dim(2), w.dim(1));
-  if (pre.num_elements() > 0 && product.engine == GroupedEngine::kCodes) {
-    const WeightCodes& codes = args.rounding.weight;
-    fp8_product(ctx, args.rounding, args.x, product.codes, codes.values, codes.scales, offsets, pre);
-  } else if (product.engine == GroupedEngine::kBlocks) {
-    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, product.blocks);
-  } else {
-    const Tensor x = in_order(ctx, args.x, offsets, plan.x);
-    grouped_linear_forward(ctx, {.x = x, .w = w, .offsets = offsets, .y = pre, .rounding = args.rounding}, product);
-  }
-  const Tensor hidden = args.h_columns.defined() ? plan.h : args.h;
-  activation_forward(ctx, {.kind = args.kind,
-                           .pre = pre,
-                           .row_weight = args.row_weight,
-                           .h = hidden,
-                           .num_rows = num_rows_of(offsets),
-                           .h_codes = args.h_codes,
-                           .keeps_h = args.keeps_h || args.h_columns.defined(),
-                           .pre_codes = args.pre_codes});
-  write_columns(ctx, hidden, offsets, args.h_columns);
-}
-
-void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args,
-                                   const GroupedLinearPlan& plan) {
-  const Tensor dy = args.dy, w = args.w, offsets = args.offsets, dx = args.dx;
-  check_groups(dy, w, offsets, dx, w.dim(1), w.dim(2));
-  if (dx.num_elements() == 0) return;
-  check_aligned(plan.engine, {dy, w, dx});
-  switch (plan.engine) {
-    case GroupedEngine::kCodes: {
-      const WeightCodes& codes = args.rounding.weight;
-      return fp8_product(ctx, args.rounding, dy, plan.codes, codes.transposed_values, codes.transposed_scales, offsets,
-                         dx);
-    }
-    case GroupedEngine::kBlocks:
-      if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
-      return;
-    case GroupedEngine::kSm100:
-      if constexpr (kHasSm100) sm100::grouped_backward_input(ctx, dy, w, offsets, dx);
-      return;
-    case GroupedEngine::kSm90:
-      if constexpr (kHasSm90) sm90::grouped_backward_input(ctx, args);
-      return;
-    case GroupedEngine::kTiles:
-      return tile_product</*kWKMajor=*/false>(ctx, dy, w, offsets, dx, args.rounding.product_scale);
-  }
-}
-
-namespace {
-
-// The product and SwiGLU's backward in one kernel. pre_codes: args.pre_codes where they are read in place of pre.
-void fused_activation_backward(Context& ctx, const GroupedActivationBackward& args,
-                               const GroupedActivationBackwardPlan& plan, const RowCodes& pre_codes) {
-  const Tensor w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre;
-  check_groups(args.dy, w, offsets, pre, w.dim(1), 2 * w.dim(2));
-  if (pre.num_elements() == 0) return;
-  if constexpr (kHasSm90) {
-    if (plan.product.engine == GroupedEngine::kCodes) {
-      const WeightCodes& codes = args.rounding.weight;
-      const bool codes_alone = args.dpre_columns.defined() && !args.keeps_dpre;
-      if (args.h.defined()) {
-        activation_forward(ctx, {.kind = args.kind,
-                                 .pre = pre,
-                                 .row_weight = args.row_weight,
-                                 .h = args.h,
-                                 .num_rows = num_rows_of(offsets)});
-      }
-      sm90::grouped_fp8_swiglu_backward(
-          ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), plan.product.codes),
-                .w = codes.transposed_values,
-                .w_scales = codes.transposed_scales,
-                .offsets = offsets,
-                .pre = pre,
-                .pre_codes = pre_codes,
-                .row_weight = args.row_weight,
-                .dpre = dpre,
-                .dpre_codes = args.dpre_codes,
-                .dpre_columns = codes_alone ? args.dpre_columns : ColumnCodes{},
-                .row_sums = plan.row_sums,
-                .drow_weight = args.drow_weight});
-      return codes_alone ? void() : write_columns(ctx, dpre, offsets, args.dpre_columns);
-    }
-    NMOE_CHECK(dpre.shape() == pre.shape() && dpre.dtype() == pre.dtype() && w.dtype() == pre.dtype() &&
-                   args.row_weight.dim(0) == pre.dim(0) && args.drow_weight.shape() == args.row_weight.shape(),
-               "gradients {} {} of {}, weights {} {}, of rows {} and {}", dtype_name(dpre.dtype()), dpre.shape(),
-               pre.shape(), dtype_name(w.dtype()), w.shape(), args.row_weight.shape(), args.drow_weight.shape());
-    check_aligned(plan.product.engine, {args.dy.source, w, pre, dpre, args.h});
-    sm90::grouped_swiglu_backward(ctx, args, plan.row_sums);
-    write_codes(ctx, dpre, offsets, args.dpre_codes);
-  }
-}
-
-}  // namespace
-
-void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args,
-                                 const GroupedActivationBackwardPlan& plan) {
-  const Tensor w = args.w, offsets = args.offsets, pre = args.pre, dpre = args.dpre, dh = plan.dh;
-  NMOE_CHECK(!args.h.defined() || (args.h.shape() == Shape({pre.dim(0), w.dim(2)}) && args.h.dtype() == pre.dtype()),
-             "an activation {} {} of {}", dtype_name(args.h.dtype()), args.h.shape(), pre.shape());
-  const GroupedLinearPlan& product = plan.product;
-  // Whether nothing reads pre-activations but as codes.
-  const bool reads_codes = plan.fused && product.engine == GroupedEngine::kCodes && args.pre_codes.defined() &&
-                           args.dpre_columns.defined() && !args.keeps_dpre && !args.h.defined();
-  const RowCodes pre_codes = reads_codes ? args.pre_codes : RowCodes{};
-  if (args.pre_codes.defined() && !reads_codes) {
-    widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = num_rows_of(offsets)});
-  }
-  if (args.h_columns.defined()) {
-    activation_fp8_columns(ctx, {.kind = args.kind,
-                                 .pre = pre,
-                                 .pre_codes = pre_codes,
-                                 .row_weight = args.row_weight,
-                                 .offsets = offsets,
-                                 .columns = args.h_columns});
-  }
-  if (plan.fused) return fused_activation_backward(ctx, args, plan, pre_codes);
-  check_groups(args.dy, w, offsets, dh, w.dim(1), w.dim(2));
-  if (dh.num_elements() > 0 && product.engine == GroupedEngine::kCodes) {
-    const WeightCodes& codes = args.rounding.weight;
-    fp8_product(ctx, args.rounding, args.dy, product.codes, codes.transposed_values, codes.transposed_scales, offsets,
-                dh);
-  } else if (product.engine == GroupedEngine::kBlocks) {
-    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, product.blocks, dh);
-  } else {
-    const Tensor dy = in_order(ctx, args.dy, offsets, plan.dy);
-    grouped_linear_backward_input(ctx, {.dy = dy, .w = w, .offsets = offsets, .dx = dh, .rounding = args.rounding},
-                                  product);
-  }
-  activation_backward(ctx, {.kind = args.kind,
-                            .pre = pre,
-                            .row_weight = args.row_weight,
-                            .dh = dh,
-                            .dpre = dpre,
-                            .drow_weight = args.drow_weight,
-                            .num_rows = num_rows_of(offsets),
-                            .dpre_codes = args.dpre_codes,
-                            .h = args.h});
-  write_columns(ctx, dpre, offsets, args.dpre_columns);
-}
-
-namespace {
-
-// Whether the product has left the squares too.
-bool weight_gradient(Context& ctx, const GroupedLinearBackwardWeight& args, const GroupedWeightPlan& plan) {
-  NMOE_CHECK(args.rounding.format == OperandFormat::kFp8 || !(args.x_columns.defined() || args.dy_columns.defined()),
-             "codes of columns are operands of products in FP8");
-  const Tensor offsets = args.offsets, dw = args.dw;
-  if (plan.engine == GroupedEngine::kBlocks) {
-    if constexpr (kHasSm100) sm100::rounded_product(ctx, args, plan.blocks);
-    return false;
-  }
-  if (plan.engine == GroupedEngine::kCodes) {
-    fp8_weight_gradient(ctx, args, plan);
-    return true;
-  }
-  check_groups(args.dy, dw, offsets, args.x, dw.dim(1), dw.dim(2));
-  check_aligned(plan.engine, {args.x.source, args.dy.source, dw});
-  if (plan.engine == GroupedEngine::kSm90) {
-    if constexpr (kHasSm90) sm90::grouped_backward_weight(ctx, args, plan.order);
-    return true;
-  }
-  const Tensor x = in_order(ctx, args.x, offsets, plan.x), dy = in_order(ctx, args.dy, offsets, plan.dy);
-  if (plan.engine == GroupedEngine::kSm100) {
-    if constexpr (kHasSm100) {
-      sm100::grouped_backward_weight(ctx, x, dy, offsets, dw, args.accumulate, plan.order);
-    }
-  } else if (x.dtype() == DType::kBF16) {
-    weight_product<__nv_bfloat16>(ctx, x, dy, args);
-  } else {
-    weight_product<float>(ctx, x, dy, args);
-  }
-  return false;
+void multiply(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan& plan) {
+  if (p.result.num_elements() == 0) return;
+  const EngineRuns& runs = runs_of(plan.engine);
+  if (runs.wants_16_bytes) check_aligned({p.rows.source, p.w, p.result});
+  runs.product(ctx, p, plan);
 }
 
 // By a block for each part, a thread for each of its columns.
@@ -520,14 +403,81 @@ __global__ void __launch_bounds__(kSquareCols) squares_kernel(const float* dw, i
 
 }  // namespace
 
+void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args, const GroupedLinearPlan& plan) {
+  multiply(ctx, product_of(args), plan);
+}
+
+void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args,
+                                   const GroupedLinearPlan& plan) {
+  multiply(ctx, product_of(args), plan);
+}
+
+void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args,
+                                const GroupedActivationForwardPlan& plan) {
+  if (plan.fused) {
+    if (args.pre.num_elements() > 0) runs_of(plan.product.engine).activation(ctx, args, plan);
+    return;
+  }
+  ExpertProduct product = product_of(args);
+  if (plan.x.defined()) product.rows = in_order(ctx, args.x, args.offsets, plan.x);
+  multiply(ctx, product, plan.product);
+  const Tensor hidden = args.h_columns.defined() ? plan.h : args.h;
+  activation_forward(ctx, {.kind = args.kind,
+                           .pre = args.pre,
+                           .row_weight = args.row_weight,
+                           .h = hidden,
+                           .num_rows = num_rows_of(args.offsets),
+                           .h_codes = args.h_codes,
+                           .keeps_h = args.keeps_h || args.h_columns.defined(),
+                           .pre_codes = args.pre_codes});
+  write_columns(ctx, hidden, args.offsets, args.h_columns);
+}
+
+void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& given,
+                                 const GroupedActivationBackwardPlan& plan) {
+  const GroupedEngine engine = plan.product.engine;
+  // Whether nothing reads pre-activations but as codes.
+  const bool reads_codes = plan.fused && engine == GroupedEngine::kCodes && given.pre_codes.defined() &&
+                           given.dpre_columns.defined() && !given.keeps_dpre && !given.h.defined();
+  GroupedActivationBackward args = given;
+  if (given.pre_codes.defined() && !reads_codes) {
+    widen_rows(ctx, {.codes = given.pre_codes, .x = given.pre, .num_rows = num_rows_of(given.offsets)});
+    args.pre_codes = {};
+  }
+  if (args.h_columns.defined()) {
+    activation_fp8_columns(ctx, {.kind = args.kind,
+                                 .pre = args.pre,
+                                 .pre_codes = args.pre_codes,
+                                 .row_weight = args.row_weight,
+                                 .offsets = args.offsets,
+                                 .columns = args.h_columns});
+  }
+  if (plan.fused) {
+    if (args.pre.num_elements() > 0) runs_of(engine).activation_backward(ctx, args, plan);
+    return;
+  }
+  ExpertProduct product = product_of(args, plan.dh);
+  if (plan.dy.defined()) product.rows = in_order(ctx, args.dy, args.offsets, plan.dy);
+  multiply(ctx, product, plan.product);
+  activation_backward(ctx, {.kind = args.kind,
+                            .pre = args.pre,
+                            .row_weight = args.row_weight,
+                            .dh = plan.dh,
+                            .dpre = args.dpre,
+                            .drow_weight = args.drow_weight,
+                            .num_rows = num_rows_of(args.offsets),
+                            .dpre_codes = args.dpre_codes,
+                            .h = args.h});
+  write_columns(ctx, args.dpre, args.offsets, args.dpre_columns);
+}
+
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args,
                                     const GroupedWeightPlan& plan) {
   const Tensor dw = args.dw, squares = args.squares;
   if (dw.num_elements() == 0) return;
-  NMOE_CHECK(!squares.defined() || (!args.accumulate && squares.shape() == square_parts(dw.shape())),
-             "squares {} of gradients {}, added to: {}", squares.shape(), dw.shape(), args.accumulate);
-  const bool has_squares = weight_gradient(ctx, args, plan);
-  if (has_squares || !squares.defined()) return;
+  const EngineRuns& runs = runs_of(plan.engine);
+  runs.weight(ctx, args, plan);
+  if (runs.leaves_squares || !squares.defined()) return;
   const dim3 parts(grid_size(squares.dim(2)), short_grid_size(squares.dim(1)), short_grid_size(squares.dim(0)));
   squares_kernel<<<parts, kSquareCols, 0, ctx.stream>>>(dw.data<float>(), static_cast<int>(dw.dim(1)),
                                                         static_cast<int>(dw.dim(2)), squares.data<double>());

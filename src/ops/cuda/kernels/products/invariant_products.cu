@@ -16,6 +16,7 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
@@ -40,8 +41,9 @@ constexpr int kTurn = 64;         // consecutive k
 constexpr int kHalf = kTurn / 2;  // what four lanes take at once, eight each
 constexpr int kTokens = 8;        // of a warp of the plain kernel
 
-// What becomes of sums. Activations also store the sums, rounded, and work on these.
-enum class Epilogue { kStore, kSwiGlu, kReluSquared };
+// What becomes of sums: they are stored, or an activation (primitives/activation.cuh) stores them rounded, and what it
+// makes of these.
+struct NoActivation {};
 
 template <class T, class Out>
 struct Product {
@@ -123,43 +125,43 @@ __device__ void store(const Product<T, Out>& p, int row, int column, float sum) 
   p.y[at] = from_float<Out>(sum);
 }
 
-// A tile's 16 rows of weights, of the `tile`th 16: number r < 16, or the width where there is none. SwiGLU's are eight
-// gates and what these gate.
-template <Epilogue kEpilogue, class Out>
+// A tile's 16 rows of weights, of the `tile`th 16: number r < 16, or the width where there is none. An activation's are
+// as many hidden units of each of its parts.
+template <class A, class Out>
 __device__ int weight_row(const Product<Bf16, Out>& p, int tile, int r) {
-  if constexpr (kEpilogue == Epilogue::kSwiGlu) {
-    const int unit = tile * 8 + r % 8;
-    return unit < p.hidden ? unit + (r < 8 ? 0 : p.hidden) : p.width;
-  } else {
+  if constexpr (std::is_same_v<A, NoActivation>) {
     return min(tile * 16 + r, p.width);
+  } else {
+    constexpr int kUnits = 16 / A::kParts;
+    const int unit = tile * kUnits + r % kUnits;
+    return unit < p.hidden ? unit + r / kUnits * p.hidden : p.width;
   }
 }
 
-// The sums of tile `tile`'s weight rows r and r + 8, r < 8, with one row of x.
-template <Epilogue kEpilogue, class Out>
+// The sums of tile `tile`'s weight rows r and r + 8, r < 8, with one row of x: two parts of a hidden unit, or two
+// units.
+template <class A, class Out>
 __device__ void store_pair(const Product<Bf16, Out>& p, int row, int tile, int r, float low, float high) {
-  if constexpr (kEpilogue == Epilogue::kStore) {
+  if constexpr (std::is_same_v<A, NoActivation>) {
     if (const int column = tile * 16 + r; column < p.width) store(p, row, column, low);
     if (const int column = tile * 16 + r + 8; column < p.width) store(p, row, column, high);
   } else {
-    const float weight = p.row_weight != nullptr ? p.row_weight[row] : 1.0F;
+    static_assert(A::kParts <= 2);
+    const float weight = p.row_weight != nullptr ? p.row_weight[row] : 1.0F, sums[2] = {low, high};
     Out* const pre = p.y + row * p.y_stride;
     Out* const h = p.h + static_cast<int64_t>(row) * p.hidden;
-    if constexpr (kEpilogue == Epilogue::kSwiGlu) {
-      const int unit = tile * 8 + r;
-      if (unit >= p.hidden) return;
-      const Out gate = from_float<Out>(low), up = from_float<Out>(high);
-      pre[unit] = gate, pre[p.hidden + unit] = up;
-      h[unit] = from_float<Out>(swiglu<Out>(to_float(gate), to_float(up)) * weight);
-    } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int unit = tile * 16 + r + half * 8;
-        if (unit >= p.hidden) continue;
-        pre[unit] = from_float<Out>(half == 0 ? low : high);
-        const float positive = relu(to_float(pre[unit]));
-        h[unit] = from_float<Out>(positive * positive * weight);
+    for (int i = 0; i < 2 / A::kParts; ++i) {
+      const int unit = tile * (16 / A::kParts) + r + i * 8;
+      if (unit >= p.hidden) continue;
+      float parts[A::kParts];
+#pragma unroll
+      for (int part = 0; part < A::kParts; ++part) {
+        const Out value = from_float<Out>(sums[i + part]);
+        pre[part * p.hidden + unit] = value;
+        parts[part] = to_float(value);
       }
+      h[unit] = from_float<Out>(A::template forward<Out>(parts) * weight);
     }
   }
 }
@@ -178,7 +180,7 @@ __device__ void multiply_half(float (&sums)[4], uint4 low, uint4 high, uint4 tok
 
 // Tiles of 16 kColumnTiles rows of weights and 8 kRowTiles of x. kTurns: turns of a warp whose loads are under way at
 // once.
-template <int kColumnTiles, int kRowTiles, int kTurns, Epilogue kEpilogue, class Out>
+template <int kColumnTiles, int kRowTiles, int kTurns, class A, class Out>
 __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out> all) {
   const Product<Bf16, Out> p = own_batch(all);
   constexpr int kColumns = 16 * kColumnTiles, kRows = 8 * kRowTiles, kPitch = kColumns + 4;
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
         for (int i = 0; i < kColumnTiles; ++i) {
 #pragma unroll
           for (int high = 0; high < 2; ++high) {
-            const int row = weight_row<kEpilogue>(p, first_tile + i, high * 8 + g);
+            const int row = weight_row<A>(p, first_tile + i, high * 8 + g);
             a[t][half][i][high] = load16(w + static_cast<int64_t>(row) * p.depth, k, k < part_end && row < p.width);
           }
         }
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(Product<Bf16, Out
         low += warp_sums[w][row][i * 16 + r];
         high += warp_sums[w][row][i * 16 + r + 8];
       }
-      store_pair<kEpilogue>(p, tile + row, first_tile + i, r, low, high);
+      store_pair<A>(p, tile + row, first_tile + i, r, low, high);
     }
   }
 }
@@ -293,7 +295,7 @@ struct Tile {
 __device__ int staged(int row, int chunk) { return row * kTurn + (chunk ^ (row % 2 * 4)) * 8; }
 
 // The sum of a tile's parts, of which each block of a cluster has one: [kRows][kPitch]. Blocks have some rows each.
-template <class Block, Epilogue kEpilogue, class Out>
+template <class Block, class A, class Out>
 __device__ void store_parts(const Product<Bf16, Out>& p, const Work<Bf16>& work, float* part_sums, int first_tile) {
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
@@ -315,13 +317,12 @@ __device__ void store_parts(const Product<Bf16, Out>& p, const Work<Bf16>& work,
     }
 #pragma unroll
     for (int part = 1; part < kParts; ++part) low[0] += low[part], high[0] += high[part];
-    store_pair<kEpilogue>(p, work.row_begin + row, first_tile + i, r, low[0], high[0]);
+    store_pair<A>(p, work.row_begin + row, first_tile + i, r, low[0], high[0]);
   }
   cluster.sync();  // a block's shared memory is there until all have read it
 }
 
-template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts, Epilogue kEpilogue,
-          class Out>
+template <int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts, class A, class Out>
 __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_kernel(Product<Bf16, Out> all) {
   const Product<Bf16, Out> p = own_batch(all);
   using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts>;
@@ -349,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
   unsigned there = 0;  // a bit for each
 #pragma unroll
   for (int i = 0; i < kWeightLoads; ++i) {
-    const int local = i * kLoadRows + load_row, row = weight_row<kEpilogue>(p, first_tile + local / 16, local % 16);
+    const int local = i * kLoadRows + load_row, row = weight_row<A>(p, first_tile + local / 16, local % 16);
     sources[i] = work.w + (row < p.width ? static_cast<int64_t>(row) * p.depth : 0) + load_begin;
     there |= row < p.width ? 1U << i : 0;
   }
@@ -447,7 +448,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
           }
         }
       }
-      return store_parts<Block, kEpilogue>(p, work, part_sums, first_tile);
+      return store_parts<Block, A>(p, work, part_sums, first_tile);
     }
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
@@ -457,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 4 ? 1 : 2) many_rows_ker
         if (row >= work.row_end) continue;
 #pragma unroll
         for (int i = 0; i < kColumnTiles; ++i) {
-          store_pair<kEpilogue>(p, row, first_tile + warp_column + i, g, totals[i][j][c], totals[i][j][c + 2]);
+          store_pair<A>(p, row, first_tile + warp_column + i, g, totals[i][j][c], totals[i][j][c + 2]);
         }
       }
     }
@@ -507,15 +508,15 @@ dim3 grid_of(const Product<T, Out>& p, int columns, int rows, int tile_blocks = 
   return {grid_size(slices), short_grid_size(std::min(p.num_experts, p.num_rows)), 1};
 }
 
-template <Epilogue kEpilogue, class Out>
+template <class A, class Out>
 void run_mma(Context& ctx, const Product<Bf16, Out>& p) {
   const auto few = [&]<int kColumnTiles, int kRowTiles, int kTurns>() {
-    launch_early(ctx, few_rows_kernel<kColumnTiles, kRowTiles, kTurns, kEpilogue, Out>,
+    launch_early(ctx, few_rows_kernel<kColumnTiles, kRowTiles, kTurns, A, Out>,
                  grid_of(p, 16 * kColumnTiles, 8 * kRowTiles), kThreads, 0, p);
   };
   const auto many = [&]<int kColumnWarps, int kRowWarps, int kColumnTiles, int kRowTiles, bool kByParts>() {
     using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts>;
-    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts, kEpilogue, Out>;
+    const auto kernel = many_rows_kernel<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles, kByParts, A, Out>;
     allow_dynamic_shared(kernel, Block::kSharedBytes);
     launch_clusters(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows, Block::kBlocks), kThreads, Block::kBlocks,
                     Block::kSharedBytes, p);
@@ -564,7 +565,7 @@ Product<T, Out> product_of(const OperandRows& x, Tensor w, Tensor addend, Tensor
 template <class T, class Out>
 void run_product(Context& ctx, const Product<T, Out>& product) {
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (product.vector) return run_mma<Epilogue::kStore>(ctx, product);
+    if (product.vector) return run_mma<NoActivation>(ctx, product);
   }
   launch_early(ctx, plain_kernel<T, Out>, grid_of(product, kWarps, kTokens), kThreads, 0, product);
 }
@@ -629,8 +630,7 @@ void invariant_activation(Context& ctx, const GroupedActivationForward& args) {
       product.row_weight = args.row_weight.defined() ? args.row_weight.data<float>() : nullptr;
       product.h = args.h.data<Bf16>();
       product.hidden = static_cast<int>(hidden);
-      return args.kind == Activation::kSwiGlu ? run_mma<Epilogue::kSwiGlu>(ctx, product)
-                                              : run_mma<Epilogue::kReluSquared>(ctx, product);
+      return dispatch_activation(args.kind, [&]<class A>(A) { run_mma<A>(ctx, product); });
     }
   }
   dispatch(ctx, args.x, args.w, {}, args.offsets, args.pre);

@@ -26,30 +26,23 @@ __device__ int64_t first_column() {
   return (static_cast<int64_t>(blockIdx.y) * Group::kThreads + Group::thread()) * 8;
 }
 
-template <class Group, Activation kKind, class T>
+template <class Group, class A, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const T* pres, const float* weights, T* hs, const int32_t* count, int64_t capacity, int64_t width,
                    bool vector, CodeRows codes, CodeRows pre_codes) {
-  constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   begin_behind_work_before();
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
-  const T* pre = pres + row * kParts * width;
   const float weight = weights != nullptr ? weights[row] : 1.0F;
   for (int64_t i = first_column<Group>(); i < width; i += Group::kThreads * 8 * gridDim.y) {
-    float gate[8], h[8];
-    load8(pre, i, width, vector, gate);
-    if (pre_codes.values != nullptr) pre_codes.store8<T>(row, i, gate);
-    if constexpr (kKind == Activation::kSwiGlu) {
-      float up[8];
-      load8(pre + width, i, width, vector, up);
-      if (pre_codes.values != nullptr) pre_codes.store8<T>(row, width + i, up);
+    float pre[A::kParts][8], h[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) h[j] = swiglu<T>(gate[j], up[j]) * weight;
-    } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) h[j] = relu(gate[j]) * relu(gate[j]) * weight;
+    for (int part = 0; part < A::kParts; ++part) {
+      load8(pres + (row * A::kParts + part) * width, i, width, vector, pre[part]);
+      if (pre_codes.values != nullptr) pre_codes.store8<T>(row, part * width + i, pre[part]);
     }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) h[j] = activated<T, A>(pre, j) * weight;
     if (hs != nullptr) store8(hs + row * width, i, width, vector, h);
     if (codes.values != nullptr) codes.store8<T>(row, i, h);
   }
@@ -57,60 +50,44 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // dpre may be pre: a thread reads the elements that it then writes, and no other does. hs: null where h is not wanted;
 // pre_codes: null where pre is read itself.
-template <class Group, Activation kKind, class T>
+template <class Group, class A, class T>
 __global__ void __launch_bounds__(kRowThreads)
     backward_kernel(const T* pres, const float* weights, const T* dhs, T* dpres, float* dweights, T* hs,
                     const int32_t* count, int64_t capacity, int64_t width, bool vector, CodeRows codes,
                     CodedValues pre_codes) {
-  constexpr int kParts = kKind == Activation::kSwiGlu ? 2 : 1;
   const int64_t row = Group::row();
   if (row >= num_rows_of(count, capacity)) return;  // all of the row's threads
-  const T* pre = pres + row * kParts * width;
-  T* dpre = dpres + row * kParts * width;
   const float weight = weights != nullptr ? weights[row] : 1.0F;
   float dweight = 0.0F;
   for (int64_t i = first_column<Group>(); i < width; i += Group::kThreads * 8 * gridDim.y) {
-    float gate[8], dh[8], dgate[8];
-    const auto keep = [&](const auto& h_of) {
-      if (hs == nullptr) return;
+    float pre[A::kParts][8], dh[8], dpre[A::kParts][8];
+#pragma unroll
+    for (int part = 0; part < A::kParts; ++part) {
+      if (pre_codes.values != nullptr) {
+        pre_codes.load8(row, part * width + i, pre[part]);
+      } else {
+        load8(pres + (row * A::kParts + part) * width, i, width, vector, pre[part]);
+      }
+    }
+    load8(dhs + row * width, i, width, vector, dh);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const UnitGradient<A::kParts> d = activation_gradient<T, A>(pre, j, weight, dh[j]);
+      dweight += d.weight;
+#pragma unroll
+      for (int part = 0; part < A::kParts; ++part) dpre[part][j] = d.pre[part];
+    }
+    if (hs != nullptr) {
       float h[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) h[j] = h_of(j);
+      for (int j = 0; j < 8; ++j) h[j] = activated<T, A>(pre, j) * weight;
       store8(hs + row * width, i, width, vector, h);
-    };
-    const auto load_pre = [&](int64_t first, float(&v)[8]) {
-      if (pre_codes.values != nullptr) {
-        pre_codes.load8(row, first + i, v);
-      } else {
-        load8(pre + first, i, width, vector, v);
-      }
-    };
-    load_pre(0, gate);
-    load8(dhs + row * width, i, width, vector, dh);
-    if constexpr (kKind == Activation::kSwiGlu) {
-      float up[8], dup[8];
-      load_pre(width, up);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const SwiGluGradient d = swiglu_backward<T>(gate[j], up[j], weight, dh[j]);
-        dweight += d.weight;
-        dgate[j] = d.gate;
-        dup[j] = d.up;
-      }
-      keep([&](int j) { return swiglu<T>(gate[j], up[j]) * weight; });
-      store8(dpre + width, i, width, vector, dup);
-      if (codes.values != nullptr) codes.store8<T>(row, width + i, dup);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float positive = relu(gate[j]);
-        dweight += dh[j] * positive * positive;
-        dgate[j] = dh[j] * weight * 2.0F * positive;
-      }
-      keep([&](int j) { return relu(gate[j]) * relu(gate[j]) * weight; });
     }
-    store8(dpre, i, width, vector, dgate);
-    if (codes.values != nullptr) codes.store8<T>(row, i, dgate);
+#pragma unroll
+    for (int part = 0; part < A::kParts; ++part) {
+      store8(dpres + (row * A::kParts + part) * width, i, width, vector, dpre[part]);
+      if (codes.values != nullptr) codes.store8<T>(row, part * width + i, dpre[part]);
+    }
   }
   if (dweights == nullptr) return;  // for all threads alike
   dweight = Group::sum(dweight);
@@ -131,16 +108,12 @@ void dispatch_activation_rows(int64_t num_rows, int64_t width, bool sums_rows, c
   with_parts(WarpRows{}, grid_size(ceil_div(num_rows, WarpRows::kRowsPerBlock)));
 }
 
-// Calls fn with an element, a row group, the activation as a type, and the grid.
+// Calls fn with an element, a row group, the activation, and the grid.
 template <class Fn>
 void dispatch(Activation kind, Tensor h, bool sums_rows, const Fn& fn) {
   dispatch_act(h.dtype(), [&](auto element) {
     dispatch_activation_rows(h.dim(0), h.dim(1), sums_rows, [&](auto group, dim3 grid) {
-      if (kind == Activation::kSwiGlu) {
-        fn(element, group, std::integral_constant<Activation, Activation::kSwiGlu>{}, grid);
-      } else {
-        fn(element, group, std::integral_constant<Activation, Activation::kReluSquared>{}, grid);
-      }
+      dispatch_activation(kind, [&](auto activation) { fn(element, group, activation, grid); });
     });
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
@@ -169,9 +142,9 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   const CodeRows codes = with_codes ? code_rows(h, args.h_codes) : CodeRows{};
   const bool with_pre_codes = makes_codes(pre, pre.dim(1) / width, args.pre_codes);
   const CodeRows pre_codes = with_pre_codes ? code_rows(pre, args.pre_codes) : CodeRows{};
-  dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto kind, dim3 grid) {
+  dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto activation, dim3 grid) {
     using T = decltype(element);
-    launch_early(ctx, forward_kernel<decltype(group), decltype(kind)::value, T>, grid, kRowThreads, 0, pre.data<T>(),
+    launch_early(ctx, forward_kernel<decltype(group), decltype(activation), T>, grid, kRowThreads, 0, pre.data<T>(),
                  data_or_null<float>(args.row_weight), with_codes && !args.keeps_h ? nullptr : h.data<T>(),
                  data_or_null<int32_t>(args.num_rows), h.dim(0), width, can_vectorise(width, pre, h), codes, pre_codes);
   });
@@ -190,9 +163,9 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
     widen_rows(ctx, {.codes = args.pre_codes, .x = pre, .num_rows = args.num_rows});
   }
   const CodedValues pre_codes = reads_codes ? coded_values(args.pre_codes) : CodedValues{};
-  dispatch(args.kind, dh, args.drow_weight.defined(), [&](auto element, auto group, auto kind, dim3 grid) {
+  dispatch(args.kind, dh, args.drow_weight.defined(), [&](auto element, auto group, auto activation, dim3 grid) {
     using T = decltype(element);
-    backward_kernel<decltype(group), decltype(kind)::value, T><<<grid, kRowThreads, 0, ctx.stream>>>(
+    backward_kernel<decltype(group), decltype(activation), T><<<grid, kRowThreads, 0, ctx.stream>>>(
         pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
         data_or_null<float>(args.drow_weight), data_or_null<T>(args.h), data_or_null<int32_t>(args.num_rows), dh.dim(0),
         width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes, pre_codes);
