@@ -63,7 +63,7 @@ class RankExchange {
         transport_(domain_.experts().peers(), storage[ArenaKind::kPeerWindow]),
         window_(transport_, ops_, exchange_shape(config.model),
                 {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
-                {.wire = config.precision.wire}, storage[ArenaKind::kStepState]) {
+                {.dispatch_format = config.precision.wire}, storage[ArenaKind::kStepState]) {
     const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
                   U = window_.num_slots(), R = W * T * std::min(K, U);
     Arena& arena = storage[ArenaKind::kActivations];

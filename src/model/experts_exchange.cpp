@@ -10,7 +10,7 @@ ExchangeShape exchange_shape(const ModelConfig& config) {
 
 ExchangeForm exchange_form(const Config& config) {
   return {.received = config.parallel.logical_shards > 0 ? Received::kApart : Received::kTogether,
-          .wire = config.precision.wire};
+          .dispatch_format = config.precision.wire};
 }
 
 ExchangeCost exchange_cost(const Config& config, DType act, int64_t num_ranks) {

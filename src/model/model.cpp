@@ -77,7 +77,8 @@ void Model::share_experts(Transport& transport, Arena& state, const ExchangeLimi
   const bool gives_codes =
       std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->codes.defined(); });
   window_.emplace(transport, ops_, exchange_shape(config_), limits,
-                  ExchangeForm{.received = received, .wire = passes_.wire, .gives_codes = gives_codes}, state);
+                  ExchangeForm{.received = received, .dispatch_format = passes_.wire, .gives_codes = gives_codes},
+                  state);
   places_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts});
   expert_numbers_ = state.allocate(DType::kI32, {num_layers, config_.moe.num_experts / transport.count()});
   const Shape by_transfer({num_ranks, num_layers, static_cast<int64_t>(kTransfers.size())});

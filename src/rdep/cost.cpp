@@ -16,7 +16,7 @@ ExchangeCost::ExchangeCost(const ExchangeShape& shape, const ExchangeForm& form,
       apart_(form.received == Received::kApart),
       forward_(forward),
       top_k_(static_cast<double>(shape.top_k)) {
-  if (form.wire == RowFormat::kFp8) sent_row_bytes_ = static_cast<double>(row_code_bytes(shape.width));
+  if (form.dispatch_format == RowFormat::kFp8) sent_row_bytes_ = static_cast<double>(row_code_bytes(shape.width));
   const auto experts = static_cast<double>(shape.num_experts), others = static_cast<double>(num_ranks - 1);
   const double on_a_rank = experts / static_cast<double>(num_ranks);
   double misses = 1.0;  // the chance that none of a token's choices is on a certain rank

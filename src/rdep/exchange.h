@@ -34,14 +34,14 @@ struct ExchangePass {
 };
 
 // How chunks of overflow, of C rows each, are processed one after the other in the same memory: the exchange fills
-// `rows` and `row_weight`, in backward also `drows`, calls work_off, and reads the results. An empty chunk writes
+// `rows` and `row_weight`, in backward also `drows`, calls run, and reads the results. An empty chunk writes
 // nothing: this memory may hold other rows, which stay valid as long as all chunks are empty.
-struct OverflowWork {
+struct OverflowPass {
   Tensor rows;         // [C, D]; forward replaces them by the experts' outputs
   Tensor row_weight;   // [C] stat
   Tensor drows;        // [C, D] gradient of the outputs; backward replaces it by that of `rows`
   Tensor drow_weight;  // = [C] stat, in backward: gradient of row_weight
-  std::function<void(const RaggedRows& chunk)> work_off;
+  std::function<void(const RaggedRows& chunk)> run;
 };
 
 // The exchange of one routing: the tokens' way to their experts and back, in forward and backward. Until the end of
@@ -69,7 +69,7 @@ class RoutedExchange {
   // y [T, D] =, with accumulate +=, each token's sum over its rows [R, D], then over those in each chunk of overflow,
   // rounded after each chunk. The overflow's memory may be that of `rows`.
   virtual void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate,
-                       const OverflowWork& overflow) = 0;
+                       const OverflowPass& overflow) = 0;
 
   // The gradients [R, D] of combine()'s rows, which are picked from dy [T, D] or are in drows [R, D]; quantised as in
   // dispatch. x and weights: the arguments of forward's dispatch, which overflow needs again; undefined if backward has
@@ -80,7 +80,7 @@ class RoutedExchange {
   // drow_weight [R] stat. Overflow as in combine(); its memory may be that of drows and drow_weight.
   virtual void begin_dispatch_backward(const ExchangePass& pass, Tensor drows, Tensor drow_weight) = 0;
   virtual void end_dispatch_backward(const ExchangePass& pass, Tensor dx, Tensor dweights, bool accumulate,
-                                     const OverflowWork& overflow) = 0;
+                                     const OverflowPass& overflow) = 0;
 
  protected:
   RoutedRows routed_;
@@ -89,18 +89,18 @@ class RoutedExchange {
 // A layer's exchange. It keeps nothing of a pass.
 class TokenExchange {
  public:
-  explicit TokenExchange(RowFormat wire) : wire_(wire) {}
+  explicit TokenExchange(RowFormat dispatch_format) : dispatch_format_(dispatch_format) {}
   TokenExchange(const TokenExchange&) = delete;
   TokenExchange& operator=(const TokenExchange&) = delete;
   virtual ~TokenExchange() = default;
   // The form in which tokens travel.
-  RowFormat wire() const { return wire_; }
+  RowFormat dispatch_format() const { return dispatch_format_; }
   // Plans where each copy goes: top_idx [T, K] i32 are the experts of the tokens. counts [E] i32 += the copies of each
   // expert (undefined: not wanted).
   virtual std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const = 0;
 
  private:
-  RowFormat wire_;
+  RowFormat dispatch_format_;
 };
 
 // Those rows quantised, in memory of the activations arena unless they are already.
@@ -108,8 +108,8 @@ RowCodes quantised(const ExchangePass& pass, const Rows& x);
 
 // For experts that are all on this rank. They read tokens where those lie; combine sums a token's K rows in the order
 // of its choices. R = T * K: each copy has a row, and there is no overflow.
-// `wire`: the form in which tokens would travel.
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, RowFormat wire = RowFormat::kDevice);
+// `dispatch_format`: the form in which tokens would travel.
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, RowFormat dispatch_format = RowFormat::kDevice);
 
 // A layer's exchange through `window`, which has to outlive it. `layer`: its index in the model, for messages. places
 // [E] i32, as ExchangePlan::placement, is read in every pass; `stats`, this rank's of the layer, may be undefined. Rows

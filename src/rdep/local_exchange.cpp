@@ -5,8 +5,8 @@ namespace {
 
 class LocalRouting final : public RoutedExchange {
  public:
-  LocalRouting(const ExchangePass& pass, int64_t num_experts, RowFormat wire, Tensor top_idx, Tensor counts)
-      : wire_(wire),
+  LocalRouting(const ExchangePass& pass, int64_t num_experts, RowFormat dispatch_format, Tensor top_idx, Tensor counts)
+      : dispatch_format_(dispatch_format),
         plan_{.offsets = pass.activations.allocate(DType::kI32, {num_experts + 1}),
               .row_of = pass.activations.allocate(DType::kI32, top_idx.shape()),
               .token_of = pass.activations.allocate(DType::kI32, {top_idx.num_elements()})} {
@@ -24,7 +24,7 @@ class LocalRouting final : public RoutedExchange {
     pass.ops.moe_dispatch_weights({.weights = weights_, .plan = plan_, .row_weight = row_weight});
     return rows_begun(pass);
   }
-  void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowWork&) override {
+  void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate, const OverflowPass&) override {
     pass.ops.moe_combine({.rows = rows, .plan = plan_, .y = y, .accumulate = accumulate});
   }
 
@@ -38,7 +38,7 @@ class LocalRouting final : public RoutedExchange {
     rows_ = drows, weights_ = drow_weight;
   }
   void end_dispatch_backward(const ExchangePass& pass, Tensor dx, Tensor dweights, bool accumulate,
-                             const OverflowWork&) override {
+                             const OverflowPass&) override {
     pass.ops.moe_combine({.rows = rows_, .plan = plan_, .y = dx, .accumulate = accumulate});
     pass.ops.moe_combine_weights({.row_weight = weights_, .plan = plan_, .weights = dweights});
   }
@@ -46,19 +46,19 @@ class LocalRouting final : public RoutedExchange {
  private:
   void begin(const ExchangePass& pass, const Rows& x) {
     x_ = x;
-    if (wire_ == RowFormat::kFp8) x_.quantised = quantised(pass, x);
+    if (dispatch_format_ == RowFormat::kFp8) x_.quantised = quantised(pass, x);
   }
   // The rows of experts, in the tokens that were begun.
   Rows rows_begun(const ExchangePass& pass) const {
     Tensor tokens = x_.tensor();
-    if (wire_ == RowFormat::kFp8) {
+    if (dispatch_format_ == RowFormat::kFp8) {
       tokens = pass.activations.allocate(pass.ops.compute_dtype(), tokens.shape());
       pass.ops.widen_rows({.codes = x_.quantised, .x = tokens});
     }
     return {OperandRows(tokens, plan_.token_of, plan_.row_of), x_.quantised};
   }
 
-  const RowFormat wire_;
+  const RowFormat dispatch_format_;
   const MoePlan plan_;
   Rows x_;  // what was begun
   Tensor rows_, weights_;
@@ -66,10 +66,11 @@ class LocalRouting final : public RoutedExchange {
 
 class LocalExchange final : public TokenExchange {
  public:
-  LocalExchange(int64_t num_experts, RowFormat wire) : TokenExchange(wire), num_experts_(num_experts) {}
+  LocalExchange(int64_t num_experts, RowFormat dispatch_format)
+      : TokenExchange(dispatch_format), num_experts_(num_experts) {}
 
   std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const override {
-    return std::make_unique<LocalRouting>(pass, num_experts_, wire(), top_idx, counts);
+    return std::make_unique<LocalRouting>(pass, num_experts_, dispatch_format(), top_idx, counts);
   }
 
  private:
@@ -85,8 +86,8 @@ RowCodes quantised(const ExchangePass& pass, const Rows& x) {
   return made;
 }
 
-std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, RowFormat wire) {
-  return std::make_unique<LocalExchange>(num_experts, wire);
+std::unique_ptr<TokenExchange> make_local_exchange(int64_t num_experts, RowFormat dispatch_format) {
+  return std::make_unique<LocalExchange>(num_experts, dispatch_format);
 }
 
 }  // namespace nmoe

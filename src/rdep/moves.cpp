@@ -7,10 +7,10 @@
 namespace nmoe {
 namespace {
 
-// What of a slot of the room is for `like`, behind `first` bytes of it.
-Tensor part_of_room(const Tensor& room, int64_t slot, int64_t first, const Tensor& like) {
-  const Tensor whole = room[slot];
-  NMOE_CHECK(first + like.num_bytes() <= whole.num_bytes(), "{} bytes of an expert in a room for {}",
+// What of a slot of staging memory is for `like`, behind `first` bytes of it.
+Tensor part_of_staging(const Tensor& staging, int64_t slot, int64_t first, const Tensor& like) {
+  const Tensor whole = staging[slot];
+  NMOE_CHECK(first + like.num_bytes() <= whole.num_bytes(), "{} bytes of an expert in staging memory for {}",
              first + like.num_bytes(), whole.num_bytes());
   return {static_cast<std::byte*>(whole.raw()) + first, like.dtype(), like.shape()};
 }
@@ -34,8 +34,8 @@ std::vector<Move> moves_of(std::span<const int32_t> from, std::span<const int32_
 
 }  // namespace
 
-// A turn: whatever leaves its slot is laid into the room of its rank, and all is there before any slot gets its new
-// expert. So cycles of any length need no more room.
+// A turn: whatever leaves its slot is laid into the staging memory of its rank, and all is there before any slot gets
+// its new expert. So cycles of any length need no more of it.
 void move_experts(Ops& ops, Transport& transport, std::span<const MovableExperts> experts, const ExpertPlacement& from,
                   const ExpertPlacement& to) {
   std::vector<std::vector<Move>> moves;
@@ -51,20 +51,20 @@ void move_experts(Ops& ops, Transport& transport, std::span<const MovableExperts
         for (const Move& move : moves[weight.layer]) {
           int64_t first = 0;
           for (const Tensor& tensor : weight.turns[turn]) {
-            visit(move, tensor, part_of_room(weight.room, move.from_slot, first, tensor[move.from_slot]));
+            visit(move, tensor, part_of_staging(weight.staging, move.from_slot, first, tensor[move.from_slot]));
             first += tensor[0].num_bytes();
           }
         }
       }
     };
-    for_each_part([&](const Move& move, const Tensor& tensor, const Tensor& room) {
-      if (move.from_rank == transport.index()) ops.copy({.source = tensor[move.from_slot], .destination = room});
+    for_each_part([&](const Move& move, const Tensor& tensor, const Tensor& staging) {
+      if (move.from_rank == transport.index()) ops.copy({.source = tensor[move.from_slot], .destination = staging});
     });
     transport.signal(ops);
     transport.wait(ops, {}, {});
-    for_each_part([&](const Move& move, const Tensor& tensor, const Tensor& room) {
+    for_each_part([&](const Move& move, const Tensor& tensor, const Tensor& staging) {
       if (move.to_rank != transport.index()) return;
-      transport.get(ops, move.from_rank, room, tensor[move.to_slot]);
+      transport.get(ops, move.from_rank, staging, tensor[move.to_slot]);
     });
     transport.signal(ops);
     transport.wait(ops, {}, {});

@@ -15,14 +15,14 @@ namespace nmoe {
 
 // This rank's state of one weight's experts.
 struct MovableExperts {
-  size_t layer;  // index in the placement
-  Tensor room;   // [U, ...], shared and unused: departing experts wait here until another rank has fetched them
-  // [U, ...] each. The tensors of a turn move together: those of one expert fit into one slot of the room.
+  size_t layer;    // index in the placement
+  Tensor staging;  // [U, ...], shared and unused: departing experts wait here until another rank has fetched them
+  // [U, ...] each. The tensors of a turn move together: those of one expert fit into one slot of the staging memory.
   std::vector<std::vector<Tensor>> turns;
 };
 
 // Enqueues the move of each expert from its place in `from` to its place in `to`. All ranks must call it with the
-// same placements, while none of them uses the rooms.
+// same placements, while none of them uses the staging memory.
 void move_experts(Ops& ops, Transport& transport, std::span<const MovableExperts> experts, const ExpertPlacement& from,
                   const ExpertPlacement& to);
 

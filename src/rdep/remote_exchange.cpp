@@ -26,9 +26,9 @@ class RemoteRouting final : public RoutedExchange {
         stats_(of.stats),
         top_idx_(top_idx) {
     const auto push_i32 = [&](const Shape& shape) { return pass.activations.allocate(DType::kI32, shape); };
-    const ExpertRows& room = window_.expert_rows();
+    const ExpertRows& sizes = window_.expert_rows();
     const int64_t T = top_idx.dim(0), K = top_idx.dim(1), W = transport_.count(), M = window_.max_tokens(),
-                  U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = room.kept;
+                  U = window_.num_slots(), num_parts = apart_ ? W : 1, capacity = sizes.kept;
     sent_ = {.send_row = push_i32({T, W}), .num_sent = push_i32({W}), .placement = of.places, .num_slots = U};
     num_received_ = push_i32({W});
     if (apart_) tokens_ = push_i32({W, M});
@@ -48,18 +48,18 @@ class RemoteRouting final : public RoutedExchange {
                         .plan = {.offsets = rows.offsets,
                                  .row_of = row_of_.rows(W * M / num_parts * i, W * M / num_parts * (i + 1))}});
     }
-    if (room.num_chunks == 0) return;
+    if (sizes.num_chunks == 0) return;
 
     // The offsets of all rows, and those of what is kept and of each chunk.
     loads_ = push_i32({W});
     offsets_ = parts_[0].plan.offsets;
-    part_offsets_ = push_i32({1 + room.num_chunks, U + 1});
+    part_offsets_ = push_i32({1 + sizes.num_chunks, U + 1});
     parts_[0].plan.offsets = parts_[0].rows.offsets = routed_.parts[0].offsets = part_offsets_[0];
-    for (int64_t i = 0; i < room.num_chunks; ++i) {
+    for (int64_t i = 0; i < sizes.num_chunks; ++i) {
       Part& chunk = chunks_.emplace_back(parts_[0]);
-      chunk.rows = {.begin = 0, .end = room.chunk, .offsets = part_offsets_[1 + i]};
+      chunk.rows = {.begin = 0, .end = sizes.chunk, .offsets = part_offsets_[1 + i]};
       chunk.plan.offsets = chunk.rows.offsets;
-      chunk.plan.first_row = room.kept + i * room.chunk;
+      chunk.plan.first_row = sizes.kept + i * sizes.chunk;
       routed_.overflow.push_back(chunk.rows);
     }
   }
@@ -94,8 +94,8 @@ class RemoteRouting final : public RoutedExchange {
                           .part_sizes = num_received_.rows(part.first_rank, part.first_rank + part.num_ranks)});
     }
     if (!chunks_.empty()) {
-      const ExpertRows& room = window_.expert_rows();
-      ops.divide_moe_rows({.offsets = offsets_, .capacity = room.kept, .chunk = room.chunk, .parts = part_offsets_});
+      const ExpertRows& sizes = window_.expert_rows();
+      ops.divide_moe_rows({.offsets = offsets_, .capacity = sizes.kept, .chunk = sizes.chunk, .parts = part_offsets_});
     }
     for (const Part& part : parts_) gather_weights(ops, part, inbox, row_weight);
     for (const Part& part : parts_) gather(ops, part, inbox, rows, window_.row_codes());
@@ -104,13 +104,13 @@ class RemoteRouting final : public RoutedExchange {
   }
 
   void combine(const ExchangePass& pass, Tensor rows, Tensor y, bool accumulate,
-               const OverflowWork& overflow) override {
+               const OverflowPass& overflow) override {
     begin_returning(pass, Transfer::kCombine, rows, {});
     if (!chunks_.empty()) tell_load(pass.ops);
     end_returning(pass, Transfer::kCombine, y, {}, accumulate, [&](const Part& chunk) {
       gather_chunk(pass.ops, chunk, overflow);
-      overflow.work_off(chunk.rows);
-      put_home(pass.ops, chunk, overflow.rows, {});
+      overflow.run(chunk.rows);
+      return_sums(pass.ops, chunk, overflow.rows, {});
     });
     if (!chunks_.empty()) pass.ops.copy({.source = window_.loads(), .destination = loads_});
   }
@@ -152,12 +152,12 @@ class RemoteRouting final : public RoutedExchange {
     begin_returning(pass, Transfer::kDispatchBackward, drows, drow_weight);
   }
   void end_dispatch_backward(const ExchangePass& pass, Tensor dx, Tensor dweights, bool accumulate,
-                             const OverflowWork& overflow) override {
+                             const OverflowPass& overflow) override {
     end_returning(pass, Transfer::kDispatchBackward, dx, dweights, accumulate, [&](const Part& chunk) {
       gather_chunk(pass.ops, chunk, overflow);
       gather(pass.ops, chunk, *inbox_, overflow.drows);
-      overflow.work_off(chunk.rows);
-      put_home(pass.ops, chunk, overflow.drows, overflow.drow_weight);
+      overflow.run(chunk.rows);
+      return_sums(pass.ops, chunk, overflow.drows, overflow.drow_weight);
     });
   }
 
@@ -182,7 +182,7 @@ class RemoteRouting final : public RoutedExchange {
 
   // x in the one form in which it goes.
   Rows travelling(const ExchangePass& pass, const Rows& x) const {
-    return window_.wire() == RowFormat::kFp8 ? Rows({}, quantised(pass, x)) : Rows(x.tensor());
+    return window_.dispatch_format() == RowFormat::kFp8 ? Rows({}, quantised(pass, x)) : Rows(x.tensor());
   }
   void gather(Ops& ops, const Part& part, const ExchangeInbox& inbox, Tensor rows,
               const RowCodes& row_codes = {}) const {
@@ -197,7 +197,7 @@ class RemoteRouting final : public RoutedExchange {
     ops.moe_dispatch_weights(
         {.weights = part.of(inbox.weights), .plan = part.plan, .row_weight = part.rows.of(row_weight)});
   }
-  void gather_chunk(Ops& ops, const Part& chunk, const OverflowWork& overflow) const {
+  void gather_chunk(Ops& ops, const Part& chunk, const OverflowPass& overflow) const {
     gather_weights(ops, chunk, *arrived_, overflow.row_weight);
     gather(ops, chunk, *arrived_, overflow.rows);
   }
@@ -260,7 +260,7 @@ class RemoteRouting final : public RoutedExchange {
     return chunks_.empty() ? Tensor() : offsets_.rows(window_.num_slots(), window_.num_slots() + 1);
   }
   // What a part's rows add to the tokens they are of.
-  void put_home(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
+  void return_sums(Ops& ops, const Part& part, Tensor rows, Tensor row_weight) const {
     const int64_t first_row = part.plan.first_row;
     transport_.put(ops, SumsToReturn{.rows = part.rows.of(rows),
                                      .row_weight = row_weight.defined() ? part.rows.of(row_weight) : Tensor(),
@@ -280,7 +280,7 @@ class RemoteRouting final : public RoutedExchange {
   }
 
   // In all blocks: rows are summed on their way, for which few have not the bandwidth of the memory. The barrier comes
-  // when all rows are home: overflow's are behind what was begun.
+  // when all rows have been returned: overflow's are behind what was begun.
   void begin_returning(const ExchangePass& pass, Transfer transfer, Tensor rows, Tensor row_weight) {
     const int64_t rank = transport_.index(), M = window_.max_tokens();
     own_ = {.rank = rank,
@@ -292,15 +292,15 @@ class RemoteRouting final : public RoutedExchange {
       if (apart_) {
         return_copies(ops, rows, row_weight);
       } else {
-        put_home(ops, parts_[0], rows, row_weight);
+        return_sums(ops, parts_[0], rows, row_weight);
       }
       if (chunks_.empty()) meet(pass, ops, transfer);
     });
   }
   void end_returning(const ExchangePass& pass, Transfer transfer, Tensor y, Tensor weights, bool accumulate,
-                     const std::function<void(const Part& chunk)>& work_off) const {
+                     const std::function<void(const Part& chunk)>& run_pass) const {
     end_moving(pass, transfer);
-    for (const Part& chunk : chunks_) work_off(chunk);
+    for (const Part& chunk : chunks_) run_pass(chunk);
     if (!chunks_.empty()) {
       timed(pass.ops, {lasted(pass, transfer), exposed(pass, transfer)}, [&] { meet(pass, pass.ops, transfer); });
     }
@@ -358,7 +358,7 @@ class RemoteRouting final : public RoutedExchange {
 
 class RemoteExchange final : public TokenExchange {
  public:
-  explicit RemoteExchange(const RemoteLayer& layer) : TokenExchange(layer.window.wire()), layer_(layer) {}
+  explicit RemoteExchange(const RemoteLayer& layer) : TokenExchange(layer.window.dispatch_format()), layer_(layer) {}
 
   std::unique_ptr<RoutedExchange> plan(const ExchangePass& pass, Tensor top_idx, Tensor counts) const override {
     return std::make_unique<RemoteRouting>(layer_, pass, top_idx, counts);

@@ -14,11 +14,11 @@ ExchangeWindow::ExchangeWindow(Transport& transport, Ops& ops, const ExchangeSha
       max_tokens_(limits.max_tokens),
       width_(shape.width),
       received_(form.received),
-      wire_(form.wire),
+      dispatch_format_(form.dispatch_format),
       expert_rows_(nmoe::expert_rows(shape, transport.count(), limits, form.received)) {
   const int64_t W = transport.count(), M = max_tokens_, D = shape.width, K = shape.top_k;
   Arena& window = transport.window();
-  const bool apart = received_ == Received::kApart, coded = wire_ == RowFormat::kFp8;
+  const bool apart = received_ == Received::kApart, coded = dispatch_format_ == RowFormat::kFp8;
   for (ExchangeInbox& inbox : inboxes_) {
     inbox = {.rows = coded ? Tensor() : window.allocate(ops.compute_dtype(), {W, M, D}),
              .slots = window.allocate(DType::kI32, {W, M, K}),

@@ -18,8 +18,9 @@ namespace nmoe {
 // What travels, and what becomes of it.
 struct ExchangeForm {
   Received received = Received::kTogether;
-  RowFormat wire = RowFormat::kDevice;  // of tokens, and of gradients of experts' outputs, on their way to experts
-  bool gives_codes = false;             // whether experts get the codes of their rows too, if these travelled as codes
+  RowFormat dispatch_format =
+      RowFormat::kDevice;    // of tokens, and of gradients of experts' outputs, on their way to experts
+  bool gives_codes = false;  // whether experts get the codes of their rows too, if these travelled as codes
 };
 
 // The memory into which other ranks put tokens for this rank's experts, and the outputs of their experts for this
@@ -36,7 +37,7 @@ class ExchangeWindow {
   int64_t max_tokens() const { return max_tokens_; }
   int64_t width() const { return width_; }
   Received received() const { return received_; }
-  RowFormat wire() const { return wire_; }
+  RowFormat dispatch_format() const { return dispatch_format_; }
   const ExpertRows& expert_rows() const { return expert_rows_; }
 
   // The inbox for the next dispatch. Two are used in turn: after the barrier of one dispatch, a rank may send into the
@@ -60,7 +61,7 @@ class ExchangeWindow {
   int64_t max_tokens_;  // M
   int64_t width_;       // D
   Received received_;
-  RowFormat wire_;
+  RowFormat dispatch_format_;
   ExpertRows expert_rows_;
   std::array<ExchangeInbox, 2> inboxes_;
   ExchangeReturns returns_;

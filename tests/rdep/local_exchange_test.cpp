@@ -99,8 +99,8 @@ TEST_F(LocalExchange, RowsOfCodesAreWhatTheseStandFor) {
   };
   const Rows x = coded(pool_.normal({kTokens, kWidth})), dy = coded(pool_.normal({kTokens, kWidth}));
   EXPECT_NE(values(widened(x)), values(x.tensor()));
-  const auto rows_of = [&](RowFormat wire, const Rows& sent, const Rows& gradients) {
-    const auto exchange = make_local_exchange(kExperts, wire)->plan(pass_, top_idx_, {});
+  const auto rows_of = [&](RowFormat dispatch_format, const Rows& sent, const Rows& gradients) {
+    const auto exchange = make_local_exchange(kExperts, dispatch_format)->plan(pass_, top_idx_, {});
     exchange->begin_dispatch(pass_, sent, weights_);
     std::vector<double> all = rows_read(exchange->end_dispatch(pass_, pool_.full({kRows}, NAN)).values);
     exchange->begin_combine_backward(pass_, gradients, Tensor(), {});

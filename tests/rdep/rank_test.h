@@ -44,9 +44,9 @@ struct Routing {
 inline float value(int64_t rank, int64_t token, int64_t column) {
   return static_cast<float>(16 * rank + token + column % 5);
 }
-// What it is behind the wire.
-inline float arrived(RowFormat wire, int64_t rank, int64_t token, int64_t column) {
-  if (wire == RowFormat::kDevice) return value(rank, token, column);
+// What it is once it has travelled.
+inline float arrived(RowFormat dispatch_format, int64_t rank, int64_t token, int64_t column) {
+  if (dispatch_format == RowFormat::kDevice) return value(rank, token, column);
   const uint8_t scale = e8m0_scale(value(rank, token, 4));  // a row is one block, and this its largest
   return round_to_e4m3(value(rank, token, column) * e8m0_to_inverse(scale)) * e8m0_to_float(scale);
 }
@@ -56,12 +56,12 @@ inline float weight(int64_t rank, int64_t token, int64_t choice) {
 // What expert e makes of a row.
 inline float made_of(float x, int64_t expert) { return x * static_cast<float>(expert + 1); }
 
-// How received tokens are worked off.
+// How received tokens are processed.
 struct Mode {
   std::string name;
   Received received = Received::kTogether;
   double capacity_factor = 100.0;  // so many that there is no overflow
-  RowFormat wire = RowFormat::kDevice;
+  RowFormat dispatch_format = RowFormat::kDevice;
 };
 
 // A rank with its tokens, and an exchange through the memory of all.
@@ -75,7 +75,7 @@ struct RankTest {
         domain({device, communicator}, memory->storage, std::chrono::seconds(20)),
         transport(domain.experts().peers(), memory->storage[ArenaKind::kPeerWindow]),
         window(transport, ops, kShape, {.max_tokens = kRoom, .capacity_factor = mode.capacity_factor},
-               {.received = mode.received, .wire = mode.wire, .gives_codes = true},
+               {.received = mode.received, .dispatch_format = mode.dispatch_format, .gives_codes = true},
                memory->storage[ArenaKind::kStepState]),
         places(memory->storage[ArenaKind::kStepState].allocate(DType::kI32, {kExperts})),
         exchange(make_remote_exchange(window, 0, places)),
@@ -94,7 +94,7 @@ struct RankTest {
     x = upload(DType::kF32, {num_tokens, kWidth}, values.data());
     sent = x;
     gate = upload(DType::kF32, {num_tokens, kTopK}, weights.data());
-    if (mode.wire == RowFormat::kDevice) return;
+    if (mode.dispatch_format == RowFormat::kDevice) return;
     sent.quantised = push_row_codes(arena(), num_tokens, kWidth);
     ops.quantize(quantize_rows(x, sent.quantised));
   }

@@ -36,7 +36,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
   int64_t num_ranks() const { return std::get<int64_t>(GetParam()); }
   const Mode& mode() const { return std::get<Mode>(GetParam()); }
   float arrived(int64_t rank, int64_t token, int64_t column) const {
-    return rdep::arrived(mode().wire, rank, token, column);
+    return rdep::arrived(mode().dispatch_format, rank, token, column);
   }
   bool apart() const { return mode().received == Received::kApart; }
   void run(const Routing& routing, const std::function<void(RankTest&)>& drive) {
@@ -100,7 +100,7 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
 
   // The rows, whose own codes came with them where codes travelled.
   Tensor rows_with_codes(RankTest& test, const RoutedRows& routed, const Rows& arrived) {
-    if (mode().wire == RowFormat::kDevice) return arrived.tensor();
+    if (mode().dispatch_format == RowFormat::kDevice) return arrived.tensor();
     const Tensor widened = test.push(arrived.tensor().shape());
     test.ops.widen_rows({.codes = arrived.quantised, .x = widened});
     const auto rows = test.download<float>(arrived.tensor()), values = test.download<float>(widened);
@@ -138,11 +138,11 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     };
     size_t chunk = 0;
     const Tensor more_weights = test.push_stat({chunk_rows});
-    OverflowWork forward{.rows = rows.rows(0, chunk_rows),
+    OverflowPass forward{.rows = rows.rows(0, chunk_rows),
                          .row_weight = more_weights,
                          .drows = {},
                          .drow_weight = {},
-                         .work_off = [&](const RaggedRows& part) {
+                         .run = [&](const RaggedRows& part) {
                            pass_experts(test, all_rows, first_of(chunk++), part, forward.rows, more_weights);
                          }};
 
@@ -163,11 +163,11 @@ class RemoteExchangeTest : public ::testing::TestWithParam<std::tuple<int64_t, M
     }
     rows_with_codes(test, routed, exchange->end_combine_backward(test.pass, drows));
     chunk = 0;
-    OverflowWork backward{.rows = rows.rows(0, chunk_rows),
+    OverflowPass backward{.rows = rows.rows(0, chunk_rows),
                           .row_weight = more_weights,
                           .drows = drows.rows(0, chunk_rows),
                           .drow_weight = row_weight.rows(0, chunk_rows),
-                          .work_off = [&](const RaggedRows& part) {
+                          .run = [&](const RaggedRows& part) {
                             const auto gradients = test.download<float>(backward.drows);
                             pass_experts(test, all_rows, first_of(chunk), part, backward.rows, more_weights);
                             if (first_of(chunk) < all_rows.size()) {
@@ -213,9 +213,10 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(2, 4),
         ::testing::Values(Mode{.name = "Together"}, Mode{.name = "InTurns", .capacity_factor = 0.4},
                           Mode{.name = "Apart", .received = Received::kApart},
-                          Mode{.name = "Codes", .wire = RowFormat::kFp8},
-                          Mode{.name = "CodesInTurns", .capacity_factor = 0.4, .wire = RowFormat::kFp8},
-                          Mode{.name = "CodesApart", .received = Received::kApart, .wire = RowFormat::kFp8})),
+                          Mode{.name = "Codes", .dispatch_format = RowFormat::kFp8},
+                          Mode{.name = "CodesInTurns", .capacity_factor = 0.4, .dispatch_format = RowFormat::kFp8},
+                          Mode{
+                              .name = "CodesApart", .received = Received::kApart, .dispatch_format = RowFormat::kFp8})),
     [](const auto& test) { return fmt::format("{}{}", std::get<1>(test.param).name, std::get<0>(test.param)); });
 
 TEST_P(RemoteExchangeTest, EveryRowArrivesAndComesBack) {
@@ -289,7 +290,7 @@ TEST_P(RemoteExchangeTest, BytesThatCrossAreThoseOfTheCost) {
   if (mode().capacity_factor < 1) GTEST_SKIP() << "what overflows crosses more than once";
   constexpr auto kMark = std::byte{0xC3};  // in no number that is sent here
   const Routing routing{.num_tokens = {5, kRoom, 3, kRoom}};
-  const ExchangeForm form{.received = mode().received, .wire = mode().wire};
+  const ExchangeForm form{.received = mode().received, .dispatch_format = mode().dispatch_format};
   const ExchangeCost cost(kShape, form, {}, DType::kF32, num_ranks());
   run(routing, [&](RankTest& test) {
     const int64_t W = num_ranks(), M = kRoom;

@@ -53,11 +53,11 @@ void expect_round_trip(RankTest& test, Witness& transport, const ExchangeForm& f
   exchange->begin_dispatch(test.pass, test.x, test.gate);
   const Tensor rows = exchange->end_dispatch(test.pass, row_weight).tensor();
   const int64_t chunk = exchange->routed().chunk_capacity();
-  const OverflowWork idle{.rows = test.push({chunk, kWidth}),
+  const OverflowPass idle{.rows = test.push({chunk, kWidth}),
                           .row_weight = test.push_stat({chunk}),
                           .drows = test.push({chunk, kWidth}),
                           .drow_weight = test.push_stat({chunk}),
-                          .work_off = [](const RaggedRows&) {}};
+                          .run = [](const RaggedRows&) {}};
   exchange->combine(test.pass, rows, y, /*accumulate=*/false, idle);
   EXPECT_EQ(transport.take(), forward);
   exchange->begin_combine_backward(test.pass, test.x, test.x, test.gate);

@@ -230,7 +230,7 @@ void Moe::for_each_part(const RoutedRows& routed, const Work& work) const {
   }
 }
 
-OverflowWork Moe::overflow_forward(const Pass& pass, const Kept& kept, const ExpertRows& served,
+OverflowPass Moe::overflow_forward(const Pass& pass, const Kept& kept, const ExpertRows& served,
                                    Tensor rows_out) const {
   const int64_t C = kept.exchange->routed().chunk_capacity(), F = expert_dim_;
   if (C == 0) return {};
@@ -246,14 +246,14 @@ OverflowWork Moe::overflow_forward(const Pass& pass, const Kept& kept, const Exp
           .row_weight = chunk_rows.row_weight,
           .drows = {},
           .drow_weight = {},
-          .work_off = [this, &pass, chunk_rows](const RaggedRows& chunk) {
+          .run = [this, &pass, chunk_rows](const RaggedRows& chunk) {
             forward_hidden(pass, chunk, chunk_rows);
             pass.capture(Intermediate::kExpertHidden, layer_, chunk_rows.hidden.tensor(), chunk.count());
             experts_out_.forward(pass.ops, chunk_rows.hidden, chunk.offsets, chunk_rows.x.tensor());
           }};
 }
 
-OverflowWork Moe::overflow_backward(const Pass& pass, const RoutedRows& routed, const ExpertRows& rows,
+OverflowPass Moe::overflow_backward(const Pass& pass, const RoutedRows& routed, const ExpertRows& rows,
                                     const ExpertGradients& gradients) const {
   const int64_t C = routed.chunk_capacity();
   if (C == 0) return {};
@@ -272,7 +272,7 @@ OverflowWork Moe::overflow_backward(const Pass& pass, const RoutedRows& routed, 
           .row_weight = chunk_rows.row_weight,
           .drows = chunk_gradients.dx,
           .drow_weight = chunk_gradients.drow_weight,
-          .work_off = [this, &pass, chunk_rows, chunk_gradients](const RaggedRows& chunk) {
+          .run = [this, &pass, chunk_rows, chunk_gradients](const RaggedRows& chunk) {
             forward_hidden(pass, chunk, chunk_rows);
             backward_experts(pass, chunk, chunk_rows, chunk_gradients);
             backward_in_weight(pass, chunk, chunk_rows, chunk_gradients);

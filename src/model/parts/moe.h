@@ -33,7 +33,7 @@ class Moe final : public Part {
                       Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
   bool takes_codes() const override {
-    return exchange_->wire() == RowFormat::kFp8 || experts_in_.weight().takes_codes() ||
+    return exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().takes_codes() ||
            (shared_ && shared_->takes_codes());
   }
 
@@ -98,9 +98,9 @@ class Moe final : public Part {
   void for_each_part(const RoutedRows& routed, const Work& work) const;
   // How overflow is processed by the experts: forward in the memory of rows_out, of what has served, and more that it
   // pushes; backward in the memory of the rows that forward kept, which are no longer needed (unless all overflow is
-  // empty: OverflowWork). `pass` must outlive what they return.
-  OverflowWork overflow_forward(const Pass& pass, const Kept& kept, const ExpertRows& served, Tensor rows_out) const;
-  OverflowWork overflow_backward(const Pass& pass, const RoutedRows& routed, const ExpertRows& rows,
+  // empty: OverflowPass). `pass` must outlive what they return.
+  OverflowPass overflow_forward(const Pass& pass, const Kept& kept, const ExpertRows& served, Tensor rows_out) const;
+  OverflowPass overflow_backward(const Pass& pass, const RoutedRows& routed, const ExpertRows& rows,
                                  const ExpertGradients& gradients) const;
 
   const ModelConfig& config_;

@@ -225,7 +225,7 @@ std::vector<MovableExperts> Engine::movable_experts() {
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
     for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) {
       MovableExperts& experts =
-          all.emplace_back(MovableExperts{.layer = layer, .room = weight->grad, .turns = {{weight->value}}});
+          all.emplace_back(MovableExperts{.layer = layer, .staging = weight->grad, .turns = {{weight->value}}});
       if (weight->low.defined()) experts.turns[0].push_back(weight->low);
       for (const OptimizerState& state : optimizer_->state()) {
         if (state.weight == weight) experts.turns.push_back({state.tensor});
