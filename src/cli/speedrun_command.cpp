@@ -15,6 +15,7 @@
 #include "track/leaderboard.h"
 #include "train/loop/run_config.h"
 #include "train/loop/trainer.h"
+#include "train/plan/run_folder.h"
 
 namespace nmoe::cli {
 

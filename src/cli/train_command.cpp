@@ -13,6 +13,7 @@
 #include "train/loop/trainer.h"
 #include "train/loop/training_data.h"
 #include "train/plan/memory_plan.h"
+#include "train/plan/run_folder.h"
 #include "train/plan/run_plan.h"
 
 namespace nmoe::cli {

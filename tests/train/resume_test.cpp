@@ -8,6 +8,7 @@
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
 #include "train/loop/trainer.h"
+#include "train/plan/run_folder.h"
 
 namespace nmoe {
 namespace {

@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
-#include "train/loop/trainer.h"
+#include "train/plan/run_folder.h"
 
 namespace nmoe {
 namespace {

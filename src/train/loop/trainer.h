@@ -12,46 +12,11 @@
 // checkpoints together and find the one to resume from.
 #pragma once
 
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-
 #include "config/config.h"
-#include "train/loop/validation.h"
+#include "train/loop/train_options.h"
+#include "train/loop/train_summary.h"
 
 namespace nmoe {
-
-class Engine;
-class StopSignal;
-
-struct TrainOptions {
-  bool resume = false;  // continue from the latest checkpoint, if there is one
-  std::string version;  // of the program, recorded in checkpoints
-  std::string commit;
-  // Heard from before the call on; null: from the call on.
-  const StopSignal* stop = nullptr;
-  // Called by the thread of each rank before it computes a step, counted from 1. What it throws ends the run.
-  std::function<void(Engine& engine, int64_t step)> before_step = {};
-};
-
-struct TrainSummary {
-  bool reports = true;    // false in processes other than 0, where nothing else is set
-  int64_t steps = 0;      // done in all
-  int64_t steps_now = 0;  // done by this call
-  double seconds = 0.0;   // of training steps in this call
-  double tokens_per_s = 0.0;
-  bool interrupted = false;               // by a signal; the run can be resumed from the checkpoint
-  std::optional<ValidationResult> valid;  // at the end
-  bool target_reached = false;            // by it: train.target_loss
-  std::string device;                     // Device::description
-  // For a device with its own memory; at the end of the run, by everything on the device.
-  int64_t device_bytes_planned = 0;
-  int64_t device_bytes_used = 0;
-  std::filesystem::path checkpoint;
-};
-
-std::filesystem::path checkpoint_dir(const Config& config);
 
 // Trains until train.steps, or until a validation reaches train.target_loss, on parallel.ranks ranks that share every
 // batch and end together; a signal to any process stops all. Prints the plan first; progress goes to standard error,

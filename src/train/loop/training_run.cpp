@@ -7,6 +7,7 @@
 #include "base/say.h"
 #include "track/runs.h"
 #include "train/loop/batch_stream.h"
+#include "train/plan/run_folder.h"
 #include "train/plan/run_plan.h"
 #include "train/proof/device_proof.h"
 

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "model/spec/spec.h"
 #include "optim/optimizer.h"
-#include "train/loop/trainer.h"
+#include "train/plan/run_folder.h"
 #include "train/step/batch_shape.h"
 
 namespace nmoe {

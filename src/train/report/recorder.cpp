@@ -16,7 +16,7 @@
 #include "track/tags/exchange.h"
 #include "track/tags/training.h"
 #include "track/tags/validation.h"
-#include "train/loop/trainer.h"
+#include "train/plan/run_folder.h"
 #include "train/precision/precision_report.h"
 #include "train/report/exchange_report.h"
 #include "train/report/router_report.h"
@@ -42,7 +42,7 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
     : config_(config),
       exchange_cost_(exchange_cost(config, rank.device.ops().compute_dtype(), rank.mesh().experts().count())),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
-      runs_path_(fs::path(config.run.dir) / "experiments.db"),
+      runs_path_(runs_path(config)),
       line_("train", "step", config.train.steps, step) {
   const bool dirty = commit.ends_with('+');
   info_ = {.name = config.run.name,
