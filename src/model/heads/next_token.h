@@ -1,14 +1,19 @@
 // The cross-entropy of the tokens that follow, weighted where a batch has weights.
 #pragma once
 
+#include <array>
+
 #include "model/heads/objective.h"
 
 namespace nmoe {
+
+inline constexpr std::array kNextTokenRows = {BatchRow::kTargets};
 
 inline constexpr Objective kNextToken = {
     .metric = {.tag = "train/loss",
                .unit = "nats",
                .meaning = "mean cross-entropy of the step's target tokens, over all ranks"},
+    .rows = kNextTokenRows,
     .coefficient = [](const TrainConfig&) { return 1.0; },
     .divisor = [](const StepCounts& step) { return step.num_targets; },
     .ask =

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/metric.h"
 #include "config/config.h"
@@ -27,7 +28,8 @@ struct StepCounts {
 };
 
 struct Objective {
-  Metric metric;  // its mean over a step
+  Metric metric;                   // its mean over a step
+  std::span<const BatchRow> rows;  // that it reads of batches, and steps have room for
   // What the loss counts among the others; 0: the run has none.
   double (*coefficient)(const TrainConfig& config);
   // What the sum of its token losses over a step is divided by.

@@ -1,6 +1,7 @@
 // All objectives, and those of a run.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -26,6 +27,12 @@ inline Objectives objectives_of(const TrainConfig& config) {
     if (coefficient != 0.0) chosen.push_back({objective, coefficient});
   }
   return chosen;
+}
+
+inline bool reads(const Objectives& objectives, BatchRow row) {
+  return std::ranges::any_of(objectives, [&](const WeighedObjective& weighed) {
+    return std::ranges::find(weighed.objective->rows, row) != weighed.objective->rows.end();
+  });
 }
 
 }  // namespace nmoe

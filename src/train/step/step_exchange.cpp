@@ -7,10 +7,24 @@
 
 namespace nmoe {
 
+namespace {
+
+BatchRows<Tensor> allocate_rows(const Objectives& objectives, int64_t num_tokens, Arena& arena) {
+  BatchRows<Tensor> rows;
+  for (size_t i = 0; i < kBatchRows.size(); ++i) {
+    const auto row = static_cast<BatchRow>(i);
+    if (reads(objectives, row)) rows[row] = arena.allocate(row_info(row).dtype, {num_tokens});
+  }
+  return rows;
+}
+
+}  // namespace
+
 StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<const BatchShape> shapes, Arena& arena) {
   StepInputs inputs;
   const int64_t begin = arena.mark();
-  inputs.loss_scale = arena.allocate(DType::kF64, {std::ssize(objectives_of(config.train))});
+  const Objectives objectives = objectives_of(config.train);
+  inputs.loss_scale = arena.allocate(DType::kF64, {std::ssize(objectives)});
   inputs.rates = Optimizer::allocate_rates(arena);
   inputs.rounding_key = arena.allocate(DType::kI64, {1});
   const int64_t batches = arena.mark();
@@ -24,7 +38,7 @@ StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<co
           {.num_seqs = shape.microbatch_seqs,
            .seq_len = shape.seq_len,
            .tokens = arena.allocate(DType::kI32, {T}),
-           .rows = {{BatchRow::kTargets, arena.allocate(row_info(BatchRow::kTargets).dtype, {T})}},
+           .rows = allocate_rows(objectives, T, arena),
            .positions = arena.allocate(DType::kI32, {T}),
            .cu_seqlens = config.data.mask_documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor(),
            .part = shape.part(rank, config.parallel.ranks, i)});
