@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "checkpoint/manifest.h"
+#include "model/heads/objectives.h"
 #include "serve/raw_client.h"
 #include "support/errors.h"
 #include "support/temp_dir.h"
@@ -240,6 +241,31 @@ TEST_F(VizServerTest, OneRun) {
   EXPECT_EQ(get("/api/log?run=" + one_), "step 1\nwarning: slow\n");
   const json compared = ask("/api/compare?run=" + one_ + "&run=" + two_);
   EXPECT_EQ(compared["differences"], json::parse(R"([{"key":"optim.lr","values":["0.001","0.002"]}])"));
+}
+
+// Whatever objectives a run has, their losses are among what it has recorded, with what they are.
+TEST_F(VizServerTest, LossesOfAllObjectives) {
+  const test::TempDir dir;
+  std::string id;
+  {
+    RunStore store(dir.path() / "experiments.db");
+    id = store.start({.name = "losses"});
+    MetricsWriter writer(metrics_path(dir.path(), id));
+    MetricRecord record{.step = 1, .ts_ms = now_ms()};
+    for (const Objective* objective : kObjectives) record.put(objective->metric, 0.5);
+    writer.append(record);
+  }
+  serve(dir.path());
+  const json run = ask("/api/run?run=" + id);
+  ASSERT_EQ(run["tags"].size(), kObjectives.size());
+  for (const Objective* objective : kObjectives) {
+    const auto found = std::ranges::find_if(
+        run["tags"], [&](const json& tag) { return tag["tag"] == std::string(objective->metric.tag); });
+    ASSERT_NE(found, run["tags"].end()) << objective->metric.tag;
+    EXPECT_EQ((*found)["value"], 0.5);
+    EXPECT_EQ((*found)["meaning"], std::string(objective->metric.meaning));
+    EXPECT_EQ(curve("run=" + id + "&tag=" + std::string(objective->metric.tag)).count, 1u);
+  }
 }
 
 TEST_F(VizServerTest, Curves) {
