@@ -71,7 +71,7 @@ TEST(HeadLoss, PredictionsAreTheLargestLogits) {
     EXPECT_EQ(values(args.predictions), expected);
     EXPECT_TRUE(near(args.losses, reference_losses(args), 1e-10));
 
-    args.dx = args.dw = Tensor();
+    args.dx = args.dw = args.grad_scale = Tensor();
     args.predictions = pool.ints({tokens}, std::vector<double>(static_cast<size_t>(tokens), -1));
     ops->head_loss(args);
     EXPECT_EQ(values(args.predictions), expected);
@@ -87,7 +87,7 @@ TEST(HeadLoss, BackwardMatchesFiniteDifferences) {
     ops->head_loss(args);
     HeadLoss loss_only = args;
     loss_only.losses = pool.zeros(args.losses.shape());
-    loss_only.dx = loss_only.dw = Tensor();
+    loss_only.dx = loss_only.dw = loss_only.grad_scale = Tensor();
     const auto loss = [&] {
       ops->head_loss(loss_only);
       double sum = 0;
