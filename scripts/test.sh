@@ -24,8 +24,8 @@ case ${1:-} in
   --all) labels=(--label-exclude '^gpu$') ;;
   --asan)
     preset=asan
-    programs=(base_test tensor_test config_test data_test chat_test ops_test rdep_test model_test optim_test checkpoint_test)
-    programs+=(infer_test train_test)
+    programs=(base_test tensor_test config_test data_test ops_test rdep_test checkpoint_test model_test optim_test infer_test)
+    programs+=(train_test)
     # Without large vocabularies, measures of time, definitions that are summed over and over, rows that DuckDB reads, the
     # self test, and whole runs of the trainer but those that resume, alert, fail and have several ranks: minutes of the
     # same code that other tests run.
