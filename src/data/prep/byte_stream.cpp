@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/failure.h"
 #include "base/files.h"
 
 namespace nmoe {
@@ -40,6 +41,10 @@ class Input {
   size_t dropped_ = 0;
 };
 
+Error no_memory_for(const Input& input) {
+  return out_of_memory(fmt::format("memory for decompressing '{}'", input.path().string()));
+}
+
 class PlainStream final : public ByteStream {
  public:
   explicit PlainStream(const fs::path& path) : input_(path) {}
@@ -60,7 +65,9 @@ class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(const fs::path& path) : input_(path) {
     constexpr int kGzipOnly = 16;  // see inflateInit2
-    NMOE_CHECK(inflateInit2(&inflate_, MAX_WBITS + kGzipOnly) == Z_OK, "inflateInit2");
+    const int status = inflateInit2(&inflate_, MAX_WBITS + kGzipOnly);
+    if (status == Z_MEM_ERROR) throw no_memory_for(input_);
+    NMOE_CHECK(status == Z_OK, "inflateInit2: {}", status);
   }
   ~GzipStream() override { inflateEnd(&inflate_); }
   GzipStream(const GzipStream&) = delete;
@@ -90,6 +97,8 @@ class GzipStream final : public ByteStream {
       if (status == Z_STREAM_END) {
         inside_member_ = false;
         any_member_ = true;
+      } else if (status == Z_MEM_ERROR) {
+        throw no_memory_for(input_);
       } else if (status != Z_OK) {
         throw DamagedStream(
             fmt::format("the gzip file is damaged: {}", inflate_.msg != nullptr ? inflate_.msg : "no valid data"));
@@ -122,7 +131,7 @@ class GzipStream final : public ByteStream {
 class ZstdStream final : public ByteStream {
  public:
   explicit ZstdStream(const fs::path& path) : input_(path), context_(ZSTD_createDCtx(), ZSTD_freeDCtx) {
-    NMOE_CHECK(context_ != nullptr, "ZSTD_createDCtx");
+    if (context_ == nullptr) throw no_memory_for(input_);
     // As `zstd --long=31` writes them; unasked, the library takes windows of up to 128 MiB.
     const int most = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound;
     NMOE_CHECK(ZSTD_isError(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, most)) == 0, "window 2^{}",
