@@ -199,7 +199,8 @@ class CommandLine::Commands {
         ->needs(messages)
         ->capture_default_str();
     add_repeatable(prep, "--ignore-field", conversations_.ignored_fields,
-                   "field of messages that means nothing, though the template does not look at it (repeatable)", "NAME")
+                   "field of records or messages that means nothing, though the template does not look at it (repeatable)",
+                   "NAME")
         ->needs(messages);
     prep->add_option("--split-on", prep_.records.split_on,
                      "line that separates documents within a text file; \"\": blank lines");
@@ -253,6 +254,7 @@ class CommandLine::Commands {
         prep_.records.max_bytes = static_cast<size_t>(parse_bytes(max_record_, "--max-record"));
       }
       if (!prep_.records.messages_field.empty()) {
+        prep_.records.ignored_fields = conversations_.ignored_fields;
         prep_.conversations = [this](std::shared_ptr<const Tokenizer> tokenizer) {
           conversations_.chat_template = template_source(conversations_.chat_template);
           return make_conversation_encoder(conversations_, std::move(tokenizer));

@@ -102,7 +102,7 @@ void prep_command(PrepOptions options) {
   options.progress = [&](const PrepProgress& progress) { display->update(progress); };
   const PrepReport report = prepare_dataset(options);
   display.reset();
-  print("{}", describe_skipped(report.skipped_files));
+  print("{}", describe_left_out(report.left_out));
   if (report.was_there) {
     print("{} holds what these files and options make; --force makes it again\n", options.out.string());
   }

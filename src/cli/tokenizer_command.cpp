@@ -55,7 +55,7 @@ void tokenizer_train_command(const TokenizerTrainArguments& arguments) {
   if (out.has_parent_path()) make_directories(out.parent_path());
   write_file_atomically(out, trained.tokenizer->json());
   const BpeTrainReport& report = trained.report;
-  print("{}", describe_skipped(report.skipped_files));
+  print("{}", describe_left_out(report.left_out));
   if (report.bad_records > 0) print("left out: {} bad records\n", report.bad_records);
   print("{} ids from {} words ({} distinct) in {:.2f} s, to {}\n", trained.tokenizer->vocab_size(), report.words,
         report.distinct_words, report.count_seconds + report.merge_seconds, out.string());

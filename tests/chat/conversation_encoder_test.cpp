@@ -156,6 +156,51 @@ TEST_F(ConversationEncoderTest, MembersThatTheTemplateDoesNotWrite) {
   EXPECT_EQ(encoder->encode(plain, R"({"tools":[],"system":null})").size(), 1U);
 }
 
+// Templates that know roles pass over messages of others.
+TEST_F(ConversationEncoderTest, MessagesThatTheTemplateDoesNotWrite) {
+  const auto tokenizer = chat_tokenizer();
+  write_file_atomically(dir_ / "roles.jinja",
+                        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content | upper }}"
+                        "{% elif m.role == 'assistant' %}:{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+                        "{% if add_generation_prompt %}:{% endif %}");
+  const auto encoder = make_conversation_encoder({.chat_template = (dir_ / "roles.jinja").string()}, tokenizer);
+  const std::string turn = R"({"role":"user","content":"hi"},{"role":"assistant","content":"yo"}])";
+  EXPECT_EQ(told(encoder->encode("[" + turn, "").at(0), *tokenizer), "<|im_start|>HI:[yo<|im_end|>]");
+  for (const std::string role : {"system", "tool", "critic"}) {
+    const std::string messages = R"([{"role":")" + role + R"(","content":"hi"},)" + turn;
+    EXPECT_TRUE(contains(error_of([&] { encoder->encode(messages, ""); }).what(),
+                         "the chat template does not write message 1, whose role is \"" + role + "\""));
+  }
+}
+
+TEST_F(ConversationEncoderTest, ContentsInParts) {
+  const auto tokenizer = chat_tokenizer();
+  const std::string parts =
+      R"([{"role":"user","content":[{"type":"text","text":"hi"},{"type":"text","text":"more"}]},)"
+      R"({"role":"assistant","content":[{"type":"text","text":"yo"}]}])";
+  const auto told_by = [&](const std::string& form) {
+    write_file_atomically(dir_ / "form.jinja", form);
+    const auto encoder = make_conversation_encoder({.chat_template = (dir_ / "form.jinja").string()}, tokenizer);
+    return told(encoder->encode(parts, "").at(0), *tokenizer);
+  };
+  // A template that reads lists has them; for one that takes the content for text, or passes over lists, they are one
+  // text.
+  EXPECT_EQ(told_by("{% for m in messages %}<|im_start|>{% if m.content is string %}{{ m.content }}{% else %}"
+                    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+                    "{% if add_generation_prompt %}<|im_start|>{% endif %}"),
+            "<|im_start|>himore<|im_end|><|im_start|>[yo<|im_end|>]");
+  const std::string joined = "<|im_start|>hi\nmore<|im_end|><|im_start|>[yo<|im_end|>]";
+  EXPECT_EQ(told_by("{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}"
+                    "{% if add_generation_prompt %}<|im_start|>{% endif %}"),
+            joined);
+  EXPECT_EQ(told_by("{% for m in messages %}<|im_start|>{{ m.content if m.content is string else '' }}<|im_end|>"
+                    "{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"),
+            joined);
+  EXPECT_EQ(told_by("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+                    "{% if add_generation_prompt %}<|im_start|>{% endif %}"),
+            joined);
+}
+
 TEST_F(ConversationEncoderTest, TheDateIsTheSameOnAnyDay) {
   const auto tokenizer = byte_tokenizer();
   const std::string form = write(

@@ -149,10 +149,11 @@ TEST_F(BpeTrainFilesTest, BadRecordsAreErrorsUnlessAllowed) {
 TEST_F(BpeTrainFilesTest, EmptyFilesTeachNothing) {
   const std::string text = write("a.txt", "abababab");
   const std::string alone = train_bpe({.inputs = {text}, .vocab_size = 258}).tokenizer->hash();
-  for (const char* name : {"empty.txt", "empty.jsonl", "empty.json"}) {
+  for (const char* name : {"empty.txt", "empty.jsonl", "empty.json", "empty.parquet"}) {
     const TrainedBpe trained = train_bpe({.inputs = {write(name, ""), text}, .vocab_size = 258});
     EXPECT_EQ(trained.tokenizer->hash(), alone) << name;
     EXPECT_EQ(trained.report.bad_records, 0) << name;
+    EXPECT_EQ(trained.report.left_out.empty, std::vector<fs::path>{dir_ / name});
   }
 }
 

@@ -455,15 +455,26 @@ TEST_F(PrepTest, FilesOfOtherKindsInFoldersAreReported) {
   const InputPaths inputs = expand_inputs({(dir_ / "x").string(), (dir_ / "x/*/*.md").string()}, "text");
   EXPECT_EQ(inputs.files, (std::vector<fs::path>{a, b}));
   EXPECT_EQ(inputs.skipped, (std::vector<fs::path>{c}));
-  EXPECT_EQ(describe_skipped({}), "");
+  EXPECT_EQ(describe_left_out({}), "");
   for (const bool again : {false, true}) {
     const PrepReport report = prepare_dataset({.inputs = {(dir_ / "x").string()}, .out = out()});
     EXPECT_EQ(report.was_there, again);
-    EXPECT_EQ(report.skipped_files, (std::vector<fs::path>{b, c}));
-    const std::string note = describe_skipped(report.skipped_files);
+    EXPECT_EQ(report.left_out.skipped, (std::vector<fs::path>{b, c}));
+    const std::string note = describe_left_out(report.left_out);
     EXPECT_TRUE(note.starts_with("skipped 2 files in folders")) << note;
     EXPECT_NE(note.find(b), std::string::npos) << note;
   }
+}
+
+TEST_F(PrepTest, EmptyFilesOfEveryKindAreNamedAndHoldNothing) {
+  const std::string text = write("x/a.jsonl", "{\"text\": \"one\"}\n");
+  std::vector<fs::path> empty;
+  for (const char* name : {"x/b.jsonl", "x/b.jsonl.gz", "x/b.jsonl.zst", "x/b.parquet"}) empty.push_back(write(name, ""));
+  const PrepReport report = prepare_dataset({.inputs = {(dir_ / "x").string()}, .out = out()});
+  EXPECT_EQ(report.train.documents, 1);
+  EXPECT_EQ(report.left_out.empty, empty);
+  EXPECT_EQ(describe_left_out(report.left_out),
+            fmt::format("found nothing in 4 empty files: such as '{}'\n", empty.front().string()));
 }
 
 TEST_F(PrepTest, InputsAreSortedAndTakenOnce) {

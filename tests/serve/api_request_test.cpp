@@ -103,6 +103,8 @@ TEST(ApiRequestTest, WrongValues) {
   refuses(chat, R"("top_logprobs": 2)", "top_logprobs", "\"logprobs\": true");
   refuses(chat, R"("max_tokens": 2, "max_completion_tokens": 3)", "max_completion_tokens", "without another");
   refuses(chat, R"("chat_template_kwargs": [])", "chat_template_kwargs", "an object");
+  refuses(chat, R"("tools": [{}])", "tools", "a list of");
+  refuses(chat, R"("tools": [{"type": "function", "function": {}}])", "tools", "a list of");
 }
 
 TEST(ApiRequestTest, WhatIsNotSupportedIsSaid) {
@@ -111,7 +113,7 @@ TEST(ApiRequestTest, WhatIsNotSupportedIsSaid) {
     const std::string text = field;
     refuses(completion, text, text.substr(1, text.find('"', 1) - 1), "not supported");
   }
-  for (const char* field : {R"("tools": [{}])", R"("functions": [{}])", R"("response_format": {"type": "json_object"})",
+  for (const char* field : {R"("functions": [{}])", R"("response_format": {"type": "json_object"})",
                             R"("tool_choice": "required")", R"("modalities": ["audio"])",
                             R"("reasoning_effort": "low")", R"("store": true)", R"("presence_penalty": 1)"}) {
     const std::string text = field;

@@ -95,10 +95,53 @@ TEST_F(ServedChatTest, WrongMessages) {
   fails(nullptr, "messages", "a list of messages");
   fails(ordered_json::array(), "messages", "not empty");
   fails(list("hi"), "messages[0]", "an object");
-  fails({user("hi"), {{"role", "tool"}, {"content", "x"}}}, "messages[1].role", "\"assistant\"");
+  fails({user("hi"), {{"role", "critic"}, {"content", "x"}}}, "messages[1].role", "\"assistant\"");
   fails(list({{"role", "user"}}), "messages[0].content", "a string");
-  fails(list(user(list({{"type", "image_url"}}))), "messages[0].content", "\"text\"");
-  fails(list({{"role", "assistant"}, {"content", ""}, {"tool_calls", list(1)}}), "tool_calls", "not supported");
+  fails(list(user(list({{"type", "image_url"}}))), "messages[0].content", "\"image_url\"");
+  fails(list(user(list({{"type", "input_audio"}}))), "messages[0].content", "\"input_audio\"");
+  fails(list({{"role", "assistant"}, {"content", ""}, {"tool_calls", list(1)}}), "messages[0].tool_calls", "a list of");
+}
+
+// A template that does not look at them would lose them.
+TEST_F(ServedChatTest, ToolsThatTheTemplateDoesNotWrite) {
+  const ordered_json function = {{"name", "add"}, {"parameters", ordered_json::object()}};
+  ordered_json request = {{"messages", list(user("hi"))}, {"max_tokens", 1}};
+  request["tools"] = list({{"type", "function"}, {"function", function}});
+  ServedModel::expect_error(server_->post(kPath, request.dump()), 400, "tools", "does not write tools");
+  request["tool_choice"] = "none";
+  server_->ask(kPath, request);
+  request = {{"messages", list({{"role", "assistant"},
+                                {"content", nullptr},
+                                {"tool_calls", list({{"type", "function"},
+                                                     {"function", {{"name", "add"}, {"arguments", "{}"}}}})}})}};
+  ServedModel::expect_error(server_->post(kPath, request.dump()), 400, "messages[0].tool_calls", "does not write");
+}
+
+TEST_F(ServedChatTest, ToolsOfATemplateThatWritesThem) {
+  write_file_atomically(trained_model() / "tools.jinja",
+                        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for m in messages %}"
+                        "<|endoftext|>{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}"
+                        "{{ call.function.name }}({% for key, value in call.function.arguments | items %}"
+                        "{{ key }}={{ value }}{% endfor %}){% endfor %}\n{% endfor %}");
+  const ServedModel served({"--chat-template", "tools.jinja"});
+  const auto prompt_tokens = [&](ordered_json request) {
+    request["max_tokens"] = 1;
+    return served.ask(kPath, request)["usage"]["prompt_tokens"].get<int>();
+  };
+  ordered_json request = {{"messages", list(user("hi"))}};
+  const int plain = prompt_tokens(request);
+  request["tools"] = list({{"type", "function"}, {"function", {{"name", "add"}}}});
+  EXPECT_EQ(prompt_tokens(request), plain + 3);  // bytes of "add"
+  request["tool_choice"] = "none";
+  EXPECT_EQ(prompt_tokens(request), plain);
+  // A call and its result, as clients send them back.
+  const ordered_json call = {{"id", "c1"},
+                             {"type", "function"},
+                             {"function", {{"name", "add"}, {"arguments", "{\"a\": 12}"}}}};
+  request["messages"].push_back({{"role", "assistant"}, {"content", nullptr}, {"tool_calls", list(call)}});
+  request["messages"].push_back({{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "12"}});
+  EXPECT_EQ(prompt_tokens(request), plain + 1 + std::ssize("assistant: add(a=12)\n") - 1 + 1 +
+                                        std::ssize("tool: 12\n") - 1);
 }
 
 TEST_F(ServedChatTest, WithoutATemplate) {

@@ -105,11 +105,13 @@ InputPaths expand_inputs(const std::vector<std::string>& arguments, const std::s
     std::error_code error;
     const auto paths = fs::exists(argument, error) ? std::vector<fs::path>{argument} : matches_of(argument);
     for (const fs::path& path : paths) {
-      const InputPaths found = fs::is_directory(path) ? files_below(path) : InputPaths{{path}, {}};
+      const InputPaths found = fs::is_directory(path) ? files_below(path) : InputPaths{.files = {path}};
       named_any |= !found.files.empty();
       for (const fs::path& file : found.files) {
         check_readable(file);
-        if (seen.insert(fs::canonical(file)).second) inputs.files.push_back(file);
+        if (!seen.insert(fs::canonical(file)).second) continue;
+        inputs.files.push_back(file);
+        if (fs::is_regular_file(file) && fs::file_size(file) == 0) inputs.empty.push_back(file);
       }
       skipped.insert(skipped.end(), found.skipped.begin(), found.skipped.end());
     }
@@ -121,12 +123,22 @@ InputPaths expand_inputs(const std::vector<std::string>& arguments, const std::s
   return inputs;
 }
 
-std::string describe_skipped(const std::vector<fs::path>& skipped) {
-  if (skipped.empty()) return "";
-  const bool one = skipped.size() == 1;
-  return fmt::format("skipped {} file{} in folders, not {}: {}'{}'; to read {} as text, name {} or give a glob\n",
-                     skipped.size(), one ? "" : "s", kFolderFiles, one ? "" : "such as ", skipped.front().string(),
-                     one ? "it" : "them", one ? "it" : "them");
+std::string describe_left_out(const InputPaths& inputs) {
+  const auto plural = [](const std::vector<fs::path>& files) { return files.size() == 1 ? "" : "s"; };
+  const auto such_as = [](const std::vector<fs::path>& files) {
+    return fmt::format("{}'{}'", files.size() == 1 ? "" : "such as ", files.front().string());
+  };
+  std::string text;
+  if (!inputs.skipped.empty()) {
+    const char* them = inputs.skipped.size() == 1 ? "it" : "them";
+    text += fmt::format("skipped {} file{} in folders, not {}: {}; to read {} as text, name {} or give a glob\n",
+                        inputs.skipped.size(), plural(inputs.skipped), kFolderFiles, such_as(inputs.skipped), them, them);
+  }
+  if (!inputs.empty.empty()) {
+    text += fmt::format("found nothing in {} empty file{}: {}\n", inputs.empty.size(), plural(inputs.empty),
+                        such_as(inputs.empty));
+  }
+  return text;
 }
 
 }  // namespace nmoe

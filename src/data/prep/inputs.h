@@ -19,6 +19,7 @@ FileKind file_kind(const std::filesystem::path& path);
 struct InputPaths {
   std::vector<std::filesystem::path> files;
   std::vector<std::filesystem::path> skipped;  // files in folders that were left out because of their extension
+  std::vector<std::filesystem::path> empty;    // of `files`, those without a byte: the user may have expected some
 };
 
 // Each argument is a file, a folder or a glob (*, ?, [...]) of either. In folders, only *.txt, *.jsonl, *.ndjson (each
@@ -29,7 +30,7 @@ struct InputPaths {
 // what the arguments are for.
 InputPaths expand_inputs(const std::vector<std::string>& arguments, const std::string& what);
 
-// A line that tells the user of skipped files; "" if there are none.
-std::string describe_skipped(const std::vector<std::filesystem::path>& skipped);
+// A line that tells the user of skipped files, and one of empty ones; "" if there are none. Of `files` nothing is told.
+std::string describe_left_out(const InputPaths& inputs);
 
 }  // namespace nmoe

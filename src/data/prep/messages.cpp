@@ -14,6 +14,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr const char* kParts = "write contents as text, or as lists of {\"type\": \"text\", \"text\": \"...\"}";
 constexpr const char* kForm = R"(write each message as {"role": "user" | "assistant" | "system", "content": "text"})";
 
 constexpr std::array<std::string_view, 2> kLists = {"tools", "documents"};
@@ -59,6 +60,13 @@ std::optional<bool> take_switches(ordered_json& message, size_t number) {
   return learned;
 }
 
+// Parts without members that are null: Parquet files have those of every type in each.
+ordered_json plain_parts(const ordered_json& parts) {
+  ordered_json plain = ordered_json::array();
+  for (const ordered_json& part : parts) plain.push_back({{"type", "text"}, {"text", part["text"]}});
+  return plain;
+}
+
 // The message as templates take it, and whether it is learned.
 std::pair<ordered_json, bool> read_message(const ordered_json& given, size_t number) {
   const auto lacks = [&](const char* key) {
@@ -71,7 +79,12 @@ std::pair<ordered_json, bool> read_message(const ordered_json& given, size_t num
   }
   const bool is_reply = message["role"] == "assistant";
   if (!message.contains("content") && is_reply && message.contains("tool_calls")) message["content"] = nullptr;
-  if (!message.contains("content") || !(message["content"].is_string() || message["content"].is_null())) {
+  const ordered_json content = message.value("content", ordered_json(false));
+  if (content.is_array()) {
+    const std::string wrong = wrong_part(content);
+    if (!wrong.empty()) throw runtime_error(fmt::format("message {} has {}", number, wrong), kParts);
+    message["content"] = plain_parts(content);
+  } else if (!content.is_string() && !content.is_null()) {
     throw lacks("content");
   }
   const std::optional<bool> told = take_switches(message, number);
@@ -106,7 +119,9 @@ ordered_json read_fields(const std::string& json) {
     }
     if (name != kVariables) {
       throw runtime_error(fmt::format("the record has \"{}\", which is not supported beside messages", name),
-                          "say it in the messages (a system message, \"tools\", a message's \"weight\"), or remove it");
+                          fmt::format("say it in the messages (a system message, \"tools\", a message's \"weight\"), or "
+                                      "say that it means nothing: --ignore-field {}",
+                                      name));
     }
     const ordered_json object = value.is_string() ? try_parse_json<ordered_json>(value.get<std::string>()) : value;
     if (!object.is_object() || object.contains("messages") || object.contains("add_generation_prompt")) {
@@ -125,6 +140,41 @@ ordered_json read_fields(const std::string& json) {
 bool is_conversation_field(std::string_view name) {
   const auto is_one_of = [&](const auto& names) { return std::ranges::find(names, name) != names.end(); };
   return name == kVariables || is_one_of(kLists) || is_one_of(kRefused);
+}
+
+std::string wrong_part(const ordered_json& parts) {
+  for (const ordered_json& part : parts) {
+    if (!part.is_object()) return "a part that is not an object";
+    const ordered_json type = part.value("type", ordered_json());
+    if (type.is_string() && type != "text") {
+      return fmt::format("a part of the type \"{}\", and only text is supported", type.get<std::string>());
+    }
+    if (type != "text" || !part.value("text", ordered_json()).is_string()) {
+      return "a part without \"type\": \"text\" and a \"text\" that is a string";
+    }
+    for (const auto& [name, value] : part.items()) {
+      if (name != "type" && name != "text" && !is_empty(value)) {
+        return fmt::format("a part with \"{}\", which is not supported", name);
+      }
+    }
+  }
+  return "";
+}
+
+std::string content_text(const ordered_json& content) {
+  if (content.is_string()) return content.get<std::string>();
+  std::string text;
+  if (!content.is_array()) return text;
+  for (const ordered_json& part : content) {
+    if (&part != &content.front()) text += '\n';
+    text += part["text"].get_ref<const std::string&>();
+  }
+  return text;
+}
+
+bool is_field_beside_messages(std::string_view name, const RecordOptions& options) {
+  return name != options.messages_field && is_conversation_field(name) &&
+         std::ranges::find(options.ignored_fields, name) == options.ignored_fields.end();
 }
 
 Conversation parse_conversation(const std::string& messages, const std::string& fields) {
@@ -152,7 +202,7 @@ std::string conversation_text(const ordered_json& messages, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const ordered_json& message = messages[i];
     if (i > 0) text += '\n';
-    if (message["content"].is_string()) text += message["content"].get_ref<const std::string&>();
+    text += content_text(message["content"]);
     for (const char* key : {"reasoning_content", "reasoning", "thinking", "tool_calls"}) {
       const auto found = message.find(key);
       if (found == message.end()) continue;

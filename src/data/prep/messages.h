@@ -23,8 +23,17 @@ struct Conversation {
 //   chat_template_kwargs     an object of more variables for the template
 // and those by whose meaning a conversation would be another, which nmoe refuses.
 bool is_conversation_field(std::string_view name);
+// The same of one that is not the messages themselves, and is not to be ignored.
+bool is_field_beside_messages(std::string_view name, const RecordOptions& options);
 
-// `messages`: JSON, a list of {"role": string, "content": string, ...}; no content, or null, only beside "tool_calls".
+// A content may be a list of parts in OpenAI's form, each {"type": "text", "text": string}. What is wrong with such a
+// list, as the end of a sentence about its message ("a part of the type \"image_url\"..."); "" where nothing is.
+std::string wrong_part(const nlohmann::ordered_json& parts);
+// A content as one text: a string as it is, nothing for null, parts joined by line ends.
+std::string content_text(const nlohmann::ordered_json& content);
+
+// `messages`: JSON, a list of {"role": string, "content": string or parts, ...}; no content, or null, only beside
+// "tool_calls".
 // At least one must be the assistant's and learned. Members that are null are left out. A message is not learned where
 // "weight", "train", "trainable" or "loss" is 0 or false, or "masked" is 1 or true. `fields`: a JSON object of the
 // record's is_conversation_field members, or "". Error (runtime), naming the message and its member, for anything else.

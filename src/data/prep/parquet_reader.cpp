@@ -74,6 +74,13 @@ std::string path_literal(const fs::path& path) {
   return sql_quoted(pattern, '\'');
 }
 
+// A file without a byte has no rows, as files of other kinds have no records.
+class NoRecords final : public RecordReader {
+ public:
+  bool next(Record&) override { return false; }
+  int64_t file_bytes_read() const override { return 0; }
+};
+
 class ParquetReader final : public RecordReader {
  public:
   ParquetReader(const fs::path& path, const RecordOptions& options, int64_t skip)
@@ -224,7 +231,7 @@ class ParquetReader final : public RecordReader {
   std::string fields_of(const std::vector<std::string>& columns) const {
     std::string members;
     for (const std::string& column : columns) {
-      if (column == options_.messages_field || !is_conversation_field(column)) continue;
+      if (!is_field_beside_messages(column, options_)) continue;
       const std::string name = sql_quoted(column, '"');
       members += fmt::format("{}{} := {}", members.empty() ? "" : ", ", name, name);
     }
@@ -324,9 +331,7 @@ class ParquetReader final : public RecordReader {
 }  // namespace
 
 std::unique_ptr<RecordReader> open_parquet(const fs::path& path, const RecordOptions& options, int64_t skip) {
-  if (MappedFile(path).bytes().empty()) {
-    throw runtime_error(fmt::format("cannot read '{}': the file is empty", path.string()), kWholeFile);
-  }
+  if (MappedFile(path).bytes().empty()) return std::make_unique<NoRecords>();
   return std::make_unique<ParquetReader>(path, options, skip);
 }
 

@@ -85,8 +85,8 @@ void check_options(const PrepOptions& options) {
   check_filter_options(options.filters);
 }
 
-// The files to read; those that folders hold beside them go to `skipped`.
-std::vector<InputFile> find_inputs(const PrepOptions& options, std::vector<fs::path>& skipped) {
+// The files to read; what the user is to know of others goes to `left_out`.
+std::vector<InputFile> find_inputs(const PrepOptions& options, InputPaths& left_out) {
   std::vector<InputFile> inputs;
   std::set<fs::path> for_validation;
   const auto add = [&](const fs::path& path, DatasetSplit split) {
@@ -96,8 +96,10 @@ std::vector<InputFile> find_inputs(const PrepOptions& options, std::vector<fs::p
   };
   const InputPaths valid = expand_inputs(options.valid_inputs, "validation text");
   const InputPaths text = expand_inputs(options.inputs, "text");
-  skipped = text.skipped;
-  skipped.insert(skipped.end(), valid.skipped.begin(), valid.skipped.end());
+  for (const InputPaths* paths : {&text, &valid}) {
+    left_out.skipped.insert(left_out.skipped.end(), paths->skipped.begin(), paths->skipped.end());
+    left_out.empty.insert(left_out.empty.end(), paths->empty.begin(), paths->empty.end());
+  }
   for (const fs::path& path : valid.files) {
     for_validation.insert(fs::canonical(path));
     add(path, DatasetSplit::kValid);
@@ -152,6 +154,7 @@ PrepSettings settings_of(const PrepOptions& options, const Tokenizer& tokenizer,
   settings.emplace_back("split_on",
                         options.records.split_on ? fmt::format("\"{}\"", *options.records.split_on) : "off");
   add("messages_field", options.records.messages_field);
+  for (const std::string& name : options.records.ignored_fields) add(("ignore " + name).c_str(), true);
   settings.emplace_back("chat_template", encoder != nullptr ? encoder->fingerprint() : "off");
   add("min_chars", options.filters.min_chars);
   add("max_chars", options.filters.max_chars);
@@ -173,7 +176,7 @@ class Preparation {
         records_(record_options(options)),
         tokenizer_(load_tokenizer(options.tokenizer)),
         encoder_(options.conversations ? options.conversations(tokenizer_) : nullptr),
-        inputs_(find_inputs(options, skipped_)),
+        inputs_(find_inputs(options, left_out_)),
         settings_(settings_of(options, *tokenizer_, encoder_.get(), inputs_)),
         pool_(options.threads),
         folder_(options.out) {
@@ -193,11 +196,11 @@ class Preparation {
 
   PrepReport run() {
     if (finished_) {
-      finished_->skipped_files = skipped_;
+      finished_->left_out = left_out_;
       return *finished_;
     }
     PrepReport report;
-    report.skipped_files = skipped_;
+    report.left_out = left_out_;
     report.resumed_records = output_->state().records;
     PrepReport written;
     try {
@@ -429,7 +432,7 @@ class Preparation {
   const RecordOptions records_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const ConversationEncoder> encoder_;  // when records are conversations
-  std::vector<fs::path> skipped_;                       // set with inputs_
+  InputPaths left_out_;                                 // set with inputs_
   std::vector<InputFile> inputs_;
   PrepSettings settings_;
   ThreadPool pool_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace nmoe {
 
@@ -13,6 +14,7 @@ struct RecordOptions {
   std::string id_field = {};        // empty: records have no id of their own
   std::string prompt_field = {};    // empty: no prompts
   std::string messages_field = {};  // not empty: records are conversations, and text and prompt fields are ignored
+  std::vector<std::string> ignored_fields = {};  // of conversations: members beside the messages that are left out
   bool whole = false;  // a record's text is its whole JSON object or Parquet row, as JSON; fields are ignored
   // The line that ends a document of a text file; "": blank lines, any number of them. Nothing: the file is one
   // document.

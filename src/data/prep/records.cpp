@@ -156,7 +156,7 @@ class JsonParser {
     if (!find(object, options_.messages_field, value, record)) return;
     std::string fields;
     for (const auto [key, beside] : object) {
-      if (key == options_.messages_field || !is_conversation_field(key)) continue;
+      if (!is_field_beside_messages(key, options_)) continue;
       fields += fmt::format("{}\"{}\":{}", fields.empty() ? "{" : ",", key, simdjson::minify(beside));
     }
     if (!fields.empty()) fields += '}';

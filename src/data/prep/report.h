@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "data/prep/inputs.h"
 
 namespace nmoe {
 
@@ -35,7 +36,7 @@ struct PrepReport {
   std::map<std::string, DropCount> dropped;
   ByReplyCount by_reply;
 
-  std::vector<std::filesystem::path> skipped_files;  // in folders, because of their extension (data/prep/inputs.h)
+  InputPaths left_out;  // without its `files`
 
   std::string conversation_note;  // ConversationEncoder::note
 

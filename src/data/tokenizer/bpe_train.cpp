@@ -242,8 +242,8 @@ std::vector<WordCount> count_inputs(const BpeTrainOptions& options, BpeTrainRepo
   RecordOptions records = options.records;
   records.part_bytes = WordCounter::kBlockBytes;
   WordCounter counter(options.threads);
-  InputPaths inputs = expand_inputs(options.inputs, "tokenizer training");
-  report.skipped_files = std::move(inputs.skipped);
+  const InputPaths inputs = expand_inputs(options.inputs, "tokenizer training");
+  report.left_out = {.files = {}, .skipped = inputs.skipped, .empty = inputs.empty};
   for (const fs::path& path : inputs.files) {
     const auto reader = open_records(path, records);
     for (Record record; reader->next(record);) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/prep/inputs.h"
 #include "data/prep/records.h"
 #include "data/tokenizer/bpe.h"
 
@@ -28,7 +29,7 @@ struct BpeTrainOptions {
 struct BpeTrainReport {
   int64_t bytes = 0;  // of text
   int64_t bad_records = 0;
-  std::vector<std::filesystem::path> skipped_files = {};  // in folders, because of their extension (data/prep/inputs.h)
+  InputPaths left_out = {};  // without its `files`
   int64_t words = 0;
   int64_t distinct_words = 0;
   double count_seconds = 0;
