@@ -8,6 +8,8 @@
 
 #include "base/bounded_file.h"
 #include "base/error.h"
+#include "chat/rendered_text.h"
+#include "data/prep/messages.h"
 
 namespace nmoe {
 namespace {
@@ -43,6 +45,10 @@ ordered_json known_roles(const ordered_json& messages) {
     roles.push_back(known ? ordered_json{{"role", role}} : ordered_json::object());
   }
   return roles;
+}
+
+bool has_parts(const ordered_json& message) {
+  return message.is_object() && message.contains("content") && message["content"].is_array();
 }
 
 ordered_json example_turn() {
@@ -97,6 +103,42 @@ ChatTemplate::ChatTemplate(const CheckpointSettings& settings, const std::string
 
 std::vector<RenderedPiece> ChatTemplate::render(const ordered_json& messages, bool add_generation_prompt,
                                                 const ordered_json& extra) const {
+  if (std::ranges::none_of(messages, has_parts)) return render_as_given(messages, add_generation_prompt, extra);
+  // A template reads lists if it writes one of a single part as it writes that part's text. (There are some that pass
+  // over everything but text, and some that print the list.)
+  ordered_json texts = messages, lists = messages;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (!has_parts(messages[i])) continue;
+    const std::string text = content_text(messages[i]["content"]);
+    texts[i]["content"] = text;
+    lists[i]["content"] = ordered_json::array({{{"type", "text"}, {"text", text}}});
+  }
+  std::vector<RenderedPiece> of_texts = render_as_given(texts, add_generation_prompt, extra);
+  try {
+    if (text_of(render_as_given(lists, add_generation_prompt, extra)) != text_of(of_texts)) return of_texts;
+  } catch (const Error&) {
+    return of_texts;
+  }
+  return render_as_given(messages, add_generation_prompt, extra);
+}
+
+std::optional<size_t> ChatTemplate::unwritten_message(const ordered_json& messages, const ordered_json& extra) const {
+  const std::string whole = text_of(render(messages, /*add_generation_prompt=*/false, extra));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    constexpr size_t kLong = 40;  // bytes: no other message has them by chance
+    const std::string text = content_text(messages[i].value("content", ordered_json()));
+    if (messages[i]["role"] == "assistant" || text.empty()) continue;
+    if (text.size() >= kLong && whole.find(text) != std::string::npos) continue;
+    // It may be written in another way. Then another text is another conversation.
+    ordered_json other = messages;
+    other[i]["content"] = "another " + text + " text";
+    if (text_of(render(other, /*add_generation_prompt=*/false, extra)) == whole) return i;
+  }
+  return std::nullopt;
+}
+
+std::vector<RenderedPiece> ChatTemplate::render_as_given(const ordered_json& messages, bool add_generation_prompt,
+                                                         const ordered_json& extra) const {
   // As transformers calls templates: tools and documents are there, and none.
   ordered_json data = {{"tools", nullptr}, {"documents", nullptr}};
   data.update(extra);

@@ -39,10 +39,16 @@ class ChatTemplate {
   // The text of a conversation. `messages` is a list of {"role", "content", ...}, `extra` an object of more variables
   // for the template ("enable_thinking"). With `add_generation_prompt`, the beginning of a reply follows. A role is the
   // template's own text if it is one of those that templates know (system, developer, user, assistant, tool, function,
-  // observation, ipython), so that markers are built around it; any other came with the data. Error (runtime): the
-  // template refuses it.
+  // observation, ipython), so that markers are built around it; any other came with the data. A content that is a list
+  // of parts (data/prep/messages.h) is given as such to a template that reads lists, and as one text to others. Error
+  // (runtime): the template refuses it.
   std::vector<RenderedPiece> render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
                                     const nlohmann::ordered_json& extra) const;
+
+  // The place of the first message, but for the assistant's, whose content has no part in the text of the conversation:
+  // templates pass over messages of a role that they do not know.
+  std::optional<size_t> unwritten_message(const nlohmann::ordered_json& messages,
+                                          const nlohmann::ordered_json& extra) const;
 
   // The special token that the template writes behind what the assistant said, if it writes one.
   std::optional<int32_t> end_of_reply(const Tokenizer& tokenizer) const;
@@ -53,6 +59,9 @@ class ChatTemplate {
                         const nlohmann::ordered_json& extra) const;
 
  private:
+  std::vector<RenderedPiece> render_as_given(const nlohmann::ordered_json& messages, bool add_generation_prompt,
+                                             const nlohmann::ordered_json& extra) const;
+
   std::string source_;
   JinjaTemplate template_;
   std::map<std::string, std::string> special_tokens_;

@@ -86,6 +86,11 @@ class TemplateEncoder final : public ConversationEncoder {
   std::vector<EncodedDocument> encode(const std::string& messages, const std::string& fields) const override {
     const Conversation conversation = parse_conversation(messages, fields);
     check_members(conversation);
+    if (const auto unwritten = template_.unwritten_message(conversation.messages, conversation.variables)) {
+      throw runtime_error(fmt::format("the chat template does not write message {}, whose role is \"{}\"", *unwritten + 1,
+                                      conversation.messages[*unwritten]["role"].get<std::string>()),
+                          "name a template that writes it with --chat-template, or remove the message");
+    }
     std::vector<std::pair<size_t, RenderedReply>> replies;  // with their messages' places
     for (size_t i = 0; i < conversation.messages.size(); ++i) {
       if (!conversation.learned[i]) continue;
@@ -118,7 +123,9 @@ class TemplateEncoder final : public ConversationEncoder {
     for (const auto& [name, value] : conversation.variables.items()) {
       if (template_.mentions(name)) continue;
       throw runtime_error(fmt::format("the record has \"{}\", at which the chat template does not look", name),
-                          "name a template that writes it with --chat-template, or remove it");
+                          fmt::format("name a template that writes it with --chat-template, or say that it means "
+                                      "nothing: --ignore-field {}",
+                                      name));
     }
     size_t number = 0;
     for (const ordered_json& message : conversation.messages) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "chat/rendered_text.h"
+#include "data/prep/messages.h"
 
 namespace nmoe {
 namespace {
@@ -117,8 +118,8 @@ RenderedReply reply_of(const ChatTemplate& chat, const ordered_json& messages, s
   const std::string text = text_of(pieces);
   const size_t prompt_bytes = text_of(prompt).size();
   const bool follows = begins_with(pieces, prompt);
-  const std::string_view reasoning =
-      content.is_string() ? reasoning_in(content.get_ref<const std::string&>()) : std::string_view();
+  const std::string said = content_text(content);
+  const std::string_view reasoning = reasoning_in(said);
   if (!follows || text.find(reasoning, prompt_bytes) == std::string::npos) {
     return written_reply(chat, messages, index, variables, prompt);
   }

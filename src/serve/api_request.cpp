@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "data/prep/messages.h"
 #include "serve/api_error.h"
 
 namespace nmoe {
@@ -178,25 +179,52 @@ void read_prompts(const ordered_json* prompt, ApiRequest& request) {
   }
 }
 
-// "content" as one text: a string, nothing, or parts that are all text.
-std::string content_of(const ordered_json& message, const std::string& place) {
-  const auto content = message.find("content");
-  if (content == message.end() || content->is_null()) {
-    if (message.at("role") == "assistant") return "";
-    Fields::wrong(place + ".content", "a string, or a list of parts of the type \"text\"");
+// "content": a string, nothing in what the assistant said, or parts of text.
+ordered_json content_of(const ordered_json& message, const std::string& place) {
+  const ordered_json content = message.value("content", ordered_json());
+  if (content.is_string()) return content;
+  if (content.is_null() && message.at("role") == "assistant") return "";
+  if (!content.is_array()) Fields::wrong(place + ".content", "a string, or a list of parts of the type \"text\"");
+  const std::string wrong = wrong_part(content);
+  if (!wrong.empty()) {
+    throw ApiError(400, fmt::format("'{}.content' has {}", place, wrong), place + ".content", "invalid_value");
   }
-  if (content->is_string()) return content->get<std::string>();
-  std::string text;
-  if (!content->is_array()) Fields::wrong(place + ".content", "a string, or a list of parts of the type \"text\"");
-  for (const ordered_json& part : *content) {
-    if (!part.is_object() || part.value("type", ordered_json()) != "text" ||
-        !part.value("text", ordered_json()).is_string()) {
-      Fields::wrong(place + ".content", "a string, or a list of parts of the type \"text\"");
+  return content;
+}
+
+// Calls of functions, in OpenAI's form. Templates want the arguments as objects.
+ordered_json read_tool_calls(const ordered_json& calls, const std::string& place) {
+  constexpr std::string_view kForm =
+      "a list of {\"type\": \"function\", \"function\": {\"name\": string, \"arguments\": a JSON object as a string}}";
+  if (!calls.is_array()) Fields::wrong(place, kForm);
+  ordered_json result = calls;
+  for (ordered_json& call : result) {
+    if (!call.is_object() || call.value("type", ordered_json("function")) != "function") Fields::wrong(place, kForm);
+    const auto function = call.find("function");
+    if (function == call.end() || !function->is_object() || !function->value("name", ordered_json()).is_string()) {
+      Fields::wrong(place, kForm);
     }
-    if (&part != &content->front()) text += '\n';
-    text += part["text"].get<std::string>();
+    ordered_json& arguments = (*function)["arguments"];
+    if (arguments.is_string()) arguments = try_parse_json<ordered_json>(arguments.get<std::string>());
+    if (!arguments.is_object()) Fields::wrong(place, kForm);
   }
-  return text;
+  return result;
+}
+
+// The functions that a chat's model may call, as its template takes them; nothing where it is to call none.
+void read_tools(Fields& fields, ApiRequest& request) {
+  const ordered_json* tools = fields.find("tools");
+  const ordered_json* choice = fields.find("tool_choice");
+  fields.unsupported("tool_choice", {"none", "auto"});
+  if (tools == nullptr) return;
+  constexpr std::string_view kForm = "a list of {\"type\": \"function\", \"function\": {\"name\": string, ...}}";
+  if (!tools->is_array()) Fields::wrong("tools", kForm);
+  for (const ordered_json& tool : *tools) {
+    const ordered_json function = tool.is_object() ? tool.value("function", ordered_json()) : ordered_json();
+    const bool named = function.is_object() && function.value("name", ordered_json()).is_string();
+    if (!named || tool.value("type", ordered_json()) != "function") Fields::wrong("tools", kForm);
+  }
+  if (!tools->empty() && (choice == nullptr || *choice == "auto")) request.template_variables["tools"] = *tools;
 }
 
 ordered_json read_messages(const ordered_json* messages) {
@@ -211,18 +239,22 @@ ordered_json read_messages(const ordered_json* messages) {
     Fields fields(message);
     std::string role = fields.text("role");
     if (role == "developer") role = "system";  // OpenAI's newer name for it
-    constexpr std::array<std::string_view, 3> kRoles = {"system", "user", "assistant"};
+    constexpr std::array<std::string_view, 4> kRoles = {"system", "user", "assistant", "tool"};
     if (std::ranges::find(kRoles, role) == kRoles.end()) {
-      Fields::wrong(place + ".role", "\"system\", \"developer\", \"user\" or \"assistant\"");
+      Fields::wrong(place + ".role", "\"system\", \"developer\", \"user\", \"assistant\" or \"tool\"");
     }
     fields.ignore("content");
     fields.unsupported("type", {"text"});  // as lm-evaluation-harness sends it
-    fields.unsupported("tool_calls", {ordered_json::array()});
+    const ordered_json* calls = fields.find("tool_calls");
+    if (calls != nullptr && role != "assistant") Fields::wrong(place + ".tool_calls", "the assistant's");
     for (const char* name : {"function_call", "audio"}) fields.unsupported(name, {});
-    for (const char* name : {"refusal", "annotations", "name", "reasoning_content"}) fields.ignore(name);
+    for (const char* name : {"refusal", "annotations", "name", "reasoning_content", "tool_call_id"}) fields.ignore(name);
     fields.refuse_others();
     ordered_json checked = {{"role", role}, {"content", content_of(message, place)}};
-    for (const char* name : {"name", "reasoning_content"}) {
+    if (calls != nullptr && *calls != ordered_json::array()) {
+      checked["tool_calls"] = read_tool_calls(*calls, place + ".tool_calls");
+    }
+    for (const char* name : {"name", "reasoning_content", "tool_call_id"}) {
       if (const std::string text = fields.text(name); !text.empty()) checked[name] = text;
     }
     result.push_back(std::move(checked));
@@ -273,9 +305,8 @@ ApiRequest parse_chat_request(const std::string& body, const SamplingDefaults& d
     if (!variables->is_object()) Fields::wrong("chat_template_kwargs", "an object");
     request.template_variables = *variables;
   }
-  fields.unsupported("tools", {ordered_json::array()});
+  read_tools(fields, request);
   fields.unsupported("functions", {ordered_json::array()});
-  fields.unsupported("tool_choice", {"none", "auto"});
   fields.unsupported("function_call", {"none", "auto"});
   fields.unsupported("response_format", {{{"type", "text"}}});
   fields.unsupported("modalities", {ordered_json::array({"text"})});

@@ -21,8 +21,9 @@ struct ApiRequest {
   std::vector<std::variant<std::string, std::vector<int32_t>>> prompts;
   bool echo = false;  // the prompt is a part of the text
 
-  // Of chat: each {"role", "content"}, the content a string, with "name" and "reasoning_content" where they were given;
-  // and more variables for the template.
+  // Of chat: each {"role", "content"}, the content a string or parts of text (data/prep/messages.h), with "name",
+  // "reasoning_content", "tool_calls" and "tool_call_id" where they were given, the arguments of calls as objects; and
+  // more variables for the template, among them "tools", unless the model is not to call any.
   nlohmann::ordered_json messages;
   nlohmann::ordered_json template_variables = nlohmann::ordered_json::object();
 

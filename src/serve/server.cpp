@@ -86,6 +86,23 @@ std::optional<HttpReply> reply_of(Action&& action) {
   }
 }
 
+// ApiError where a part of the conversation would be lost on a template.
+void check_template_writes(const ApiRequest& request, const ChatTemplate& chat) {
+  const auto lost = [](const std::string& what, const std::string& field) {
+    return ApiError(400, fmt::format("the chat template of this model does not write {}", what), field,
+                    "unsupported_parameter");
+  };
+  if (request.template_variables.contains("tools") && !chat.mentions("tools")) throw lost("tools", "tools");
+  for (size_t i = 0; i < request.messages.size(); ++i) {
+    if (!request.messages[i].contains("tool_calls") || chat.mentions("tool_calls")) continue;
+    throw lost("calls of tools", fmt::format("messages[{}].tool_calls", i));
+  }
+  if (const auto unwritten = chat.unwritten_message(request.messages, request.template_variables)) {
+    throw lost(fmt::format("a message of the role {}", request.messages[*unwritten]["role"].dump()),
+               fmt::format("messages[{}]", *unwritten));
+  }
+}
+
 // A connection needs a worker only while its answer is made: one for each generation there is room for, and some for
 // those that are refused.
 int num_workers(int64_t capacity) { return static_cast<int>(std::min<int64_t>(capacity, 1024)) + 16; }
@@ -217,6 +234,7 @@ void ApiServer::log(const HttpLogEntry& entry) {
 std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {
   if (chat_ == nullptr) throw ApiError(400, no_chat_, "messages", "no_chat_template");
   try {
+    check_template_writes(request, *chat_);
     return encode_rendered(chat_->render(request.messages, /*add_generation_prompt=*/true, request.template_variables),
                            engine_.tokenizer());
   } catch (const Error& error) {
