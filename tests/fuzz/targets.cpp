@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,11 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sha256.h"
 #include "chat/chat_template.h"
+#include "chat/checkpoint_settings.h"
 #include "chat/conversation_encoder.h"
 #include "chat/jinja/template.h"
 #include "checkpoint/manifest.h"
@@ -31,11 +34,15 @@
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tiktoken.h"
 #include "data/tokenizer/tokenizer_json.h"
+#include "data/tokenizer/word_splitter.h"
+#include "eval/task.h"
+#include "eval/task_data.h"
 #include "hf/config_json.h"
 #include "serve/api_error.h"
 #include "serve/api_request.h"
 #include "serve/http_server.h"
 #include "serve/raw_client.h"
+#include "track/record.h"
 
 namespace nmoe::fuzz {
 namespace {
@@ -146,6 +153,23 @@ void tokenizer(std::string_view bytes) {
   made->encode("The quick brown fox, 12345 times.\n  <|endoftext|>\xff", ids);
 }
 
+// A pattern, and behind a byte 0 the text that it cuts. Words are what the text has, in its order.
+void split_pattern(std::string_view bytes) {
+  const size_t end = std::min(bytes.find('\0'), bytes.size());
+  const std::string_view text = bytes.substr(std::min(end + 1, bytes.size()));
+  for (const SplitBehavior behavior : {SplitBehavior::kIsolated, SplitBehavior::kMergedWithNext}) {
+    const std::vector<Split> splits = {{std::string(bytes.substr(0, end)), behavior}};
+    const WordSplitter splitter(splits);
+    WordCursor cursor(splitter, text);
+    std::string words;
+    for (std::string_view word; cursor.next(word);) {
+      NMOE_CHECK(!word.empty(), "an empty word");
+      words += word;
+    }
+    NMOE_CHECK(words == text, "the words are not the text");
+  }
+}
+
 void ranks(std::string_view bytes) { bpe_from_tiktoken(bytes, "gpt2.tiktoken", "gpt2"); }
 
 void config_json(std::string_view bytes) { from_config_json(bytes, "config.json"); }
@@ -211,6 +235,63 @@ void chat(std::string_view bytes) {
   if (record.fault.empty()) refuses([&] { encoder->encode(record.messages, record.fields); });
 }
 
+// A chat template, and behind a byte 0 the messages of a conversation that it makes a document to train on.
+void conversation(std::string_view bytes) {
+  static const std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
+  const size_t end = std::min(bytes.find('\0'), bytes.size());
+  const fs::path form = file_of(bytes.substr(0, end), ".jinja");
+  const auto encoder = make_conversation_encoder({.chat_template = form.string()}, tokenizer);
+  std::string messages(bytes.substr(std::min(end + 1, bytes.size())));
+  if (messages.empty()) {
+    messages = R"([{"role":"user","content":"hi"},{"role":"assistant","content":"yo"},)"
+               R"({"role":"user","content":"more"},{"role":"assistant","content":"end"}])";
+  }
+  for (const EncodedDocument& document : encoder->encode(messages, "")) {
+    NMOE_CHECK(document.ids.size() == document.mask.size(), "{} ids and {} marks", document.ids.size(),
+               document.mask.size());
+  }
+}
+
+// The files beside an imported model: tokenizer_config.json, and behind bytes 0 generation_config.json, tokenizer.json.
+void model_settings(std::string_view bytes) {
+  static const std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
+  const fs::path model = folder() / "model";
+  fs::create_directory(model);
+  for (const char* name : {"tokenizer_config.json", "generation_config.json", "tokenizer.json"}) {
+    const size_t end = std::min(bytes.find('\0'), bytes.size());
+    put(model / name, bytes.substr(0, end));
+    bytes.remove_prefix(std::min(end + 1, bytes.size()));
+  }
+  read_model_settings(model, *tokenizer);
+}
+
+// What a rank has measured, as whoever watches the run reads it: as it is, and as the body of a record whose size and
+// checksum are right.
+void metric_record(std::string_view bytes) {
+  const auto take = [](const MetricRecord& record, size_t) { encode_record(record); };
+  decode_records(bytes, take);
+  std::string frame(2 * sizeof(uint32_t), '\0');
+  const std::array head = {static_cast<uint32_t>(bytes.size()), crc32c(bytes)};
+  std::memcpy(frame.data(), head.data(), frame.size());
+  decode_records(frame.append(bytes), take);
+}
+
+// A suite of tasks, and behind a byte 0 the rows of each.
+void task_suite(std::string_view bytes) {
+  const size_t end = std::min(bytes.find('\0'), bytes.size());
+  const TaskSuite suite = parse_task_suite(bytes.substr(0, end), "fuzz.toml");
+  const fs::path rows = file_of(bytes.substr(std::min(end + 1, bytes.size())), ".jsonl");
+  for (Task task : suite.tasks) {
+    if (task.kind == TaskKind::kText) continue;
+    task.file = rows.filename();
+    if (!task.shots_file.empty()) task.shots_file = task.file;
+    refuses([&] {
+      const TaskData data(task, rows.parent_path(), /*limit=*/20);
+      for (int64_t i = 0; i < data.size(); ++i) data.texts_of(i);
+    });
+  }
+}
+
 // Words of a command line, one a line. What they ask for is not done.
 void arguments(std::string_view bytes) {
   std::vector<std::string> words = {"n"};
@@ -273,6 +354,7 @@ constexpr std::array kTargets = {
     Target{"npy", target<npy>},
     Target{"idx", target<idx>},
     Target{"tokenizer", target<tokenizer>},
+    Target{"split_pattern", target<split_pattern>},
     Target{"ranks", target<ranks>},
     Target{"config_json", target<config_json>},
     Target{"json_lines", target<json_lines>},
@@ -281,6 +363,10 @@ constexpr std::array kTargets = {
     Target{"zstd", target<zstd>},
     Target{"jinja", target<jinja>},
     Target{"chat", target<chat>},
+    Target{"conversation", target<conversation>},
+    Target{"model_settings", target<model_settings>},
+    Target{"metric_record", target<metric_record>},
+    Target{"task_suite", target<task_suite>},
     Target{"api_request", target<api_request>},
     Target{"http", target<http>},
     Target{"arguments", target<arguments>},
