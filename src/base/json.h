@@ -28,8 +28,9 @@ class JsonError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// `Json` is nlohmann::json or nlohmann::ordered_json. JsonError for what is no JSON, is beyond the bounds above, or
-// has more than `max_values` values (a value takes up to a hundred bytes, and two bytes of text can make one).
+// `Json` is nlohmann::json or nlohmann::ordered_json. JsonError for what is not JSON, is beyond the bounds above, has
+// an integer of more than 64 bits, or more than `max_values` values (each takes up to 100 bytes; 2 bytes of text make
+// one).
 template <class Json>
 Json parse_json(std::string_view text, int64_t max_values = std::numeric_limits<int64_t>::max());
 
@@ -46,7 +47,7 @@ T integer_of(const Json& value) {
   } else if (value.is_number_integer()) {
     if (const auto number = value.template get<int64_t>(); std::in_range<T>(number)) return static_cast<T>(number);
   }
-  throw JsonError(fmt::format("{} is no whole number from {} to {}",
+  throw JsonError(fmt::format("{} is not a whole number from {} to {}",
                               value.is_number() ? value.dump() : value.type_name(), std::numeric_limits<T>::min(),
                               std::numeric_limits<T>::max()));
 }
@@ -54,7 +55,7 @@ T integer_of(const Json& value) {
 // The same of a list of them.
 template <std::integral T, class Json>
 std::vector<T> integers_of(const Json& list) {
-  if (!list.is_array()) throw JsonError(fmt::format("{} is no list of numbers", list.type_name()));
+  if (!list.is_array()) throw JsonError(fmt::format("{} is not a list of numbers", list.type_name()));
   std::vector<T> numbers;
   for (const Json& value : list) numbers.push_back(integer_of<T>(value));
   return numbers;

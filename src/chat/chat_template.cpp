@@ -87,7 +87,7 @@ std::string choose_source(const CheckpointSettings& settings, const std::string&
         "talks; n generate needs no template");
   }
   throw usage_error(
-      fmt::format("ChatML needs {}, which is no special token of the tokenizer", missing),
+      fmt::format("ChatML needs {}, which is not a special token of the tokenizer", missing),
       "take a tokenizer from n tokenizer train, which reserves both marks (but with --no-chatml), or name "
       "another form with --chat-template FILE.jinja");
 }

@@ -45,7 +45,7 @@ std::tm parse_date(const std::string& date) {
   std::tm parts{};
   const char* end = strptime(date.c_str(), "%Y-%m-%d", &parts);
   if (end == nullptr || *end != '\0') {
-    throw usage_error(fmt::format("'{}' is no date", date), "write it as YYYY-MM-DD, such as 2025-01-31");
+    throw usage_error(fmt::format("'{}' is not a date", date), "write it as YYYY-MM-DD, such as 2025-01-31");
   }
   const std::tm given = parts;
   const std::time_t seconds = timegm(&parts);
@@ -87,8 +87,8 @@ class TemplateEncoder final : public ConversationEncoder {
     const Conversation conversation = parse_conversation(messages, fields);
     check_members(conversation);
     if (const auto unwritten = template_.unwritten_message(conversation.messages, conversation.variables)) {
-      throw runtime_error(fmt::format("the chat template does not write message {}, whose role is \"{}\"", *unwritten + 1,
-                                      conversation.messages[*unwritten]["role"].get<std::string>()),
+      throw runtime_error(fmt::format("the chat template does not write message {}, whose role is \"{}\"",
+                                      *unwritten + 1, conversation.messages[*unwritten]["role"].get<std::string>()),
                           "name a template that writes it with --chat-template, or remove the message");
     }
     std::vector<std::pair<size_t, RenderedReply>> replies;  // with their messages' places

@@ -300,7 +300,7 @@ int64_t drop_optimizer_state(const fs::path& checkpoint) {
   std::set<fs::path> folders = {smaller.path()};
   for (const ManifestFile& file : manifest.files) {
     if (!is_name_below(file.name)) {
-      throw runtime_error(fmt::format("'{}' lists '{}', which is no file of a checkpoint", path.string(), file.name),
+      throw runtime_error(fmt::format("'{}' lists '{}', which is not a file of a checkpoint", path.string(), file.name),
                           "the checkpoint was altered: move it away");
     }
     const fs::path link = smaller.path() / file.name;

@@ -137,7 +137,7 @@ std::vector<ManifestFile> files_from_json(const Json& list) {
     const bool plain = is_name_below(name) &&
                        (slash == std::string::npos ||
                         (name.substr(0, slash) == kCarriedFolder && name.find('/', slash + 1) == std::string::npos));
-    NMOE_CHECK(plain, "'{}' is no name of a file of a checkpoint", name);
+    NMOE_CHECK(plain, "'{}' is not a name of a file of a checkpoint", name);
   }
   return files;
 }
@@ -257,7 +257,7 @@ CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
   count("num_parameters", info.num_parameters);
   json.at("run_id").get_to(info.run_id);
   NMOE_CHECK(info.run_id.empty() || (is_name_below(info.run_id) && info.run_id.find('/') == std::string::npos),
-             "'{}' is no id of a run", info.run_id);
+             "'{}' is not an id of a run", info.run_id);
   json.at("config_fingerprint").get_to(info.config_fingerprint);
   json.at("data_fingerprint").get_to(info.data_fingerprint);
   if (json.contains("arithmetic_changes")) count("arithmetic_changes", info.arithmetic_changes);
@@ -284,7 +284,7 @@ CheckpointManifest manifest_from(const Json& json, bool whole_tensors) {
 CheckpointManifest parse_manifest(std::string_view text, const fs::path& path) {
   const Json json = try_parse_json<Json>(text);
   if (!json.is_object()) {
-    throw runtime_error(fmt::format("'{}' is no JSON object: cut off or altered", path.string()), "");
+    throw runtime_error(fmt::format("'{}' is not a JSON object: cut off or altered", path.string()), "");
   }
   // The version comes first: another one may differ in everything else.
   const Json version = json.value("format_version", Json());

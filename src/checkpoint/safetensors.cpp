@@ -71,9 +71,9 @@ Json parse_header(const MappedFile& file) {
   try {
     header = parse_json<Json>({text, length});
   } catch (const JsonError& error) {
-    throw damaged(file.path(), fmt::format("the header is no JSON: {}", error.what()));
+    throw damaged(file.path(), fmt::format("the header is not JSON: {}", error.what()));
   }
-  if (!header.is_object()) throw damaged(file.path(), "the header is no JSON object");
+  if (!header.is_object()) throw damaged(file.path(), "the header is not a JSON object");
   return header;
 }
 
@@ -93,7 +93,7 @@ std::optional<std::vector<int64_t>> natural_numbers(const Json& object, const ch
 // Offsets in the result still count from the first tensor byte.
 SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name, const Json& object) {
   const auto fail = [&](const std::string& what) { return damaged(path, fmt::format("tensor '{}': {}", name, what)); };
-  if (!object.is_object()) throw fail("its header entry is no JSON object");
+  if (!object.is_object()) throw fail("its header entry is not a JSON object");
 
   const auto dtype_text = object.find("dtype");
   if (dtype_text == object.end() || !dtype_text->is_string()) throw fail("no dtype");
@@ -104,7 +104,7 @@ SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name
   }
 
   const auto dims = natural_numbers(object, "shape");
-  if (!dims) throw fail("its shape is no list of sizes");
+  if (!dims) throw fail("its shape is not a list of sizes");
   if (dims->size() > Shape::kMaxRank) {
     throw fail(fmt::format("{} dimensions, more than {}", dims->size(), Shape::kMaxRank));
   }
@@ -114,7 +114,7 @@ SafetensorsFile::Entry parse_entry(const fs::path& path, const std::string& name
   }
 
   const auto offsets = natural_numbers(object, "data_offsets");
-  if (!offsets || offsets->size() != 2) throw fail("data_offsets is no pair of offsets");
+  if (!offsets || offsets->size() != 2) throw fail("data_offsets is not a pair of offsets");
   const auto [begin, end] = std::array{(*offsets)[0], (*offsets)[1]};
   const Shape shape{std::span<const int64_t>(*dims)};
   if (begin > end || end - begin != bytes) {

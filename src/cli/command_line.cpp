@@ -198,9 +198,9 @@ class CommandLine::Commands {
     prep->add_option("--template-date", conversations_.date, "the date that a chat template writes, as YYYY-MM-DD")
         ->needs(messages)
         ->capture_default_str();
-    add_repeatable(prep, "--ignore-field", conversations_.ignored_fields,
-                   "field of records or messages that means nothing, though the template does not look at it (repeatable)",
-                   "NAME")
+    add_repeatable(
+        prep, "--ignore-field", conversations_.ignored_fields,
+        "field of records or messages that means nothing, though the template does not look at it (repeatable)", "NAME")
         ->needs(messages);
     prep->add_option("--split-on", prep_.records.split_on,
                      "line that separates documents within a text file; \"\": blank lines");

@@ -27,7 +27,7 @@ std::vector<fs::path> splits_of(const fs::path& dir) {
     if (fs::exists(manifest_path(dir / name))) {
       splits.push_back(dir / name);
     } else if (fs::is_directory(dir / name)) {
-      throw runtime_error(fmt::format("'{}' has no manifest.json: it is no whole split", (dir / name).string()),
+      throw runtime_error(fmt::format("'{}' has no manifest.json: it is not a whole split", (dir / name).string()),
                           "prepare the data again, or restore the file");
     }
   }

@@ -79,8 +79,9 @@ void tokenizer_decode_command(const std::string& tokenizer) {
     int64_t id = -1;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc() || end != word.data() + word.size() || id < 0 || id >= loaded->vocab_size()) {
-      throw usage_error(fmt::format("\"{}\" (number {} of the input) is no id of this tokenizer", word, ids.size() + 1),
-                        fmt::format("ids are whole numbers from 0 to {}", loaded->vocab_size() - 1));
+      throw usage_error(
+          fmt::format("\"{}\" (number {} of the input) is not an id of this tokenizer", word, ids.size() + 1),
+          fmt::format("ids are whole numbers from 0 to {}", loaded->vocab_size() - 1));
     }
     ids.push_back(static_cast<int32_t>(id));
   }

@@ -41,7 +41,7 @@ Item item_of(const nlohmann::json& line) {
 Evaluation read_evaluation(const fs::path& dir) {
   const fs::path items = dir / "items.jsonl";
   if (!fs::exists(items)) {
-    throw usage_error(fmt::format("'{}' is no finished evaluation: it has no items.jsonl", dir.string()),
+    throw usage_error(fmt::format("'{}' is not a finished evaluation: it has no items.jsonl", dir.string()),
                       "name folders that n eval --out wrote; the same call of n eval again finishes one");
   }
   Evaluation evaluation;

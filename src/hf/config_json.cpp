@@ -339,7 +339,7 @@ void read_qwen3_moe(Keys& keys, HfModel& model) {
   config.gqa.qk_norm = true;
   config.gqa.num_kv_heads = keys.at_least(1, {"num_key_value_heads"});
   if (keys.find("head_dim") == nullptr && config.dim % config.num_heads != 0) {
-    throw keys.error("head_dim", "is missing, and hidden_size is no multiple of num_attention_heads", Keys::kBroken);
+    throw keys.error("head_dim", "is missing, and hidden_size is not a multiple of num_attention_heads", Keys::kBroken);
   }
   config.gqa.head_dim = keys.at_least(1, {"head_dim"}, config.dim / config.num_heads);
 

@@ -293,7 +293,7 @@ bool write_carried_files(const fs::path& dir, const Source& source, bool has_own
   for (const CarriedFile& file : source.carried_files) {
     if (file.name == kCarriedTensors || file.name == "config.json") continue;
     if (!is_carried_by_import(file.name)) {
-      throw runtime_error(fmt::format("'{}' is no file that an import carries along", file.source.string()),
+      throw runtime_error(fmt::format("'{}' is not a file that an import carries along", file.source.string()),
                           "the checkpoint was altered: take another one");
     }
     const bool is_card = file.name == kModelCard && has_own_card;

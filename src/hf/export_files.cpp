@@ -56,7 +56,7 @@ Json offsets_only(const Json& post_processor) {
 Json object_of(const std::string& text, const char* file) {
   Json json = try_parse_json<Json>(text);
   if (json.is_object()) return json;
-  throw runtime_error(fmt::format("{} of the checkpoint is no JSON object", file),
+  throw runtime_error(fmt::format("{} of the checkpoint is not a JSON object", file),
                       "import the model again, from files that are whole");
 }
 

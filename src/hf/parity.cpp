@@ -52,7 +52,7 @@ class Expectation {
   }
   void check_all_read() const {
     for (const SafetensorsFile::Entry& entry : file_.entries()) {
-      if (!read_.contains(entry.name)) throw error(entry.name, "is no part of the model");
+      if (!read_.contains(entry.name)) throw error(entry.name, "is not part of the model");
     }
   }
 

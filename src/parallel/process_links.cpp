@@ -279,7 +279,7 @@ void ProcessLinks::hear(Peer& peer) {
     while (const std::optional<Frame> frame = peer.received.take()) take(peer, *frame);
     if (!open) lose(peer, "ended without saying why: it was killed, or it crashed");
   } catch (const WireFault& error) {
-    lose(peer, fmt::format("sends what is no message: {}", error.what()));
+    lose(peer, fmt::format("sends what is not a message: {}", error.what()));
   }
 }
 

@@ -29,7 +29,7 @@ std::string encode_frame(FrameKind kind, std::string_view body) {
 }
 
 uint32_t frame_length(std::string_view header, uint32_t limit) {
-  if (word(header, 0) != kMagic) throw WireFault("what it sends is no message of nmoe");
+  if (word(header, 0) != kMagic) throw WireFault("what it sends is not a message of nmoe");
   const uint32_t length = word(header, 2);
   if (length > limit) throw WireFault(fmt::format("a message of {} bytes, more than {}", length, limit));
   return length;

@@ -27,7 +27,7 @@ constexpr int64_t kMaxChoices = 128;
 ordered_json parse_body(const std::string& body) {
   try {
     ordered_json json = parse_json<ordered_json>(body, kMaxValues);
-    if (!json.is_object()) throw ApiError(400, "the body is no JSON object");
+    if (!json.is_object()) throw ApiError(400, "the body is not a JSON object");
     return json;
   } catch (const JsonError& error) {
     throw ApiError(400, fmt::format("the body is not valid JSON: {}", error.what()));
@@ -248,7 +248,8 @@ ordered_json read_messages(const ordered_json* messages) {
     const ordered_json* calls = fields.find("tool_calls");
     if (calls != nullptr && role != "assistant") Fields::wrong(place + ".tool_calls", "the assistant's");
     for (const char* name : {"function_call", "audio"}) fields.unsupported(name, {});
-    for (const char* name : {"refusal", "annotations", "name", "reasoning_content", "tool_call_id"}) fields.ignore(name);
+    for (const char* name : {"refusal", "annotations", "name", "reasoning_content", "tool_call_id"})
+      fields.ignore(name);
     fields.refuse_others();
     ordered_json checked = {{"role", role}, {"content", content_of(message, place)}};
     if (calls != nullptr && *calls != ordered_json::array()) {

@@ -331,7 +331,7 @@ class HttpServer::Connection final : public HttpAnswer, public std::enable_share
     if (error == http::error::header_limit || error == http::error::buffer_overflow) {
       return refuse_with(431, fmt::format("line and headers are more than {} bytes", server_.limits.max_header));
     }
-    refuse_with(400, "this is no request that the server understands");
+    refuse_with(400, "this is not a request that the server understands");
   }
 
   void refuse_with(int status, const std::string& message) {

@@ -32,7 +32,7 @@ bool has_metrics(const fs::path& database) { return fs::exists(database) || fs::
 
 fs::path metrics_path(const fs::path& run_dir, const std::string& run_id, int64_t rank) {
   if (!is_name_below(run_id) || run_id.find('/') != std::string::npos) {
-    throw runtime_error(fmt::format("a run of {} has the id '{}', which is no name of a folder",
+    throw runtime_error(fmt::format("a run of {} has the id '{}', which is not a name of a folder",
                                     (run_dir / "experiments.db").string(), run_id),
                         "the database was damaged or altered: restore it");
   }

@@ -68,7 +68,7 @@ RunFilter::RunFilter(std::string_view text) {
   const std::string_view rest = at == std::string_view::npos ? "" : text.substr(at);
   const auto* op = std::ranges::find_if(kOperators, [&](std::string_view known) { return rest.starts_with(known); });
   if (at == 0 || at == std::string_view::npos || op == kOperators.end()) {
-    throw usage_error(fmt::format("'{}' is no condition", text), "write one such as 'loss<2.5' or 'name~quick'");
+    throw usage_error(fmt::format("'{}' is not a condition", text), "write one such as 'loss<2.5' or 'name~quick'");
   }
   field_ = text.substr(0, at);
   op_ = *op;

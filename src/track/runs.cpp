@@ -108,7 +108,7 @@ void check_run_id(const std::string& id, std::string_view from) {
   const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; };
   // It names a folder of metrics.
   if (id.find_first_not_of('.') == std::string::npos || !std::ranges::all_of(id, allowed)) {
-    throw usage_error(fmt::format("{}'{}' is no run id", from, id), "use letters, digits, '.', '_' and '-'");
+    throw usage_error(fmt::format("{}'{}' is not a run id", from, id), "use letters, digits, '.', '_' and '-'");
   }
 }
 

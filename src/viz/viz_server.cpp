@@ -88,7 +88,7 @@ std::optional<Number> number_of(const HttpRequest& request, std::string_view nam
   } else if (whole) {
     return number;
   }
-  throw usage_error(fmt::format("{} is no number", name), "leave it out, or give one");
+  throw usage_error(fmt::format("{} is not a number", name), "leave it out, or give one");
 }
 
 bool contains_ignoring_case(const std::string& text, const std::string& lower_word) {

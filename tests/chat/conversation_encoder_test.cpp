@@ -152,7 +152,7 @@ TEST_F(ConversationEncoderTest, MembersThatTheTemplateDoesNotWrite) {
   EXPECT_TRUE(contains(beside(R"({"tools":[{"name":"f"}]})"), "has \"tools\", at which the chat template does not"));
   EXPECT_TRUE(contains(beside(R"({"chat_template_kwargs":{"x":1}})"), "has \"x\", at which"));
   EXPECT_TRUE(contains(beside(R"({"system":"Be brief."})"), "has \"system\", which is not supported"));
-  EXPECT_TRUE(contains(beside(R"({"tools":3})"), "\"tools\" is no list"));
+  EXPECT_TRUE(contains(beside(R"({"tools":3})"), "\"tools\" is not a list"));
   EXPECT_EQ(encoder->encode(plain, R"({"tools":[],"system":null})").size(), 1U);
 }
 
@@ -175,9 +175,8 @@ TEST_F(ConversationEncoderTest, MessagesThatTheTemplateDoesNotWrite) {
 
 TEST_F(ConversationEncoderTest, ContentsInParts) {
   const auto tokenizer = chat_tokenizer();
-  const std::string parts =
-      R"([{"role":"user","content":[{"type":"text","text":"hi"},{"type":"text","text":"more"}]},)"
-      R"({"role":"assistant","content":[{"type":"text","text":"yo"}]}])";
+  const std::string parts = R"([{"role":"user","content":[{"type":"text","text":"hi"},{"type":"text","text":"more"}]},)"
+                            R"({"role":"assistant","content":[{"type":"text","text":"yo"}]}])";
   const auto told_by = [&](const std::string& form) {
     write_file_atomically(dir_ / "form.jinja", form);
     const auto encoder = make_conversation_encoder({.chat_template = (dir_ / "form.jinja").string()}, tokenizer);

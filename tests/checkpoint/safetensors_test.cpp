@@ -144,13 +144,13 @@ TEST_F(SafetensorsTest, HeaderLengthsThatLie) {
   EXPECT_TRUE(contains(complaint("{}", "", 1), "header of 3 bytes in a file of 10"));
   EXPECT_TRUE(contains(complaint("{}", "", 1'000'000'000'000), "header of 1000000000002 bytes"));
   EXPECT_TRUE(contains(complaint("{}", "", -3), "header of 18446744073709551615 bytes"));
-  EXPECT_TRUE(contains(complaint("{}", "", -1), "no JSON"));
+  EXPECT_TRUE(contains(complaint("{}", "", -1), "not JSON"));
 }
 
 TEST_F(SafetensorsTest, HeadersThatAreNoHeaders) {
-  EXPECT_TRUE(contains(complaint("[1, 2]", ""), "no JSON object"));
-  EXPECT_TRUE(contains(complaint(R"({"a": {"dtype")", ""), "no JSON"));
-  EXPECT_TRUE(contains(complaint(std::string(100'000, '['), ""), "no JSON"));
+  EXPECT_TRUE(contains(complaint("[1, 2]", ""), "not a JSON object"));
+  EXPECT_TRUE(contains(complaint(R"({"a": {"dtype")", ""), "not JSON"));
+  EXPECT_TRUE(contains(complaint(std::string(100'000, '['), ""), "not JSON"));
 }
 
 TEST_F(SafetensorsTest, EntriesThatMakeNoSense) {
@@ -159,7 +159,7 @@ TEST_F(SafetensorsTest, EntriesThatMakeNoSense) {
     EXPECT_TRUE(contains(text, "tensor 'bad'"));
     return text;
   };
-  EXPECT_TRUE(contains(of("3"), "no JSON object"));
+  EXPECT_TRUE(contains(of("3"), "not a JSON object"));
   EXPECT_TRUE(contains(of(R"({"shape": [2], "data_offsets": [0, 8]})"), "no dtype"));
   EXPECT_TRUE(contains(of(R"({"dtype": "F31", "shape": [2], "data_offsets": [0, 8]})"), "\"F31\""));
   EXPECT_TRUE(contains(of(R"({"dtype": "F32", "data_offsets": [0, 8]})"), "shape"));

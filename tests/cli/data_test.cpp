@@ -47,7 +47,7 @@ TEST_F(DataCommandTest, TokenizerRoundTrip) {
   EXPECT_EQ(output({"tokenizer", "encode", "bytes"}, "ab"), "97 98\n");
   EXPECT_TRUE(contains(output({"tokenizer", "info", "bpe/tokenizer.json"}), "300 ids"));
 
-  expect_error(n({"tokenizer", "decode", "bytes"}, "97 257"), 2, "\"257\" (number 2 of the input) is no id",
+  expect_error(n({"tokenizer", "decode", "bytes"}, "97 257"), 2, "\"257\" (number 2 of the input) is not an id",
                "from 0 to 256");
   expect_error(n({"tokenizer", "encode", "no.json"}, "a"), 1, "no.json", "");
   write("broken.json", "{");

@@ -304,7 +304,7 @@ TEST_F(EvalCommandTest, Refusals) {
   expect_error(n({"eval", "nowhere", "--tasks", "written.toml", "--data", "tasks"}), 1, "nowhere", "");
   expect_error(n(train({"run.name=new", "eval.every=2", "eval.tasks=written.toml", "eval.data_dir=tasks"})), 2,
                "answers to written/written are written", "n eval");
-  expect_error(n({"eval", "compare", "a", "b"}), 2, "'a' is no finished evaluation", "n eval --out");
+  expect_error(n({"eval", "compare", "a", "b"}), 2, "'a' is not a finished evaluation", "n eval --out");
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ TEST_F(DatasetTest, MissingFiles) {
 TEST_F(DatasetTest, ManifestThatDisagrees) {
   write_split(dir_, {{1, 2, 3}, {4, 5, 6}}, 257, 5);
   const std::string file = "manifest.json";
-  expect_damaged(file, "{", "", "no JSON object");
+  expect_damaged(file, "{", "", "not a JSON object");
   expect_damaged(file, "\"schema_version\": 1", "\"schema_version\": 2", "schema_version is 2");
   expect_damaged(file, "\"vocab_size\": 257,", "", "vocab_size is missing");
   expect_damaged(file, "\"vocab_size\": 257", "\"vocab_size\": \"257\"", "not a count");
@@ -141,8 +141,8 @@ TEST_F(DatasetTest, ManifestThatDisagrees) {
   expect_damaged(file, "\"num_tokens\": 4", "\"num_tokens\": 18446744073709551612", "not a count");
   expect_damaged(file, "\"num_tokens\": 4", "\"num_tokens\": 9223372036854775807", "no sum");
   expect_damaged(file, "\"eos_token_id\": 256", "\"eos_token_id\": 4294967552", "not a count");
-  expect_damaged(file, "\"path\": \"test", "\"path\": \"../test", "no path below its folder");
-  expect_damaged(file, "\"index_path\": \"test", "\"index_path\": \"/test", "no path below its folder");
+  expect_damaged(file, "\"path\": \"test", "\"path\": \"../test", "not a path below its folder");
+  expect_damaged(file, "\"index_path\": \"test", "\"index_path\": \"/test", "not a path below its folder");
 }
 
 TEST_F(DatasetTest, ShardThatDisagrees) {

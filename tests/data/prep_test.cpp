@@ -344,7 +344,7 @@ TEST_F(PrepTest, GoesOnAfterAFailure) {
     const size_t record = damaged.find("\"record\": ");
     if (record != std::string::npos) damaged.insert(record + 10, "-");
     write_file_atomically(journal, damaged);
-    expect_error(ErrorKind::kRuntime, "no journal of a preparation", [&] { prepare_dataset(options); });
+    expect_error(ErrorKind::kRuntime, "not a journal of a preparation", [&] { prepare_dataset(options); });
   }
   other.skip_bad = 1;
   other.force = true;
@@ -469,7 +469,8 @@ TEST_F(PrepTest, FilesOfOtherKindsInFoldersAreReported) {
 TEST_F(PrepTest, EmptyFilesOfEveryKindAreNamedAndHoldNothing) {
   const std::string text = write("x/a.jsonl", "{\"text\": \"one\"}\n");
   std::vector<fs::path> empty;
-  for (const char* name : {"x/b.jsonl", "x/b.jsonl.gz", "x/b.jsonl.zst", "x/b.parquet"}) empty.push_back(write(name, ""));
+  for (const char* name : {"x/b.jsonl", "x/b.jsonl.gz", "x/b.jsonl.zst", "x/b.parquet"})
+    empty.push_back(write(name, ""));
   const PrepReport report = prepare_dataset({.inputs = {(dir_ / "x").string()}, .out = out()});
   EXPECT_EQ(report.train.documents, 1);
   EXPECT_EQ(report.left_out.empty, empty);

@@ -167,7 +167,8 @@ TEST_F(RecordsTest, MemoryThatIsUsedUpIsNoDamage) {
       const rlimit none{0, 0};
       ::setrlimit(RLIMIT_AS, &none);
       constexpr size_t kBlock = 4096;  // what decompressing takes is larger, what an error takes smaller
-      for (void* last = nullptr; void* block = std::malloc(kBlock); last = block) std::memcpy(block, &last, sizeof last);
+      for (void* last = nullptr; void* block = std::malloc(kBlock); last = block)
+        std::memcpy(block, &last, sizeof last);
       try {
         stream->read(buffer);
       } catch (const Error& error) {
@@ -188,7 +189,7 @@ TEST_F(RecordsTest, TheLastOfSeveralMembersCounts) {
 
 TEST_F(RecordsTest, IntegersOfMoreThan64Bits) {
   EXPECT_EQ(told(records(write("a.jsonl", R"({"text": "one", "n": 18446744073709551616})"))),
-            (Lines{"1!invalid JSON: a number that is none, or an integer of more than 64 bits"}));
+            (Lines{"1!invalid JSON: something in place of a number, or an integer of more than 64 bits"}));
   EXPECT_EQ(told(records(write("a.jsonl", R"({"text": "one", "n": 18446744073709551615})"))), (Lines{"1:one"}));
 }
 
@@ -500,7 +501,7 @@ TEST_F(RecordsTest, Conversations) {
       "\n";
   const std::vector<Record> all = records(write("a.jsonl", lines), options);
   EXPECT_EQ(told(all), (Lines{"1:hi\ny\xC3\xB6", "2!no message is the assistant's: there is nothing to learn",
-                              "3!message 2 has no \"content\" that is a string", "4!its messages are no list",
+                              "3!message 2 has no \"content\" that is a string", "4!its messages are not a list",
                               "5!no field \"messages\""}));
   EXPECT_EQ(all[0].messages,
             "[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"y\xC3\xB6\"}]");
@@ -565,9 +566,9 @@ TEST_F(RecordsTest, ContentsInParts) {
                    "3!message 1 has a part without \"type\": \"text\" and a \"text\" that is a string",
                    "4!message 1 has a part that is not an object",
                    "5!message 1 has a part with \"cache_control\", which is not supported", "6:\nyo"}));
-  const std::string parquet =
-      make_parquet("a.parquet",
-                   "SELECT [{'role': 'assistant', 'content': [{'type': 'text', 'text': 'yo', 'image': NULL}]}] AS messages");
+  const std::string parquet = make_parquet(
+      "a.parquet",
+      "SELECT [{'role': 'assistant', 'content': [{'type': 'text', 'text': 'yo', 'image': NULL}]}] AS messages");
   EXPECT_EQ(told(records(parquet, options)), (Lines{"1:yo"}));
 }
 

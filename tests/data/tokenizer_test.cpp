@@ -255,7 +255,7 @@ TEST_F(TokenizerFileTest, ReadsMergesAsPairs) {
 }
 
 TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
-  expect_unsupported("", "no JSON");
+  expect_unsupported("", "not a JSON object");
   expect_unsupported("{\"type\": \"unigram\"}", "/pre_tokenizer does not end with ByteLevel");
   expect_unsupported(edited("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFKC\"}"), "/normalizer");
   expect_unsupported(edited("\"truncation\": null", "\"truncation\": {\"max_length\": 512}"), "/truncation");
@@ -274,7 +274,7 @@ TEST_F(TokenizerFileTest, RefusesWhatWouldEncodeDifferently) {
   expect_unsupported(edited("\"added_tokens\": [", "\"added_tokens\": [" + many), "at most 200000 are read");
   expect_unsupported(edited("\"<|endoftext|>\": 299", "\"<|endoftext|>\": 300"), "299");
   expect_unsupported(edited("\"Ā\": 0", "\"Ā\": 1"), "the same id, 1");
-  expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "no byte-level token");
+  expect_unsupported(edited("\"Ā\": 0", "\"東\": 0"), "not a byte-level token");
   expect_unsupported(edited("\"Ā\": 0", "\"xyz\": 0"), "no token for byte 0");
   expect_unsupported(edited("\"merges\": [", "\"merges\": [\"z q\", "), "z q");
   expect_error(ErrorKind::kRuntime, "missing.json", [&] { load_tokenizer((dir_ / "missing.json").string()); });

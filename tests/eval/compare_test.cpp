@@ -64,7 +64,7 @@ TEST_F(CompareTest, RefusesOtherItems) {
   const fs::path a = evaluation("a", "110");
   EXPECT_TRUE(contains(error_of([&] { compare_evaluations(a, evaluation("b", "1101")); }).what(),
                        "other items of s/t (3 and 4)"));
-  EXPECT_TRUE(contains(error_of([&] { compare_evaluations(a, dir_); }).what(), "no finished evaluation"));
+  EXPECT_TRUE(contains(error_of([&] { compare_evaluations(a, dir_); }).what(), "not a finished evaluation"));
   write_file_atomically(a / "items.jsonl", "{}\n");
   EXPECT_TRUE(contains(error_of([&] { compare_evaluations(a, a); }).what(), "line 1"));
 }

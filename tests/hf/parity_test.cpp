@@ -217,8 +217,9 @@ TEST_F(Parity, RefusesExpectationsOfAnotherModel) {
       contains(refusal_of([](Tensors& t) { t.erase("grad.model.norm.weight"); }), "grad.model.norm.weight is missing"));
   EXPECT_TRUE(contains(refusal_of([](Tensors& t) { t.erase("logits"); }), "logits is missing"));
   EXPECT_TRUE(contains(refusal_of([](Tensors& t) { t["grad.model.other"] = t["grad.model.norm.weight"]; }),
-                       "grad.model.other is no part of the model"));
-  EXPECT_TRUE(contains(refusal_of([&](Tensors& t) { t[fused_name() + "_2"] = t["loss"]; }), "is no part of the model"));
+                       "grad.model.other is not part of the model"));
+  EXPECT_TRUE(
+      contains(refusal_of([&](Tensors& t) { t[fused_name() + "_2"] = t["loss"]; }), "is not part of the model"));
   EXPECT_TRUE(contains(refusal_of([](Tensors& t) { t["grad.model.norm.weight"] = t["loss"]; }),
                        "grad.model.norm.weight is [1], should be ["));
   EXPECT_TRUE(contains(refusal_of([](Tensors& t) { t["loss"].dtype = DType::kI32; }), "loss is I32, not F32"));

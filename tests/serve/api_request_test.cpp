@@ -113,9 +113,9 @@ TEST(ApiRequestTest, WhatIsNotSupportedIsSaid) {
     const std::string text = field;
     refuses(completion, text, text.substr(1, text.find('"', 1) - 1), "not supported");
   }
-  for (const char* field : {R"("functions": [{}])", R"("response_format": {"type": "json_object"})",
-                            R"("tool_choice": "required")", R"("modalities": ["audio"])",
-                            R"("reasoning_effort": "low")", R"("store": true)", R"("presence_penalty": 1)"}) {
+  for (const char* field :
+       {R"("functions": [{}])", R"("response_format": {"type": "json_object"})", R"("tool_choice": "required")",
+        R"("modalities": ["audio"])", R"("reasoning_effort": "low")", R"("store": true)", R"("presence_penalty": 1)"}) {
     const std::string text = field;
     refuses(chat, text, text.substr(1, text.find('"', 1) - 1), "not supported");
   }
@@ -127,7 +127,7 @@ TEST(ApiRequestTest, WhatIsNotSupportedIsSaid) {
 TEST(ApiRequestTest, BadJson) {
   const auto raw = [](const std::string& body) { return parse_completion_request(body, {}); };
   refuses(raw, "", "", "not valid JSON");
-  refuses(raw, "[]", "", "no JSON object");
+  refuses(raw, "[]", "", "not a JSON object");
   refuses(raw, "{} x", "", "not valid JSON");
   refuses(raw, "{\"prompt\": \"\xff\"}", "", "not valid JSON");
   refuses(raw, R"({"prompt": )" + std::string(100000, '['), "", "levels");

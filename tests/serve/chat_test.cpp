@@ -110,10 +110,11 @@ TEST_F(ServedChatTest, ToolsThatTheTemplateDoesNotWrite) {
   ServedModel::expect_error(server_->post(kPath, request.dump()), 400, "tools", "does not write tools");
   request["tool_choice"] = "none";
   server_->ask(kPath, request);
-  request = {{"messages", list({{"role", "assistant"},
-                                {"content", nullptr},
-                                {"tool_calls", list({{"type", "function"},
-                                                     {"function", {{"name", "add"}, {"arguments", "{}"}}}})}})}};
+  request = {
+      {"messages",
+       list({{"role", "assistant"},
+             {"content", nullptr},
+             {"tool_calls", list({{"type", "function"}, {"function", {{"name", "add"}, {"arguments", "{}"}}}})}})}};
   ServedModel::expect_error(server_->post(kPath, request.dump()), 400, "messages[0].tool_calls", "does not write");
 }
 
@@ -135,13 +136,12 @@ TEST_F(ServedChatTest, ToolsOfATemplateThatWritesThem) {
   request["tool_choice"] = "none";
   EXPECT_EQ(prompt_tokens(request), plain);
   // A call and its result, as clients send them back.
-  const ordered_json call = {{"id", "c1"},
-                             {"type", "function"},
-                             {"function", {{"name", "add"}, {"arguments", "{\"a\": 12}"}}}};
+  const ordered_json call = {
+      {"id", "c1"}, {"type", "function"}, {"function", {{"name", "add"}, {"arguments", "{\"a\": 12}"}}}};
   request["messages"].push_back({{"role", "assistant"}, {"content", nullptr}, {"tool_calls", list(call)}});
   request["messages"].push_back({{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "12"}});
-  EXPECT_EQ(prompt_tokens(request), plain + 1 + std::ssize("assistant: add(a=12)\n") - 1 + 1 +
-                                        std::ssize("tool: 12\n") - 1);
+  EXPECT_EQ(prompt_tokens(request),
+            plain + 1 + std::ssize("assistant: add(a=12)\n") - 1 + 1 + std::ssize("tool: 12\n") - 1);
 }
 
 TEST_F(ServedChatTest, WithoutATemplate) {

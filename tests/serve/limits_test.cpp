@@ -78,7 +78,7 @@ TEST(ServeLimitsTest, AnOverlongPromptWhereDocumentsAreMasked) {
     ServedModel::expect_error(result, 400, param, "maximum context length is 64 tokens. However, your prompt has ");
     const ordered_json error = ordered_json::parse(result->body)["error"];
     EXPECT_EQ(error["code"], "context_length_exceeded");
-    EXPECT_FALSE(contains(error["message"].get<std::string>(), "--"));  // an option is no word to a client
+    EXPECT_FALSE(contains(error["message"].get<std::string>(), "--"));  // an option is not a word to a client
   };
   fails(kCompletionsPath, {{"prompt", std::string(65, 'x')}}, "prompt");
   std::vector<int32_t> ids(70, 'x');

@@ -51,7 +51,7 @@ TEST(RunQueryTest, Conditions) {
   EXPECT_EQ(matching("loss<many"), "");
   EXPECT_TRUE(contains(error_of([] { RunFilter("los<2"); }).remedy(), "'loss'"));
   for (const char* bad : {"", "loss", "<2", "loss!2"}) {
-    EXPECT_TRUE(contains(error_of([&] { RunFilter{bad}; }).what(), "is no condition")) << bad;
+    EXPECT_TRUE(contains(error_of([&] { RunFilter{bad}; }).what(), "is not a condition")) << bad;
   }
 }
 

@@ -186,7 +186,7 @@ TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
   EXPECT_EQ(row.step, 20);
   EXPECT_EQ(store.list(10).size(), 1u);
   EXPECT_EQ(ask("SELECT git_hash FROM runs"), std::vector<std::string>{"def456"});
-  expect_error(2, "'../x' is no run id", [&] { store.resume("../x", kInfo); });
+  expect_error(2, "'../x' is not a run id", [&] { store.resume("../x", kInfo); });
 }
 
 // The database was lost, and with it what a checkpoint names.

@@ -129,7 +129,7 @@ Value call_text_method(const Text& text, const std::string& name, const Argument
   if (name == "join") {
     const Bound bound = bind({"iterable"});
     for (const Value& item : iterate(bound.value(0))) {
-      if (as_text(item) == nullptr) fail("join: a ", type_name(item), " is no string");
+      if (as_text(item) == nullptr) fail("join: a ", type_name(item), " is not a string");
     }
     return make_text(join(bound.value(0), text));
   }

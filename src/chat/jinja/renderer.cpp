@@ -299,7 +299,7 @@ class Renderer {
     }
     const Value object = lookup(node.names[0]);
     const auto* space = std::get_if<std::shared_ptr<Namespace>>(&object);
-    if (space == nullptr) fail("'", node.names[0], "' is no namespace, so its attributes cannot be set");
+    if (space == nullptr) fail("'", node.names[0], "' is not a namespace, so its attributes cannot be set");
     make_list({value});  // checks what it may hold
     auto& items = (*space)->items;
     const auto found = std::ranges::find(items, node.attribute, &std::pair<std::string, Value>::first);

@@ -131,8 +131,9 @@ std::string describe_left_out(const InputPaths& inputs) {
   std::string text;
   if (!inputs.skipped.empty()) {
     const char* them = inputs.skipped.size() == 1 ? "it" : "them";
-    text += fmt::format("skipped {} file{} in folders, not {}: {}; to read {} as text, name {} or give a glob\n",
-                        inputs.skipped.size(), plural(inputs.skipped), kFolderFiles, such_as(inputs.skipped), them, them);
+    text +=
+        fmt::format("skipped {} file{} in folders, not {}: {}; to read {} as text, name {} or give a glob\n",
+                    inputs.skipped.size(), plural(inputs.skipped), kFolderFiles, such_as(inputs.skipped), them, them);
   }
   if (!inputs.empty.empty()) {
     text += fmt::format("found nothing in {} empty file{}: {}\n", inputs.empty.size(), plural(inputs.empty),

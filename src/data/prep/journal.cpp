@@ -88,7 +88,7 @@ void write_journal(const fs::path& path, const PrepSettings& settings, const Pre
 std::optional<PrepState> read_journal(const fs::path& path, const PrepSettings& settings, bool force) {
   if (!fs::exists(path)) return std::nullopt;
   const auto refuse = [&](const std::exception& error) {
-    return runtime_error(fmt::format("'{}' is no journal of a preparation: {}", path.string(), error.what()),
+    return runtime_error(fmt::format("'{}' is not a journal of a preparation: {}", path.string(), error.what()),
                          "begin anew with --force");
   };
   try {

@@ -100,7 +100,7 @@ std::pair<ordered_json, bool> read_message(const ordered_json& given, size_t num
 ordered_json read_list(const std::string& name, const ordered_json& value) {
   const ordered_json list = value.is_string() ? try_parse_json<ordered_json>(value.get<std::string>()) : value;
   if (!list.is_array()) {
-    throw runtime_error(fmt::format("\"{}\" is no list", name),
+    throw runtime_error(fmt::format("\"{}\" is not a list", name),
                         fmt::format("write {} as a list, or as JSON of one", name));
   }
   return list;
@@ -118,14 +118,15 @@ ordered_json read_fields(const std::string& json) {
       continue;
     }
     if (name != kVariables) {
-      throw runtime_error(fmt::format("the record has \"{}\", which is not supported beside messages", name),
-                          fmt::format("say it in the messages (a system message, \"tools\", a message's \"weight\"), or "
-                                      "say that it means nothing: --ignore-field {}",
-                                      name));
+      throw runtime_error(
+          fmt::format("the record has \"{}\", which is not supported beside messages", name),
+          fmt::format("say it in the messages (a system message, \"tools\", a message's \"weight\"), or "
+                      "say that it means nothing: --ignore-field {}",
+                      name));
     }
     const ordered_json object = value.is_string() ? try_parse_json<ordered_json>(value.get<std::string>()) : value;
     if (!object.is_object() || object.contains("messages") || object.contains("add_generation_prompt")) {
-      throw runtime_error(fmt::format("\"{}\" is no object of variables for the template", name),
+      throw runtime_error(fmt::format("\"{}\" is not an object of variables for the template", name),
                           "write it as {\"variable\": value}, without messages");
     }
     for (const auto& [variable, content] : object.items()) {
@@ -179,7 +180,7 @@ bool is_field_beside_messages(std::string_view name, const RecordOptions& option
 
 Conversation parse_conversation(const std::string& messages, const std::string& fields) {
   const ordered_json list = try_parse_json<ordered_json>(messages);
-  if (!list.is_array()) throw runtime_error("its messages are no list", kForm);
+  if (!list.is_array()) throw runtime_error("its messages are not a list", kForm);
   Conversation conversation{.messages = ordered_json::array(), .variables = {}, .learned = {}};
   bool any_reply = false;
   for (const ordered_json& given : list) {

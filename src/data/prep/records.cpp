@@ -84,7 +84,7 @@ class JsonParser {
     simdjson::dom::element element;
     const auto error = parser_.parse(json.data(), json.size(), /*realloc_if_needed=*/false).get(element);
     if (error == simdjson::NUMBER_ERROR) {
-      record.fault = "invalid JSON: a number that is none, or an integer of more than 64 bits";
+      record.fault = "invalid JSON: something in place of a number, or an integer of more than 64 bits";
       record.remedy = "write longer integers as strings";
       return;
     }

@@ -45,7 +45,7 @@ class Fields {
   const json& list(const char* key) const {
     const auto found = object_.find(key);
     if (found == object_.end() || !found->is_array()) {
-      throw damaged_file(path_, fmt::format("{}{} is no list", place_, key));
+      throw damaged_file(path_, fmt::format("{}{} is not a list", place_, key));
     }
     return *found;
   }
@@ -70,7 +70,7 @@ void check_consistent(const DatasetManifest& manifest, const fs::path& path) {
   for (const ShardEntry& shard : manifest.shards) {
     for (const std::string* name : {&shard.path, &shard.index_path, &shard.mask_path}) {
       const bool none = name == &shard.mask_path && name->empty();
-      require(none || is_name_below(*name), fmt::format("'{}' is no path below its folder", *name));
+      require(none || is_name_below(*name), fmt::format("'{}' is not a path below its folder", *name));
     }
     require(shard.mask_path.empty() == manifest.shards.front().mask_path.empty(),
             fmt::format("only one of {} and {} has a mask_path", manifest.shards.front().path, shard.path));

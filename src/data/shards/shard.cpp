@@ -486,7 +486,7 @@ IndexReader::IndexReader(const fs::path& path) : file_(path) {
   if (bytes.size() < sizeof(header)) throw damaged_file(path, "it is too short for an index");
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (!std::ranges::equal(header.magic, kIndexMagic) || header.version != kIndexVersion) {
-    throw damaged_file(path, fmt::format("it is no document index of version {}", kIndexVersion));
+    throw damaged_file(path, fmt::format("it is not a document index of version {}", kIndexVersion));
   }
   const size_t body = bytes.size() - sizeof(header);
   if (body / sizeof(DocumentSpan) != header.num_documents || body % sizeof(DocumentSpan) != 0) {

@@ -243,7 +243,7 @@ std::array<int32_t, 256> BpeTokenizer::check(const BpeModel& model) {
                "added token '{}' has id {} of {}", token.text, token.id, model.tokens.size());
     has_eos = has_eos || (token.special && token.id == model.eos_id);
   }
-  NMOE_CHECK(has_eos, "the end of sequence, {}, is no special token", model.eos_id);
+  NMOE_CHECK(has_eos, "the end of sequence, {}, is not a special token", model.eos_id);
   return ids;
 }
 

@@ -33,7 +33,7 @@ std::shared_ptr<const Tokenizer> load_ranks(const std::string& source) {
   const std::string file = read_file_up_to(source, kMaxListFile);
   const auto encoding = tiktoken_encoding_of(file);
   if (!encoding) {
-    throw usage_error(fmt::format("'{}' is no rank file that is known by its SHA-256", source),
+    throw usage_error(fmt::format("'{}' is not a rank file that is known by its SHA-256", source),
                       fmt::format("say which encoding it is for, as NAME:{}; NAME is {}", source, join_or(encodings)));
   }
   return make_bpe_tokenizer(bpe_from_tiktoken(file, source, *encoding));

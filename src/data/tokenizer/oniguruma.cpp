@@ -398,7 +398,7 @@ class Translator {
     const bool is_byte = kind == '0' || (kind == 'x' && pattern_[place_ - 1] != '}');
     if (digits.empty() || error != std::errc() || end != digits.data() + digits.size() || value >= kNumCodePoints ||
         (value >= 0xD800 && value < 0xE000) || (is_byte && value >= 0x80)) {
-      throw unsupported(fmt::format("\\{}{} is no character", kind, digits));
+      throw unsupported(fmt::format("\\{}{} is not a character", kind, digits));
     }
     return value;
   }

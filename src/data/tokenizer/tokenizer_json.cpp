@@ -97,7 +97,7 @@ class TokenizerJsonReader {
 
   BpeModel read(std::string_view text) {
     const json file = try_parse_json<json>(text);
-    if (!file.is_object()) throw unsupported("it is no JSON object");
+    if (!file.is_object()) throw unsupported("it is not a JSON object");
     for (const char* key : {"truncation", "padding"}) expect_absent(file, key, "");
     read_normalizer(value_of(file, "normalizer"));
     read_pre_tokenizer(value_of(file, "pre_tokenizer"));
@@ -252,8 +252,8 @@ class TokenizerJsonReader {
   }
 
   void read_tokens(const json& vocab, const json& added) {
-    if (!vocab.is_object()) throw unsupported("/model/vocab is no object");
-    if (!added.is_null() && !added.is_array()) throw unsupported("/added_tokens is no array");
+    if (!vocab.is_object()) throw unsupported("/model/vocab is not an object");
+    if (!added.is_null() && !added.is_array()) throw unsupported("/added_tokens is not an array");
     if (added.size() > kMaxAdded) {
       throw unsupported(fmt::format("/added_tokens has {} of them; at most {} are read", added.size(), kMaxAdded));
     }
@@ -277,7 +277,7 @@ class TokenizerJsonReader {
       if (not_bytes.contains(key)) continue;
       auto bytes = to_bytes(key);
       if (!bytes || bytes->empty()) {
-        throw unsupported(fmt::format("/model/vocab has '{}', which is no byte-level token", key));
+        throw unsupported(fmt::format("/model/vocab has '{}', which is not a byte-level token", key));
       }
       resize_for(id);
       model_.tokens[static_cast<size_t>(id)] = *bytes;
@@ -319,7 +319,7 @@ class TokenizerJsonReader {
   }
 
   void read_merges(const json& merges) {
-    if (!merges.is_array()) throw unsupported("/model/merges is no array");
+    if (!merges.is_array()) throw unsupported("/model/merges is not an array");
     std::unordered_set<uint64_t> pairs;
     for (const json& merge : merges) {
       const auto [left, right] = split_merge(merge);
@@ -353,7 +353,7 @@ class TokenizerJsonReader {
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       return {merge[0].get<std::string>(), merge[1].get<std::string>()};
     }
-    throw unsupported(fmt::format("/model/merges has {}, which is no pair", merge.dump()));
+    throw unsupported(fmt::format("/model/merges has {}, which is not a pair", merge.dump()));
   }
 
   int32_t find_eos() const {

@@ -27,7 +27,7 @@ class WordTokenizer final : public Tokenizer {
   explicit WordTokenizer(std::vector<std::string> words)
       : eos_{{std::string(kEosText), static_cast<int32_t>(words.size())}} {
     for (std::string& word : words) {
-      NMOE_CHECK(is_word(word), "\"{}\" is no word", word);
+      NMOE_CHECK(is_word(word), "\"{}\" is not a word", word);
       const bool is_new = ids_.emplace(word, static_cast<int32_t>(texts_.size())).second;
       NMOE_CHECK(is_new, "the word \"{}\" twice", word);
       texts_.push_back(std::move(word) + ' ');
@@ -115,12 +115,13 @@ std::shared_ptr<const Tokenizer> word_tokenizer_from_json(std::string_view text,
                          "use one that `n data synthesize` wrote");
   };
   if (!file.contains(vocabulary) || !file[vocabulary].is_object() || file[vocabulary].empty()) {
-    throw refuse("/model/vocab is no vocabulary");
+    throw refuse("/model/vocab is not a vocabulary");
   }
   const json& vocab = file[vocabulary];
   std::vector<std::string> words(vocab.size());
   for (const auto& [word, id] : vocab.items()) {
-    if (!is_word(word) && word != kEosText) throw refuse(fmt::format("/model/vocab has '{}', which is no word", word));
+    if (!is_word(word) && word != kEosText)
+      throw refuse(fmt::format("/model/vocab has '{}', which is not a word", word));
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= vocab.size() || !words[id.get<size_t>()].empty()) {
       throw refuse(fmt::format("/model/vocab gives '{}' the id {}: not one of 0 to {}, each once", word, id.dump(),
                                vocab.size() - 1));
