@@ -163,6 +163,11 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   return settings;
 }
 
+std::optional<std::vector<int32_t>> imported_begin_ids(const fs::path& checkpoint, const Tokenizer& tokenizer) {
+  const CheckpointSettings settings = read_checkpoint_settings(checkpoint, tokenizer);
+  return settings.imported ? std::optional(settings.begin_ids) : std::nullopt;
+}
+
 std::vector<std::string> read_begin_tokens(const fs::path& folder) {
   const fs::path file = folder / "tokenizer_config.json";
   const json config = read_object(file);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "base/version.h"
+#include "chat/checkpoint_settings.h"
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/model_evaluation.h"
@@ -78,7 +79,8 @@ std::optional<LeaderboardEntry> train_to_target(const Config& config) {
                                   checkpoint_dir(config).string()),
                       kBeginAnew);
   }
-  const TrainSummary summary = train(config, {.version = std::string(version()), .commit = std::string(commit())});
+  const TrainSummary summary = train(
+      config, {.version = std::string(version()), .commit = std::string(commit()), .begin_ids_of = imported_begin_ids});
   if (!summary.reports) return std::nullopt;
   if (summary.interrupted) {
     throw runtime_error(fmt::format("stopped after step {}: the training of a speedrun is timed from its first step to "

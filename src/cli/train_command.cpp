@@ -3,6 +3,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "chat/checkpoint_settings.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
 #include "config/load.h"
@@ -32,9 +33,11 @@ void train_command(const TrainArguments& arguments) {
   const StopSignal stop;
   ignore_broken_pipes();  // nobody need read what is said for the weights to be kept
   const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
-  const TrainSummary summary = train(
-      config,
-      {.resume = arguments.resume, .version = std::string(version()), .commit = std::string(commit()), .stop = &stop});
+  const TrainSummary summary = train(config, {.resume = arguments.resume,
+                                              .version = std::string(version()),
+                                              .commit = std::string(commit()),
+                                              .stop = &stop,
+                                              .begin_ids_of = imported_begin_ids});
   if (!summary.reports) return;
   if (summary.steps_now > 0) {
     print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);

@@ -192,6 +192,8 @@ TEST_F(EvalCommandTest, NamesThatWereProbablyMeant) {
   expect_error(n({"eval", model, "--text", "data"}), 2, "--text data: that is a folder of tokens",
                "name the text that it was prepared from");
   write("texts/b.txt", "b");
+  expect_error(n({"eval", model, "--text", "nowhere.txt"}), 2, "--text nowhere.txt: there is no such file",
+               "check the path");
   write("texts/a.txt", "a");
   expect_error(n({"eval", model, "--text", "texts"}), 2, "--text texts: that is a folder",
                "each with an option of its own: --text texts/a.txt --text texts/b.txt");
@@ -233,6 +235,46 @@ TEST_F(EvalCommandTest, TextsAndTheRunsMetrics) {
   EXPECT_GT(bits, 2.0);  // one step of training
   EXPECT_LT(bits, 9.0);
   EXPECT_EQ(report.at("tasks").at(0).at("scored_bytes"), fs::file_size(dir_ / "valid.txt"));
+}
+
+// The texts of an imported model begin as its tokenizer's files say, in the middle of a run, too.
+TEST_F(EvalCommandTest, AnImportedModelIsJudgedAlikeWhileTraining) {
+  output({"tokenizer", "train", "train.txt", "--vocab-size", "270", "--out", "bpe.json"});
+  output({"prep", "train.txt", "--tokenizer", "bpe.json", "--out", "data", "--threads", "1"});
+  output(train({"train.steps=2"}));
+  output({"export", "runs/checkpoints/tiny", "hf"});
+  auto settings = parse_json<nlohmann::json>(read_file(dir_ / "hf/tokenizer_config.json"));
+  settings["bos_token"] = "<|im_start|>";
+  write("hf/tokenizer_config.json", settings.dump());
+  output({"import", "hf", "imported"});
+  make_directories(dir_ / "tasks");
+  write("tasks/valid.jsonl", nlohmann::json{{"text", read_file(dir_ / "valid.txt").substr(0, 20)}}.dump() + "\n");
+  write("texts.toml", "[tasks.valid]\ntype = \"text\"\nfile = \"valid.jsonl\"\n");
+  write("tuned.toml", R"([model.init]
+from = "imported"
+[data]
+path = "data"
+seq_len = 64
+[optim]
+lr = 0
+[train]
+steps = 1
+batch_seqs = 1
+[eval]
+every = 1
+tasks = "texts.toml"
+data_dir = "tasks"
+)");
+  const Outcome outcome = n({"train", "tuned.toml", "--set", "run.name=tuned"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto bits_of = [&](const std::string& model) {
+    const auto report = parse_json<nlohmann::json>(output(
+        {"eval", model, "--tasks", "texts.toml", "--data", "tasks", "--context", "64", "--threads", "1", "--json"}));
+    return report.at("tasks").at(0).at("bits_per_byte").get<double>();
+  };
+  const double bits = bits_of("imported");
+  EXPECT_TRUE(contains(outcome.err, fmt::format("step 1: texts/valid {:.4f} bits per byte", bits))) << outcome.err;
+  EXPECT_GT(std::abs(bits - bits_of("runs/checkpoints/tiny")), 1e-3);  // whose texts begin in another way
 }
 
 // Evaluations in the middle of a run change none of its bits, and say what n eval says of the checkpoint.

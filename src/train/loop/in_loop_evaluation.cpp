@@ -110,15 +110,17 @@ void EngineScorer::score(std::span<const std::vector<ScoredText>* const> groups,
 }
 
 std::unique_ptr<const InLoopEvaluation> InLoopEvaluation::make(const Config& config,
-                                                               std::shared_ptr<const Tokenizer> tokenizer) {
+                                                               std::shared_ptr<const Tokenizer> tokenizer,
+                                                               std::vector<int32_t> begin_ids) {
   if (config.eval.every == 0) return nullptr;
-  return std::unique_ptr<const InLoopEvaluation>(new InLoopEvaluation(config, std::move(tokenizer)));
+  return std::unique_ptr<const InLoopEvaluation>(
+      new InLoopEvaluation(config, std::move(tokenizer), std::move(begin_ids)));
 }
 
-InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer)
+InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                                   std::vector<int32_t> begin_ids)
     : tokenizer_(std::move(tokenizer)) {
-  rules_ = {.tokenizer = tokenizer_.get(), .begin_ids = {}, .max_tokens = config.data.seq_len};
-  if (!config.data.mask_documents) rules_.begin_ids = {tokenizer_->eos_id()};
+  rules_ = {.tokenizer = tokenizer_.get(), .begin_ids = std::move(begin_ids), .max_tokens = config.data.seq_len};
   ThreadPool pool(static_cast<int>(config.run.threads));
   for (size_t begin = 0, end = 0; begin <= config.eval.tasks.size(); begin = end + 1) {
     end = std::min(config.eval.tasks.find(',', begin), config.eval.tasks.size());

@@ -46,13 +46,14 @@ class EngineScorer final : public Scorer {
 // The tasks of [eval], read and tokenized before the first step. Const: shared by the ranks of a process.
 class InLoopEvaluation {
  public:
-  // Null if eval.every is 0. Errors: find_task_suite's, TaskEvaluation's.
-  static std::unique_ptr<const InLoopEvaluation> make(const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
+  // Null if eval.every is 0. Every text begins with `begin_ids`. Errors: find_task_suite's, TaskEvaluation's.
+  static std::unique_ptr<const InLoopEvaluation> make(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                                                      std::vector<int32_t> begin_ids);
 
   EvalReport run(Engine& engine, const Config& config) const;
 
  private:
-  InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
+  InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> begin_ids);
 
   struct Suite {
     TaskSuite description;

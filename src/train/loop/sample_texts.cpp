@@ -9,16 +9,15 @@
 
 namespace nmoe {
 
-SampleTexts::SampleTexts(const Config& config, std::shared_ptr<const Tokenizer> tokenizer)
+SampleTexts::SampleTexts(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+                         std::span<const int32_t> begin_ids)
     : seq_len_(config.data.seq_len),
       num_seqs_(config.train.microbatch_seqs),
       max_new_(config.train.sample_tokens),
       seed_(static_cast<uint64_t>(config.run.seed)),
       tokenizer_(std::move(tokenizer)) {
   for (const std::string& text : config.train.sample_prompts) {
-    Prompt& prompt = prompts_.emplace_back(Prompt{.text = text, .ids = {}});
-    // As documents begin: behind the end of another, unless that is out of sight.
-    if (!config.data.mask_documents) prompt.ids.push_back(tokenizer_->eos_id());
+    Prompt& prompt = prompts_.emplace_back(Prompt{.text = text, .ids = {begin_ids.begin(), begin_ids.end()}});
     tokenizer_->encode(text, prompt.ids);
     if (std::ssize(prompt.ids) < seq_len_) continue;
     throw usage_error(fmt::format("train.sample_prompts: \"{:.40}\" has {} tokens, data.seq_len is {}", text,

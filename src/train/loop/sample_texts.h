@@ -20,8 +20,8 @@ inline constexpr double kSampleTemperature = 0.8, kSampleTopP = 0.95;
 
 class SampleTexts {
  public:
-  // Of a run's prompts, tokenized. Error (usage) for one that leaves no room in data.seq_len.
-  SampleTexts(const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
+  // Of a run's prompts, tokenized behind `begin_ids`. Error (usage) for one that leaves no room in data.seq_len.
+  SampleTexts(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, std::span<const int32_t> begin_ids);
 
   bool empty() const { return prompts_.empty(); }
   // All ranks call it; rank 0 gets the texts, in the order of the prompts. A text ends
