@@ -118,6 +118,29 @@ TEST_F(MixtureTest, Mistakes) {
   error({}, "mixture.toml: sources.short.path = \"short\" holds no prepared corpus", "n prep");
 }
 
+// One model learns one way to write conversations.
+TEST_F(MixtureTest, ConversationsOfDifferentTemplates) {
+  const std::string turn = R"({"messages": [{"role": "user", "content": "the cat"}, )"
+                           R"({"role": "assistant", "content": "sat on the mat"}]})";
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += turn + "\n";
+  write("chats.jsonl", lines);
+  const auto prepare_with = [&](const std::string& out, const std::string& form) {
+    write("form.jinja", "{% for m in messages %}" + form + "{{ m.content }}\n{% endfor %}" +
+                            "{% if add_generation_prompt %}" + form + "{% endif %}");
+    output({"prep", "chats.jsonl", "--messages-field", "messages", "--chat-template", "form.jinja", "--out", out,
+            "--force"});
+  };
+  const std::vector<std::string> command = train({"train.steps=0", "data.profile=dev"});
+  prepare_with("long", "a: ");
+  prepare_with("short", "b: ");
+  expect_error(n(command), 2,
+               "'long/chat_template.jinja' and 'short/chat_template.jinja' write conversations in different",
+               "one --chat-template");
+  prepare_with("short", "a: ");
+  EXPECT_EQ(n(command).exit_code, 0);
+}
+
 TEST_F(MixtureTest, TheLoaderIsTimed) {
   const std::string text = output({"bench", "loader", "tiny.toml", "--set", "train.steps=0"});  // all of a small plan
   EXPECT_TRUE(contains(text, "stream: 96 sequences")) << text;
