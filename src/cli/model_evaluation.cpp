@@ -161,6 +161,7 @@ std::vector<TaskSuite> suites_of(const EvalArguments& arguments) {
   if (arguments.texts.empty()) return suites;
   TaskSuite texts{.name = "text"};
   for (const std::string& file : arguments.texts) {
+    if (!fs::exists(file)) throw usage_error(fmt::format("--text {}: there is no such file", file), "check the path");
     if (fs::is_directory(file)) throw folder_of_texts(file);
     texts.tasks.push_back(
         {.name = file, .kind = TaskKind::kText, .file = fs::absolute(file).string(), .prompt = "{text}"});

@@ -20,9 +20,10 @@ constexpr const char* kForm = R"(write each message as {"role": "user" | "assist
 constexpr std::array<std::string_view, 2> kLists = {"tools", "documents"};
 constexpr std::string_view kVariables = "chat_template_kwargs";
 // What would make the conversation another one, and has no place in it.
-constexpr std::array<std::string_view, 15> kRefused = {
-    "functions", "function_call", "system", "system_prompt", "image",           "images",    "audio",        "audios",
-    "video",     "videos",        "weight", "train",         "response_format", "trainable", "chat_template"};
+constexpr std::array<std::string_view, 18> kRefused = {
+    "functions", "function_call", "system", "system_prompt", "image",         "images",
+    "audio",     "audios",        "video",  "videos",        "weight",        "train",
+    "trainable", "loss",          "masked", "rejected",      "chat_template", "response_format"};
 
 // Members of a message that say whether it is trained on.
 struct LearnSwitch {
