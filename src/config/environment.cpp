@@ -56,6 +56,10 @@ std::string expand_one(std::string_view expression, std::string_view place) {
                       "take a variable of another name: those with KEY, SECRET, TOKEN, PASSWORD and the like are not "
                       "expanded");
   }
+  if (expression.find("${") != std::string_view::npos) {
+    throw usage_error(fmt::format("{}: the default of {} contains \"${{\" itself: {}", place, variable, expression),
+                      "write a default that is to be taken as it is");
+  }
   const char* value = std::getenv(variable.c_str());
   if (separator != std::string_view::npos) {
     if (value == nullptr || *value == '\0') return std::string(expression.substr(separator + 2));

@@ -89,10 +89,14 @@ TEST_F(Environment, RefusesTheRest) {
   expect_usage_error([] { expand_environment("${NMOE_TEST_TRAP}", "x"); },
                      "x: the value of NMOE_TEST_TRAP contains \"${\" itself: a${NMOE_TEST_SET}",
                      "set NMOE_TEST_TRAP to a value to be taken as it is");
-  for (const char* text : {"${NMOE_TEST_UNSET:-${HOME}}", "$${NMOE_TEST_UNSET:-{}HOME}"}) {
-    expect_usage_error([&] { expand_environment(text, "x"); }, "x: expanded, it contains \"${\" itself: ${HOME}",
+  // Whether or not the variable is set: its value must not get the brace behind it.
+  for (const std::string name : {"NMOE_TEST_UNSET", "NMOE_TEST_SET"}) {
+    expect_usage_error([&] { expand_environment("${" + name + ":-${HOME}}", "x"); },
+                       "x: the default of " + name + " contains \"${\" itself: " + name + ":-${HOME",
                        "write a default that is to be taken as it is");
   }
+  expect_usage_error([] { expand_environment("$${NMOE_TEST_UNSET:-{}HOME}", "x"); },
+                     "x: expanded, it contains \"${\" itself: ${HOME}", "write a default that is to be taken as it is");
 }
 
 }  // namespace
