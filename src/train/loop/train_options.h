@@ -23,7 +23,7 @@ struct TrainOptions {
   // The ids with which a text begins for the model of a checkpoint, where files that came with it say so
   // (chat/checkpoint_settings.h); nothing: as documents begin here. Null: no checkpoint says so.
   std::function<std::optional<std::vector<int32_t>>(const std::filesystem::path& checkpoint,
-                                                     const Tokenizer& tokenizer)>
+                                                    const Tokenizer& tokenizer)>
       begin_ids_of = {};
   // Called by the thread of each rank before it computes a step, counted from 1. What it throws ends the run.
   std::function<void(Engine& engine, int64_t step)> before_step = {};

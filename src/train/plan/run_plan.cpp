@@ -88,7 +88,7 @@ double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* 
 }
 
 std::string print_run_plan(const Config& config, double flops, double peak_flops) {
-  constexpr double kShare = 0.4;  // of the peak: what large models reach here (README)
+  constexpr double kShare = 0.4;  // of the peak: what large models reach here (docs/results.md)
   std::string text;
   if (config.train.steps > 0) {
     const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
