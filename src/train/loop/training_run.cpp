@@ -8,6 +8,7 @@
 #include "checkpoint/reader.h"
 #include "track/runs.h"
 #include "train/loop/batch_stream.h"
+#include "train/loop/validation.h"
 #include "train/plan/run_folder.h"
 #include "train/plan/run_plan.h"
 #include "train/proof/device_proof.h"
