@@ -157,11 +157,11 @@ class QuestionsTest : public CliTest {
     return place == std::string::npos ? 0.0 : std::stod(said.substr(place + label.size()));
   }
 
-  // What is learned of an answer: its ids, and the end of its turn.
+  // What is learned of an answer: its ids, the end of its turn, and that of the document.
   int64_t learned(const std::string& answer) const {
     std::vector<int32_t> ids;
     tokenizer_->encode(answer, ids);
-    return std::ssize(ids) + 1;
+    return std::ssize(ids) + 2;
   }
 
   std::shared_ptr<const Tokenizer> tokenizer_;
