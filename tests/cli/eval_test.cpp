@@ -248,13 +248,13 @@ TEST_F(EvalCommandTest, AnImportedModelIsJudgedAlikeWhileTraining) {
   write("hf/tokenizer_config.json", settings.dump());
   output({"import", "hf", "imported"});
   make_directories(dir_ / "tasks");
-  write("tasks/valid.jsonl", nlohmann::json{{"text", read_file(dir_ / "valid.txt").substr(0, 20)}}.dump() + "\n");
+  write("tasks/valid.jsonl", nlohmann::json{{"text", read_file(dir_ / "valid.txt").substr(0, 12)}}.dump() + "\n");
   write("texts.toml", "[tasks.valid]\ntype = \"text\"\nfile = \"valid.jsonl\"\n");
   write("tuned.toml", R"([model.init]
 from = "imported"
 [data]
 path = "data"
-seq_len = 64
+seq_len = 16
 [optim]
 lr = 0
 [train]
@@ -269,7 +269,7 @@ data_dir = "tasks"
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto bits_of = [&](const std::string& model) {
     const auto report = parse_json<nlohmann::json>(output(
-        {"eval", model, "--tasks", "texts.toml", "--data", "tasks", "--context", "64", "--threads", "1", "--json"}));
+        {"eval", model, "--tasks", "texts.toml", "--data", "tasks", "--context", "16", "--threads", "1", "--json"}));
     return report.at("tasks").at(0).at("bits_per_byte").get<double>();
   };
   const double bits = bits_of("imported");
