@@ -150,7 +150,7 @@ class Cases {
                      [=](Workbench& w) -> Work {
                        const auto weight = w.weight_of(w.act({E, W, D}), OperandFormat::kFp8);
                        return [&w, weight] {
-                         weight->restart_rounding();
+                         weight->copies.restart();
                          weight->rounding(w.ops());
                        };
                      }});
@@ -255,8 +255,8 @@ class Cases {
       weights.allocate(w.ops(), w.arena(), w.arena());
       weights.initialise(w.ops(), 1, 3.0);
       for (Weight* weight : moe.expert_weights()) {
-        weight->format = format;
-        weight->grad_format = grad_format;
+        weight->copies.format = format;
+        weight->copies.grad_format = grad_format;
         allocate_weight_codes(*weight, w.ops(), w.arena());
       }
       if (moe.takes_codes()) codes = push_row_codes(w.arena(), size.T, size.D);

@@ -46,7 +46,7 @@ class Workbench {
   std::shared_ptr<Weight> weight_of(Tensor w, OperandFormat format) {
     const auto weight = std::make_shared<Weight>(WeightSpec{.name = "bench", .shape = w.shape()}, w.shape());
     weight->value = w;
-    weight->format = format;
+    weight->copies.format = format;
     allocate_weight_codes(*weight, ops_, arena_);
     return weight;
   }

@@ -88,7 +88,7 @@ class Workspace {
     Arena& state = storage[ArenaKind::kStepState];
     rounding_key_ = state.allocate(DType::kI64, {1});
     set_operand_formats(weights_, config, rounding_key_);
-    for (Weight& weight : weights_.all()) weight.in_act = !options.rounds;
+    for (Weight& weight : weights_.all()) weight.copies.in_act = !options.rounds;
     if (options.rounds) allocate_weight_codes(weights_, ops_, storage[ArenaKind::kWeightCodes]);
     const int64_t T = num_seqs * seq_len;
     batch_ = runner_.make_batch({.num_seqs = num_seqs, .seq_len = seq_len, .has_targets = true});
@@ -108,7 +108,7 @@ class Workspace {
       const std::span<const std::byte> read = binding.source(mapped, DType::kF32).read(0, bytes);
       std::vector<float> values(read.size() / sizeof(float));
       std::memcpy(values.data(), read.data(), read.size());
-      if (options_.weight_error > 0.0 && weight(mapped.name).format != OperandFormat::kAct) {
+      if (options_.weight_error > 0.0 && weight(mapped.name).copies.format != OperandFormat::kAct) {
         const Philox random(/*seed=*/1, mapped.name);
         for (size_t i = 0; i < values.size(); ++i) {
           values[i] *= static_cast<float>(1.0 + options_.weight_error * random.normal(i));
@@ -165,7 +165,7 @@ class Workspace {
   // Whether the gradients of weights are products of rounded operands.
   bool rounds_gradients() const {
     return std::ranges::any_of(weights_.all(),
-                               [](const Weight& weight) { return weight.grad_format != OperandFormat::kAct; });
+                               [](const Weight& weight) { return weight.copies.grad_format != OperandFormat::kAct; });
   }
   bool is_trained(const std::string& name) { return weight(name).spec.is_trained(); }
 

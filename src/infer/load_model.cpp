@@ -81,8 +81,8 @@ void load_weights(const CheckpointReader& reader, PlacedWeights& placed) {
   }
   std::vector<float> values;
   for (Weight& weight : placed.weights().all()) {
-    values.resize(static_cast<size_t>(weight.shape.num_elements()));
-    reader.load(weight.spec.name, Tensor(values.data(), DType::kF32, weight.shape));
+    values.resize(static_cast<size_t>(weight.shard.shape.num_elements()));
+    reader.load(weight.spec.name, Tensor(values.data(), DType::kF32, weight.shard.shape));
     placed.set(weight, values.data());
   }
 }

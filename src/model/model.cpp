@@ -75,7 +75,7 @@ void Model::share_experts(Transport& transport, Arena& state, const ExchangeLimi
   const auto [rank, num_ranks] = weights_.share().data;
   const Received received = weights_.share().updates.in_order ? Received::kApart : Received::kTogether;
   const bool gives_codes =
-      std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->codes.defined(); });
+      std::ranges::any_of(moe_layers_, [](const Moe* moe) { return moe->expert_weights()[0]->copies.codes.defined(); });
   window_.emplace(transport, ops_, exchange_shape(config_), limits,
                   ExchangeForm{.received = received, .dispatch_format = passes_.wire, .gives_codes = gives_codes},
                   state);
@@ -110,8 +110,8 @@ void Model::place_experts(const ExpertPlacement& placement) {
     ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
     ops_.device().upload(numbers, here.data());
     for (Weight* weight : moe_layers_[i]->expert_weights()) {
-      weight->place_experts(placement[i], weights_.share().experts.index);
-      weight->expert_numbers = numbers;
+      weight->shard.place_experts(placement[i], weights_.share().experts.index);
+      weight->shard.expert_numbers = numbers;
     }
   }
 }
@@ -145,7 +145,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.watchers = watchers;
   const Shape stream({batch.num_tokens(), config_.dim});
 
-  const auto has_codes = [](const Weight& weight) { return weight.codes.defined(); };
+  const auto has_codes = [](const Weight& weight) { return weight.copies.codes.defined(); };
   pass.keep = Keep(ops_, activations, {.recompute = passes_.recompute, .saved = passes_.saved});
   pass.keep.begin(stream, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
   const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");

@@ -15,7 +15,7 @@
 #include "model/pass.h"
 #include "model/sequence_model.h"
 #include "model/spec/spec.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 #include "rdep/placement.h"
 
 namespace nmoe {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 #include "ops/storage.h"
 
 namespace nmoe {

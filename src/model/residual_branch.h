@@ -9,7 +9,7 @@
 #include "model/parts/norm.h"
 #include "model/parts/part.h"
 #include "model/spec/part.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 
 namespace nmoe {
 

@@ -17,7 +17,7 @@
 
 #include "config/config.h"
 #include "model/model.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 #include "ops/storage.h"
 
 namespace nmoe {

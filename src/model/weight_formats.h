@@ -2,7 +2,7 @@
 #pragma once
 
 #include "config/config.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 
 namespace nmoe {
 

@@ -48,26 +48,26 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
     const DType dtype = rounds && !is_muon ? DType::kBF16 : ops.stat_dtype();
     Slot slot{.weight = &weight,
               .rates = rates[index - groups_.begin()],
-              .m = arena.allocate(dtype, weight.updated_shape()),
+              .m = arena.allocate(dtype, weight.shard.updated_shape()),
               .v = {},
               .random = {}};
     if (dtype == DType::kBF16) {
       slot.random = {.key = rounding_key,
                      .stream = fnv1a64("adamw." + weight.spec.name),
-                     .first = weight.updated.offset,
+                     .first = weight.shard.updated.offset,
                      .matrices = {}};
       if (weight.spec.group == WeightGroup::kExperts) {
-        slot.random.matrices = arena.allocate(DType::kI32, {weight.shape[0]});
+        slot.random.matrices = arena.allocate(DType::kI32, {weight.shard.shape[0]});
       }
     }
     if (is_muon) {
       state_.push_back({{"muon.momentum." + weight.spec.name, slot.m}, &weight});
     } else {
-      slot.v = arena.allocate(dtype, weight.updated_shape());
+      slot.v = arena.allocate(dtype, weight.shard.updated_shape());
       state_.push_back({{"adamw.m." + weight.spec.name, slot.m}, &weight});
       state_.push_back({{"adamw.v." + weight.spec.name, slot.v}, &weight});
     }
-    if (weight.updated.extent > 0) slots_.push_back(slot);
+    if (weight.shard.updated.extent > 0) slots_.push_back(slot);
   }
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
   place_experts();
@@ -76,7 +76,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
 void Optimizer::place_experts() {
   for (const Slot& slot : slots_) {
     if (!slot.random.matrices.defined()) continue;
-    const std::vector<int32_t> experts = slot.weight->experts_here();
+    const std::vector<int32_t> experts = slot.weight->shard.experts_here();
     ops_.device().upload(slot.random.matrices, experts.data());
   }
 }
@@ -97,7 +97,7 @@ void Optimizer::step(Tensor grad_scale) {
   for (const Slot& slot : slots_) {
     const Weight& weight = *slot.weight;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
-    const Tensor w = weight.updated_of(weight.value);
+    const Tensor w = weight.shard.updated_of(weight.value);
     const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
       const auto matrices = [&](const Tensor& x) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 #include "ops/ops.h"
 #include "optim/schedule.h"
 #include "tensor/arena.h"
@@ -35,7 +35,7 @@ class Optimizer {
   // every step, of moments in BF16) are read by step(). `config` and `weights` must outlive the optimizer.
   Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates, Tensor rounding_key);
 
-  // After weights were told which experts are here (Weight::place_experts).
+  // After weights were told which experts are here (WeightShard::place_experts).
   void place_experts();
 
   // Fills `rates`, made by allocate_rates in host memory, for the step of `step_tokens` tokens that `progress` ends

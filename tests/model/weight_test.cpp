@@ -1,10 +1,9 @@
-#include "model/weight.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "model/parts/linear.h"
+#include "model/weight_set.h"
 #include "support/errors.h"
 #include "support/tensors.h"
 

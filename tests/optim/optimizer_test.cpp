@@ -5,7 +5,7 @@
 #include <map>
 
 #include "model/small_models.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 #include "ops/newton_schulz.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
@@ -114,7 +114,7 @@ TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
   Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
   for (Weight& weight : weights_.all()) {
     if (!weight.grad.defined()) continue;
-    const Tensor random = pool_.normal(weight.shape);
+    const Tensor random = pool_.normal(weight.shard.shape);
     for (int64_t i = 0; i < random.num_elements(); ++i) set(weight.grad, i, get(random, i));
   }
   const auto before = weights();
@@ -128,8 +128,8 @@ TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
     SCOPED_TRACE(name);
     const bool halves = name.ends_with("mlp.in") || name.ends_with("shared.in") || name.ends_with("experts_in");
     gated += halves ? 1 : 0;
-    const int64_t rows = weight.shape[-2] / (halves ? 2 : 1), cols = weight.shape[-1];
-    const int64_t count = weight.shape.num_elements() / (rows * cols);
+    const int64_t rows = weight.shard.shape[-2] / (halves ? 2 : 1), cols = weight.shard.shape[-1];
+    const int64_t count = weight.shard.shape.num_elements() / (rows * cols);
     const double lr = group == WeightGroup::kExperts ? config_.experts.lr : config_.matrices.lr;
     const double step = lr * 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
     std::vector<double> expected;
@@ -148,7 +148,7 @@ TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
   }
   EXPECT_EQ(gated, 3);
   for (const OptimizerState& state : optimizer.state())
-    EXPECT_EQ(state.tensor.shape(), state.weight->shape) << state.name;
+    EXPECT_EQ(state.tensor.shape(), state.weight->shard.shape) << state.name;
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ TEST_F(RankFailureTest, ARankThatHangsInAStep) {
 TEST_F(RankFailureTest, ARankWithAValueThatIsNotFinite) {
   const Error error = fail([](Engine& engine, int64_t) {
     for (const Weight& weight : engine.model().weights().all()) {
-      if (!weight.spec.is_trained() || weight.spec.group == WeightGroup::kExperts || weight.updated.extent > 0)
+      if (!weight.spec.is_trained() || weight.spec.group == WeightGroup::kExperts || weight.shard.updated.extent > 0)
         continue;
       return engine.rank().device.ops().fill({weight.value, std::numeric_limits<double>::quiet_NaN()});
     }

@@ -268,7 +268,8 @@ std::map<std::string, std::pair<OperandFormat, OperandFormat>> formats_of(Config
   WeightSet weights(describe_model(config.model).weights);
   set_operand_formats(weights, config, {});
   std::map<std::string, std::pair<OperandFormat, OperandFormat>> formats;
-  for (const Weight& weight : weights.all()) formats[weight.spec.name] = {weight.format, weight.grad_format};
+  for (const Weight& weight : weights.all())
+    formats[weight.spec.name] = {weight.copies.format, weight.copies.grad_format};
   return formats;
 }
 

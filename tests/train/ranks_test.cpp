@@ -54,9 +54,9 @@ void expect_same_gradients(Engine& several, Engine& one) {
   auto other = one.model().weights().all().begin();
   for (const Weight& mine : several.model().weights().all()) {
     if (mine.grad.defined()) {
-      const int64_t first = mine.updated_elements().front().offset, n = mine.updated.extent;
+      const int64_t first = mine.shard.updated_elements().front().offset, n = mine.shard.updated.extent;
       const Tensor theirs = other->grad.reshape({other->grad.num_elements()}).rows(first, first + n);
-      EXPECT_TRUE(near(mine.updated_of(mine.grad).reshape({n}), theirs, 2e-3)) << mine.spec.name;
+      EXPECT_TRUE(near(mine.shard.updated_of(mine.grad).reshape({n}), theirs, 2e-3)) << mine.spec.name;
     }
     ++other;
   }

@@ -9,7 +9,7 @@
 #include "model/parts/linear.h"
 #include "model/pass.h"
 #include "model/scored_rows.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 
 namespace nmoe {
 
@@ -26,7 +26,7 @@ class LanguageHead {
   // likeliest next tokens, [T] i32 =.
   void losses(const Pass& pass, Tensor normed, Tensor losses, Tensor predictions) const;
   // losses [objectives, T] stat = the token losses of each; dx [T, D] = the gradient of their sums, each times its
-  // element of pass.scale.loss, to normed [T, D]; the weight's gradient likewise, as model/weight.h says.
+  // element of pass.scale.loss, to normed [T, D]; the weight's gradient likewise, as model/parameter.h says.
   void forward_backward(const Pass& pass, Tensor normed, const Objectives& objectives, Tensor losses, Tensor dx) const;
 
   const Linear& linear() const { return linear_; }

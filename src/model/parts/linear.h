@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "model/pass.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 
 namespace nmoe {
 
@@ -29,7 +29,7 @@ class Linear {
   void forward(Ops& ops, const Rows& x, Tensor y, Tensor addend = {}) const {
     weight_.measure_forward(ops, x.values, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = x.quantised;
+    if (weight_.copies.takes_codes()) rounding.rows = x.quantised;
     ops.linear_forward({.x = x.tensor(), .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
   // pre = [N, out], and h = its activation, each as values and, if it has memory for it, quantised. Without `reads_h`,
@@ -38,7 +38,7 @@ class Linear {
                           bool reads_h) const {
     weight_.measure_forward(ops, x.values, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = x.quantised;
+    if (weight_.copies.takes_codes()) rounding.rows = x.quantised;
     ops.linear_activation_forward({.kind = kind,
                                    .x = x.tensor(),
                                    .w = weight_.value,
@@ -53,11 +53,11 @@ class Linear {
   void backward_input(Ops& ops, const Rows& dy, Tensor dx, bool accumulate = false) const {
     weight_.measure_gradient(ops, dy.values, weight_.value);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = dy.quantised;
+    if (weight_.copies.takes_codes()) rounding.rows = dy.quantised;
     ops.linear_backward_input(
         {.dy = dy.tensor(), .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
-  // The weight's gradient, as model/weight.h says; with the rounding that was drawn for it, if that was earlier.
+  // The weight's gradient, as model/parameter.h says; with the rounding that was drawn for it, if that was earlier.
   void backward_weight(Ops& ops, Tensor x, Tensor dy) const {
     backward_weight(ops, x, dy, weight_.weight_gradient_rounding());
   }
@@ -73,7 +73,7 @@ class Linear {
   // Memory for rows [N, width] in FP8, x or dy of a product with this weight, to be filled by the operation that makes
   // these rows; undefined if the product takes none.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-    return weight_.push_codes(activations, num_rows, width);
+    return weight_.copies.push_codes(activations, num_rows, width);
   }
 
   Weight& weight() const { return weight_; }
@@ -97,10 +97,10 @@ class JoinedLinear {
     Weight& first = *parts_.front();
     first.measure_forward(ops, x.values, joined(&Weight::value));
     OperandRounding rounding = first.rounding(ops);
-    if (first.takes_codes()) rounding.rows = x.quantised;
+    if (first.copies.takes_codes()) rounding.rows = x.quantised;
     ops.linear_forward({.x = x.tensor(), .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
   }
-  // The weights' gradients, as model/weight.h says, and dx =. dx may not be the storage of x.
+  // The weights' gradients, as model/parameter.h says, and dx =. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
     Weight& first = *parts_.front();
     const bool accumulate = first.accumulate_grad();
@@ -155,7 +155,7 @@ class GroupedLinear {
                           const Rows& h, bool reads_h) const {
     weight_.measure_forward(ops, x.values, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.takes_codes()) rounding.rows = x.quantised;
+    if (weight_.copies.takes_codes()) rounding.rows = x.quantised;
     const bool columns_alone = h.columns.defined() && !reads_h;
     ops.grouped_activation_forward({.kind = kind,
                                     .x = x.values,
@@ -193,11 +193,11 @@ class GroupedLinear {
     args.dy = dy.values;
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
-    if (weight_.takes_codes()) args.rounding.rows = dy.quantised;
+    if (weight_.copies.takes_codes()) args.rounding.rows = dy.quantised;
     ops.grouped_activation_backward(args);
   }
-  // The weight's gradient, as model/weight.h describes, with the rounding that was drawn for it. Where rows are there
-  // as columns, their values are not read.
+  // The weight's gradient, as model/parameter.h describes, with the rounding that was drawn for it. Where rows are
+  // there as columns, their values are not read.
   void backward_weight(Ops& ops, const Rows& x, const Rows& dy, Tensor offsets, const OperandRounding& rounding) const {
     const bool accumulate = weight_.accumulate_grad();
     NMOE_CHECK(!accumulate || !weight_.squares.defined(), "{}: squares of a gradient in several parts",
@@ -214,14 +214,14 @@ class GroupedLinear {
   }
   // As Linear's.
   RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-    return weight_.push_codes(activations, num_rows, width);
+    return weight_.copies.push_codes(activations, num_rows, width);
   }
   // The form of such matrices of rows, in this layer's groups, as its weight's gradient takes them by columns; no
   // groups if it does not.
   ColumnForm columns(int64_t num_matrices, int64_t num_rows) const {
     return {.num_matrices = num_matrices,
             .num_rows = num_rows,
-            .num_groups = weight_.rounds_gradient_in_fp8() ? weight_.shape[0] : 0};
+            .num_groups = weight_.copies.rounds_gradient_in_fp8() ? weight_.shard.shape[0] : 0};
   }
 
   Weight& weight() const { return weight_; }

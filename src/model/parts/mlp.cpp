@@ -20,7 +20,7 @@ Application Mlp::forward(const Pass& pass, const Rows& x, Tensor residual, Tenso
   Rows hidden = pass.keep.with_values(kept.hidden);
   hidden.quantised = out_.push_codes(pass.activations, T, hidden_);
   const bool reads_hidden = !hidden.quantised.defined() || kept.hidden.wait() || pass.watchers.inspect != nullptr ||
-                            out_.weight().measures_forward();
+                            out_.weight().probe.measures_forward();
   in_.forward_activation(ops, activation_, x, pre, hidden, reads_hidden);
   pass.capture(hidden_as_, layer_, hidden.tensor());
   out_.forward(ops, hidden, y, residual);

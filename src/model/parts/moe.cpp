@@ -103,7 +103,7 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
                   .hidden = pass.keep.with_values(kept.hidden)};
   rows.hidden.quantised = experts_out_.push_codes(pass.activations, R, expert_dim_);
   const bool reads_hidden = !rows.hidden.quantised.defined() || kept.hidden.as == KeptAs::kValues ||
-                            pass.watchers.inspect != nullptr || experts_out_.weight().measures_forward();
+                            pass.watchers.inspect != nullptr || experts_out_.weight().probe.measures_forward();
   for (const RaggedRows& part : routed.parts) {
     forward_hidden(pass, part, rows, reads_hidden);
     pass.capture(Intermediate::kExpertHidden, layer_, part.of(rows.hidden.tensor()), part.count());
@@ -203,7 +203,7 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .drow_weight = part.of(gradients.drow_weight),
                                     .dpre_codes = dpre.quantised,
                                     .dpre_columns = dpre.columns,
-                                    .keeps_dpre = experts_in_.weight().measures_gradient(),
+                                    .keeps_dpre = experts_in_.weight().probe.measures_gradient(),
                                     .h = made.tensor(),
                                     .pre_codes = pre.quantised,
                                     .h_columns = made.columns});
@@ -225,7 +225,7 @@ ColumnForm Moe::columns_of(const GroupedLinear& layer, const RoutedRows& routed)
 template <class Work>
 void Moe::for_each_part(const RoutedRows& routed, const Work& work) const {
   for (const RaggedRows& part : routed.parts) {
-    for (Weight* weight : expert_weights()) weight->begin_part(part.part);
+    for (Weight* weight : expert_weights()) weight->copies.begin_part(part.part);
     work(part);
   }
 }

@@ -33,7 +33,7 @@ class Moe final : public Part {
                       Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
   bool takes_codes() const override {
-    return exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().takes_codes() ||
+    return exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().copies.takes_codes() ||
            (shared_ && shared_->takes_codes());
   }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "model/pass.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 
 namespace nmoe {
 

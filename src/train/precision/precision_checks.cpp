@@ -16,19 +16,19 @@ std::optional<PrecisionChecks> PrecisionChecks::make(const Config& config, Weigh
   std::vector<Watched> watched;
   std::vector<PrecisionWatch::Role> roles;
   for (Weight& weight : weights.all()) {
-    if (weight.format == OperandFormat::kAct || weight.spec.joins_previous) continue;
+    if (weight.copies.format == OperandFormat::kAct || weight.spec.joins_previous) continue;
     const auto same = [&](const PrecisionWatch::Role& role) {
       return role.layer == weight.spec.layer && role.part == weight.spec.part;
     };
     const auto role = std::ranges::find_if(roles, same);
     watched.push_back({&weight, static_cast<size_t>(role - roles.begin())});
-    if (role == roles.end()) roles.push_back({weight.spec.layer, weight.spec.part, weight.format});
+    if (role == roles.end()) roles.push_back({weight.spec.layer, weight.spec.part, weight.copies.format});
   }
   if (watched.empty()) return {};
   PrecisionChecks checks(config.precision, weights, std::move(watched), std::move(roles));
   checks.counts_ = state.allocate(DType::kF64, {std::ssize(checks.watched_), kNumMeasured, 5});
   for (size_t i = 0; i < checks.watched_.size(); ++i) {
-    checks.watched_[i].weight->rounding_counts = checks.counts_[static_cast<int64_t>(i)];
+    checks.watched_[i].weight->probe.counts = checks.counts_[static_cast<int64_t>(i)];
   }
   return checks;
 }
@@ -36,7 +36,7 @@ std::optional<PrecisionChecks> PrecisionChecks::make(const Config& config, Weigh
 void PrecisionChecks::begin(Ops& ops, bool dense) {
   ops.fill({.x = counts_, .value = 0.0});
   for (const Watched& one : watched_) {
-    if (dense || one.weight->spec.group == WeightGroup::kExperts) one.weight->measure_next();
+    if (dense || one.weight->spec.group == WeightGroup::kExperts) one.weight->probe.measure_next();
   }
 }
 
@@ -68,8 +68,8 @@ bool PrecisionChecks::set_formats() {
     } else if (!weight.spec.joins_previous) {
       in_act = false;  // it has no format
     }
-    any_is_another = any_is_another || weight.in_act != in_act;
-    weight.in_act = in_act;
+    any_is_another = any_is_another || weight.copies.in_act != in_act;
+    weight.copies.in_act = in_act;
   }
   return any_is_another;
 }

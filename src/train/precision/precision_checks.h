@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "model/weight.h"
+#include "model/weight_set.h"
 #include "ops/storage.h"
 #include "train/precision/precision_watch.h"
 

@@ -142,11 +142,11 @@ void Engine::allocate_sums(Arena& state) {
   for (Weight& weight : weights) {
     if (!weight.spec.is_trained()) continue;
     if (weight.spec.group == WeightGroup::kExperts && experts_gradients_are_whole) {
-      weight.squares = state.allocate(DType::kF64, square_parts(weight.shape));
+      weight.squares = state.allocate(DType::kF64, square_parts(weight.shard.shape));
     }
     const TensorChunks chunks = chunks_of(weight);
     // Experts are in order so far: later it is a place's squares that are here.
-    const int64_t begin = weight.updated_elements().front().offset, size = weight.updated.extent;
+    const int64_t begin = weight.shard.updated_elements().front().offset, size = weight.shard.updated.extent;
     if (!in_order() && size > 0) squares_.all.push_back({weight.total, partial_squares_, weight.squares});
     for (int64_t at = begin; in_order() && at < begin + size;) {
       const int64_t chunk = chunks.index_of(at), end = chunks[chunk].end(), entry = first_chunk + chunk;
@@ -189,9 +189,9 @@ void Engine::set_places(ExpertPlacement places) {
   model_.place_experts(experts_.places);
   optimizer_->place_experts();
   const auto& weights = weights_.all();
-  for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].updated_elements();
+  for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].shard.updated_elements();
   for (size_t i = 0; i < staging_.optimizer.size(); ++i) {
-    staging_.optimizer[i].slices = optimizer_->state()[i].weight->updated_elements();
+    staging_.optimizer[i].slices = optimizer_->state()[i].weight->shard.updated_elements();
   }
   if (!square_order_.defined()) return;
   std::map<const Weight*, size_t> layer_of;
@@ -273,10 +273,10 @@ void Engine::allocate_staging() {
     const bool others_have_it = !weight.spec.is_trained() && domain_.shards().index() != 0;
     const bool is_turn = num_staged++ % replicas.count() == replicas.index();
     tensors.push_back({.name = name,
-                       .tensor = arena.allocate(dtype, weight.updated_shape()),
+                       .tensor = arena.allocate(dtype, weight.shard.updated_shape()),
                        .shape = weight.spec.shape,
-                       .slices = weight.updated_elements(),
-                       .is_written = is_turn && !others_have_it && weight.updated.extent > 0});
+                       .slices = weight.shard.updated_elements(),
+                       .is_written = is_turn && !others_have_it && weight.shard.updated.extent > 0});
   };
   for (const Weight& weight : weights_.all()) {
     add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
@@ -611,7 +611,7 @@ void Engine::restore() {
   for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
-    if (state[i].weight->updated.extent == 0) continue;
+    if (state[i].weight->shard.updated.extent == 0) continue;
     device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
   }
   gather_values();
