@@ -1,8 +1,8 @@
 // What is trained of a weight: its value, the rest of its master, and its gradient.
 //
 // In a step, the first operation that produces the gradient writes it (=) and all later ones add to it (+=): those of
-// further microbatches, and of further uses, as by a tied head. Which of the two an operation does is decided when it is
-// enqueued, and recordings keep it, so every step has to produce gradients in the same order. A step begins with
+// further microbatches, and of further uses, as by a tied head. Which of the two an operation does is decided when it
+// is enqueued, and recordings keep it, so every step has to produce gradients in the same order. A step begins with
 // begin_step().
 //
 // Threads: driven by the one that drives the device (ops/device.h).

@@ -32,17 +32,17 @@ class QuantisedCopies {
   // To be called before the first product of a step, or of a pass outside one: values may have changed.
   void restart();
   // The products that follow belong to this shard of the step's batch: shard m * W + i is the m-th microbatch of rank i
-  // of W. If experts process the ranks' tokens one rank after the other, `shard` is the first rank's, and part i is shard
-  // `shard` + i.
+  // of W. If experts process the ranks' tokens one rank after the other, `shard` is the first rank's, and part i is
+  // shard `shard` + i.
   void begin_microbatch(int64_t shard) { shard_ = shard, part_ = 0; }
   void begin_part(int64_t part) { part_ = part; }
 
   // The rounding of a forward product: none in batch-invariant arithmetic. The first call since restart() enqueues what
   // makes the codes, if there are any.
   OperandRounding of_forward(Ops& ops);
-  // The rounding of the product that gives the gradient of the input, and of the one that gives the weight's; experts: the
-  // expert in each slot here (RandomRounding). Each call takes another stream of random bits: to be called once for each
-  // product.
+  // The rounding of the product that gives the gradient of the input, and of the one that gives the weight's; experts:
+  // the expert in each slot here (RandomRounding). Each call takes another stream of random bits: to be called once for
+  // each product.
   OperandRounding of_input_gradient(Ops& ops, Tensor experts);
   OperandRounding of_weight_gradient(Tensor experts) { return of_gradient(grad_format, experts); }
 

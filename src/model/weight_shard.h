@@ -1,9 +1,9 @@
 // Which part of a weight a rank has, and which elements of that it updates.
 //
-// A rank has all of a weight, or of stacked experts those in its slots. It *updates* some of the elements that it has: all
-// of a weight that only it has (its experts) or that all ranks update alike (buffers), and its share of a weight that every
-// rank of its domain has (model/spec/flat_weights.h). It holds the rest of the master and the optimizer's state of the
-// elements it updates only.
+// A rank has all of a weight, or of stacked experts those in its slots. It *updates* some of the elements that it has:
+// all of a weight that only it has (its experts) or that all ranks update alike (buffers), and its share of a weight
+// that every rank of its domain has (model/spec/flat_weights.h). It holds the rest of the master and the optimizer's
+// state of the elements it updates only.
 #pragma once
 
 #include <cstdint>

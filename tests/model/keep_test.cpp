@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "model/model.h"
+#include "model/small_models.h"
 #include "support/tensors.h"
 
 namespace nmoe::test {
@@ -109,6 +111,65 @@ TEST_F(KeepTest, ALayersMemoryIsOnTopWhenItsBackwardBegins) {
     EXPECT_EQ(activations_.mark(), marks[layer]);
   }
 }
+
+// A step of a small model in fp32: its losses and gradients.
+struct StepResult {
+  std::vector<double> losses;
+  std::vector<std::vector<double>> grads;
+};
+StepResult step_of(const ModelConfig& config, const PassOptions& options) {
+  constexpr int64_t kPositions = 6;
+  const ReadyDevice ops = cpu_device(DType::kF32, 2);
+  TensorPool pool(DType::kF32, 3), doubles(DType::kF64);
+  Arena values("values"), grads("grads"), state("state"), activations("activations");
+  for (Arena* arena : {&values, &grads, &state, &activations}) arena->reserve(ops.device().memory(), 4 << 20);
+  WeightSet weights(describe_model(config).weights);
+  Model model(config, weights, *ops, kPositions, options);
+  weights.allocate(*ops, values, grads);
+  model.allocate(state);
+  weights.initialise(*ops, 7, config.init.truncation);
+  const Batch batch{.num_seqs = 1,
+                    .seq_len = kPositions,
+                    .tokens = pool.random_ints({kPositions}, config.vocab_size),
+                    .rows = {{BatchRow::kTargets, pool.random_ints({kPositions}, config.vocab_size)}},
+                    .positions = pool.ints({kPositions}, {0, 1, 2, 3, 4, 5})};
+  const Tensor losses = pool.zeros({kPositions}), mean = doubles.full({1}, 1.0 / kPositions);
+  StepResult result;
+  for (int64_t time = 0; time < 2; ++time) {  // nothing of a first pass is left over
+    model.begin_step();
+    model.forward_backward(batch, {.num_seqs = 1, .num_tokens = kPositions, .loss = mean}, activations, losses);
+  }
+  EXPECT_EQ(activations.used(), 0);
+  result.losses = test::values(losses);
+  for (const Weight& weight : weights.all()) {
+    if (weight.grad.defined()) result.grads.push_back(test::values(weight.grad));
+  }
+  return result;
+}
+
+class SavedInFp8 : public ::testing::TestWithParam<SmallModel> {};
+
+// What waits in FP8 changes backward alone, and is the same whatever is made again; so is what travels so.
+TEST_P(SavedInFp8, SameBitsWhateverIsMadeAgain) {
+  const ModelConfig& config = GetParam().config;
+  const auto with = [&](Recompute recompute, RowFormat wire, RowFormat saved) {
+    return step_of(config, {.recompute = recompute, .wire = wire, .saved = saved});
+  };
+  for (const RowFormat wire : {RowFormat::kDevice, RowFormat::kFp8}) {
+    const StepResult plain = with(Recompute::kNone, wire, RowFormat::kDevice),
+                     saved = with(Recompute::kNone, wire, RowFormat::kFp8);
+    EXPECT_EQ(saved.losses, plain.losses);
+    EXPECT_NE(saved.grads, plain.grads);
+    for (const Recompute recompute : {Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks}) {
+      const StepResult again = with(recompute, wire, RowFormat::kFp8);
+      EXPECT_EQ(again.losses, plain.losses) << static_cast<int>(recompute);
+      EXPECT_EQ(again.grads, saved.grads) << static_cast<int>(recompute);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Small, SavedInFp8, ::testing::ValuesIn(small_models()),
+                         [](const auto& param_info) { return param_info.param.name; });
 
 }  // namespace
 }  // namespace nmoe::test

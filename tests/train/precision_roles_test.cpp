@@ -55,7 +55,7 @@ Tensor value_at(Engine& engine, const std::string& name, int64_t at) {
 }
 // What a weight, of several its first matrix, multiplies channel 0 of the norm with.
 void fill_channel(test::ReadyEngine& ready, const std::string& name, double value) {
-  const Shape& shape = ready.engine.model().weights().at(name).shape;
+  const Shape& shape = ready.engine.model().weights().at(name).shard.shape;
   const int64_t width = shape[shape.rank() - 1], rows = shape[shape.rank() - 2];
   for (int64_t row = 0; row < rows; ++row) ready.ops().fill({value_at(ready.engine, name, row * width), value});
 }
