@@ -74,9 +74,7 @@ class Keep {
   KeptRows put(Site site, const Shape& shape, const ColumnForm& columns = {}) const;
   // The same for rows that are there already, as values: they wait, or will be popped (WaitingScope).
   KeptRows put(Site site, const Rows& rows) const { return {.site = site, .as = form(site), .rows = rows.values}; }
-  // Forward: the forms that have to be made of them: those that wait or, if none do, values in memory that the caller's
-  // ArenaScope pops. with_values(): values in any case.
-  Rows made(const KeptRows& kept) const { return kept.wait() ? kept.rows : with_values(kept); }
+  // Forward: what waits and, if that has none, values: in memory that the caller's ArenaScope pops.
   Rows with_values(const KeptRows& kept) const;
   // Backward: the rows that wait or, if none do, memory to make them in again, in the form in which they would wait if
   // nothing were made again.

@@ -99,7 +99,7 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
   const ArenaScope scope(pass.activations);
   ExpertRows rows{.x = x,
                   .row_weight = kept.row_weight,
-                  .pre = pass.keep.made(kept.pre),
+                  .pre = pass.keep.with_values(kept.pre),
                   .hidden = pass.keep.with_values(kept.hidden)};
   rows.hidden.quantised = experts_out_.push_codes(pass.activations, R, expert_dim_);
   const bool reads_hidden = !rows.hidden.quantised.defined() || kept.hidden.as == KeptAs::kValues ||
@@ -130,13 +130,15 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   const ExchangePass exchange_of = exchange_pass(pass);
   RoutedExchange& exchange = *kept.exchange;
   const RoutedRows& routed = exchange.routed();
-  const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, R = routed.capacity;
+  const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, R = routed.capacity,
+                W = pre_activation_width(config_.activation, expert_dim_);
 
   // What did not wait. The router's decisions always do: rows go where they went.
   ExpertRows rows{.x = kept.x.rows,
                   .row_weight = kept.row_weight,
                   .pre = pass.keep.get(kept.pre),
                   .hidden = pass.keep.get(kept.hidden)};
+  if (!rows.pre.has_values()) rows.pre.values = pass.push({R, W});
   bool makes_hidden = !kept.hidden.wait();
   if (!kept.x.wait()) {
     exchange.begin_dispatch(exchange_of, x, kept.weights);
@@ -159,7 +161,8 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   ExpertGradients gradients{
       .dy = {}, .dpre = {}, .dx = pass.push({R, travel_dim_}), .drow_weight = pass.push_stat({R})};
   gradients.dy = exchange.end_combine_backward(exchange_of, gradients.dx);
-  gradients.dpre = gradient_room(pass, routed, rows.pre);
+  gradients.dpre.values = rows.pre.values;  // not needed after its gradient is known
+  gradients.dpre.columns = push_column_codes(pass.activations, columns_of(experts_in_, routed), W);
   if (makes_hidden) gradients.hidden = rows.hidden;
   for_each_part(routed, [&](const RaggedRows& part) { backward_experts(pass, part, rows, gradients); });
   exchange.begin_dispatch_backward(exchange_of, gradients.dx, gradients.drow_weight);
@@ -177,19 +180,6 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
                        .dweights = dweights,
                        .dlogits = dlogits});
   router_.backward(ops, x, dlogits, dx, /*accumulate=*/true);
-}
-
-// The gradient takes the place of pre-activations, where these are there as values. Else it has values only if somebody
-// reads them: the first weight's gradient, unless it takes columns; or a check of precision, for which the memory of
-// that gradient will do, as it is written later.
-Rows Moe::gradient_room(const Pass& pass, const RoutedRows& routed, const Rows& pre) const {
-  const Shape shape({routed.capacity, pre_activation_width(config_.activation, expert_dim_)});
-  Weight& weight = experts_in_.weight();
-  const ColumnCodes columns = push_column_codes(pass.activations, columns_of(experts_in_, routed), shape[1]);
-  if (pre.has_values()) return {pre.values, {}, columns};
-  if (!columns.defined()) return pass.push(shape);
-  if (!weight.probe.measures_gradient()) return {{}, {}, columns};
-  return {weight.room_before_grad(pass.activations, pass.ops.compute_dtype(), shape), {}, columns};
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertRows& rows,
@@ -268,10 +258,7 @@ OverflowPass Moe::overflow_backward(const Pass& pass, const RoutedRows& routed, 
   const int64_t C = routed.chunk_capacity();
   if (C == 0) return {};
   const RaggedRows& first = routed.overflow.front();
-  // Not the memory of the weight's gradient.
-  const bool has_room = rows.pre.has_values() || !gradients.dpre.columns.defined();
-  const Tensor pre = has_room ? gradients.dpre.tensor().rows(0, C)
-                              : pass.push({C, pre_activation_width(config_.activation, expert_dim_)});
+  const Tensor pre = gradients.dpre.tensor().rows(0, C);
   const ExpertRows chunk_rows{.x = rows.x.tensor().rows(0, C),
                               .row_weight = rows.row_weight.rows(0, C),
                               .pre = {pre, first.of(rows.pre.quantised)},

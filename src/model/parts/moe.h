@@ -86,8 +86,6 @@ class Moe final : public Part {
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertRows& rows, bool reads_hidden = true) const;
   // y += the experts' outputs.
   void forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Tensor y) const;
-  // Memory for the gradient of pre-activations.
-  Rows gradient_room(const Pass& pass, const RoutedRows& routed, const Rows& pre) const;
   // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
   // those of the rows.
   void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertRows& rows,
