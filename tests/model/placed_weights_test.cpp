@@ -62,7 +62,9 @@ TEST(PlacedWeights, AreRunByTwoRunnersInArithmeticsOfTheirOwn) {
     Batch batch;
     Tensor logits;
   };
-  PlacedWeights placed(config, {.device = {.num_threads = 2}}, [&](WeightSet& weights, Storage& storage) {
+  WeightsPlace place;
+  place.device.num_threads = 2;
+  PlacedWeights placed(config, place, [&](WeightSet& weights, Storage& storage) {
     Run fastest(config, weights, storage, options(Arithmetic::kFastest));
     Run invariant(config, weights, storage, options(Arithmetic::kBatchInvariant));
   });
