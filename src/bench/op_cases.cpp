@@ -259,7 +259,7 @@ class Cases {
         weight->copies.grad_format = grad_format;
         allocate_weight_codes(*weight, w.ops(), w.arena());
       }
-      if (moe.takes_codes()) codes = push_row_codes(w.arena(), size.T, size.D);
+      if (moe.takes_codes(w.ops())) codes = push_row_codes(w.arena(), size.T, size.D);
       moe.keep_stats({.counts = w.arena().allocate(DType::kI32, {size.E}),
                       .aux_loss = w.arena().allocate(DType::kF64, {2}),
                       .entropy = w.arena().allocate(DType::kF64, {1})});

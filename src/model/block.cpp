@@ -43,7 +43,7 @@ void Block::run_backward(const Pass& pass, const Kept& kept, const Rows& given, 
     const ResidualBranch& branch = branches_[i];
     // Sums of gradients begin here, where no tokens travel while the mixer works.
     if (branch.is_mixer()) pass.tell_ready(weights_.complete_from());
-    const bool leaves = i > 0 ? branches_[i - 1].takes_codes() : leaves_codes;
+    const bool leaves = i > 0 ? branches_[i - 1].takes_codes(pass.ops) : leaves_codes;
     branch.backward(pass, kept.branches[i], dx, leaves);
     weights_.end_application(branch.weights());
     dx = {dx.values, leaves ? pass.keep.quantised_gradient() : RowCodes{}};

@@ -31,7 +31,7 @@ class Block {
   // quantised as well, in pass.keep's memory, if `leaves_codes`.
   void backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;
   // Whether the output's gradient is read in FP8.
-  bool takes_codes() const { return branches_.back().takes_codes(); }
+  bool takes_codes(const Ops& ops) const { return branches_.back().takes_codes(ops); }
 
  private:
   Tensor run(const Pass& pass, Tensor x, Kept& kept) const;

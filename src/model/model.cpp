@@ -170,12 +170,12 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const auto gradient = [&](bool quantised) {
     return Rows(dx, quantised ? pass.keep.quantised_gradient() : RowCodes{});
   };
-  Rows dstream = gradient(blocks_.back()->takes_codes());
+  Rows dstream = gradient(blocks_.back()->takes_codes(ops_));
   final_norm_.backward(pass, kept_by_norm, dx, dstream);
   weights_.end_application(after_blocks);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     pass.keep.before_backward();
-    const bool leaves_codes = layer > 0 && blocks_[layer - 1]->takes_codes();
+    const bool leaves_codes = layer > 0 && blocks_[layer - 1]->takes_codes(ops_);
     blocks_[layer]->backward(pass, kept[layer], dstream, leaves_codes);
     dstream = gradient(leaves_codes);
   }

@@ -46,13 +46,15 @@ class QuantisedCopies {
   OperandRounding of_input_gradient(Ops& ops, Tensor experts);
   OperandRounding of_weight_gradient(Tensor experts) { return of_gradient(grad_format, experts); }
 
-  // Whether products currently take rows in FP8 as codes.
-  bool takes_codes() const { return codes.defined() && !in_act; }
+  // Whether products of `ops` currently take rows in FP8 as codes.
+  bool takes_codes(const Ops& ops) const {
+    return codes.defined() && !in_act && ops.arithmetic() != Arithmetic::kBatchInvariant;
+  }
   // Whether the product that gives the weight's gradient currently takes them by columns.
-  bool rounds_gradient_in_fp8() const { return takes_codes() && grad_format == OperandFormat::kFp8; }
+  bool rounds_gradient_in_fp8() const { return codes.defined() && !in_act && grad_format == OperandFormat::kFp8; }
   // Memory for rows [N, width] in FP8 that are multiplied with this weight; undefined if products take none.
-  RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-    return takes_codes() ? push_row_codes(activations, num_rows, width) : RowCodes{};
+  RowCodes push_codes(const Ops& ops, Arena& activations, int64_t num_rows, int64_t width) const {
+    return takes_codes(ops) ? push_row_codes(activations, num_rows, width) : RowCodes{};
   }
 
  private:

@@ -16,7 +16,7 @@ Tensor ResidualBranch::forward(const Pass& pass, Tensor x, Kept& kept) const {
   const Tensor y = pass.push(x.shape());
   kept.normed = pass.keep.put(Site::kNormOutput, x.shape());
   Rows normed = pass.keep.with_values(kept.normed);
-  if (takes_codes()) normed.quantised = pass.keep.quantised_norm();
+  if (takes_codes(pass.ops)) normed.quantised = pass.keep.quantised_norm();
   kept.norm = norm_.forward(pass, x, normed);
   kept.part = part_->forward(pass, normed, x, y);
   pass.capture(is_mixer_ ? Intermediate::kMixerOut : Intermediate::kFeedForwardOut, layer_, y);

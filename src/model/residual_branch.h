@@ -36,7 +36,7 @@ class ResidualBranch {
   void backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;
 
   // Whether the output's gradient is read in FP8.
-  bool takes_codes() const { return part_->takes_codes(); }
+  bool takes_codes(const Ops& ops) const { return part_->takes_codes(ops); }
   bool is_mixer() const { return is_mixer_; }
   const WeightRange& weights() const { return weights_; }  // the norm's and the part's
 

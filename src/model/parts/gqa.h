@@ -21,7 +21,7 @@ class GroupedQueryAttention final : public Part {
 
   Application forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
-  bool takes_codes() const override { return out_.weight().copies.takes_codes(); }
+  bool takes_codes(const Ops& ops) const override { return out_.weight().copies.takes_codes(ops); }
   void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                       Tensor y) const override;
 

@@ -29,7 +29,7 @@ class Linear {
   void forward(Ops& ops, const Rows& x, Tensor y, Tensor addend = {}) const {
     weight_.measure_forward(ops, x.values, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.copies.takes_codes()) rounding.rows = x.quantised;
+    if (weight_.copies.takes_codes(ops)) rounding.rows = x.quantised;
     ops.linear_forward({.x = x.tensor(), .w = weight_.value, .y = y, .addend = addend, .rounding = rounding});
   }
   // pre = [N, out], and h = its activation, each as values and, if it has memory for it, quantised. Without `reads_h`,
@@ -38,7 +38,7 @@ class Linear {
                           bool reads_h) const {
     weight_.measure_forward(ops, x.values, weight_.value);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.copies.takes_codes()) rounding.rows = x.quantised;
+    if (weight_.copies.takes_codes(ops)) rounding.rows = x.quantised;
     ops.linear_activation_forward({.kind = kind,
                                    .x = x.tensor(),
                                    .w = weight_.value,
@@ -53,7 +53,7 @@ class Linear {
   void backward_input(Ops& ops, const Rows& dy, Tensor dx, bool accumulate = false) const {
     weight_.measure_gradient(ops, dy.values, weight_.value);
     OperandRounding rounding = weight_.input_gradient_rounding(ops);
-    if (weight_.copies.takes_codes()) rounding.rows = dy.quantised;
+    if (weight_.copies.takes_codes(ops)) rounding.rows = dy.quantised;
     ops.linear_backward_input(
         {.dy = dy.tensor(), .w = weight_.value, .dx = dx, .accumulate = accumulate, .rounding = rounding});
   }
@@ -72,8 +72,8 @@ class Linear {
   }
   // Memory for rows [N, width] in FP8, x or dy of a product with this weight, to be filled by the operation that makes
   // these rows; undefined if the product takes none.
-  RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-    return weight_.copies.push_codes(activations, num_rows, width);
+  RowCodes push_codes(const Pass& pass, int64_t num_rows, int64_t width) const {
+    return weight_.copies.push_codes(pass.ops, pass.activations, num_rows, width);
   }
 
   Weight& weight() const { return weight_; }
@@ -97,7 +97,7 @@ class JoinedLinear {
     Weight& first = *parts_.front();
     first.measure_forward(ops, x.values, joined(&Weight::value));
     OperandRounding rounding = first.rounding(ops);
-    if (first.copies.takes_codes()) rounding.rows = x.quantised;
+    if (first.copies.takes_codes(ops)) rounding.rows = x.quantised;
     ops.linear_forward({.x = x.tensor(), .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
   }
   // The weights' gradients, as model/parameter.h says, and dx =. dx may not be the storage of x.
@@ -155,7 +155,7 @@ class GroupedLinear {
                           const Rows& h, bool reads_h) const {
     weight_.measure_forward(ops, x.values, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
-    if (weight_.copies.takes_codes()) rounding.rows = x.quantised;
+    if (weight_.copies.takes_codes(ops)) rounding.rows = x.quantised;
     const bool columns_alone = h.columns.defined() && !reads_h;
     ops.grouped_activation_forward({.kind = kind,
                                     .x = x.values,
@@ -193,7 +193,7 @@ class GroupedLinear {
     args.dy = dy.values;
     args.w = weight_.value;
     args.rounding = weight_.input_gradient_rounding(ops);
-    if (weight_.copies.takes_codes()) args.rounding.rows = dy.quantised;
+    if (weight_.copies.takes_codes(ops)) args.rounding.rows = dy.quantised;
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/parameter.h describes, with the rounding that was drawn for it. Where rows are
@@ -213,8 +213,8 @@ class GroupedLinear {
                                         .squares = weight_.squares});
   }
   // As Linear's.
-  RowCodes push_codes(Arena& activations, int64_t num_rows, int64_t width) const {
-    return weight_.copies.push_codes(activations, num_rows, width);
+  RowCodes push_codes(const Pass& pass, int64_t num_rows, int64_t width) const {
+    return weight_.copies.push_codes(pass.ops, pass.activations, num_rows, width);
   }
   // The form of such matrices of rows, in this layer's groups, as its weight's gradient takes them by columns; no
   // groups if it does not.

@@ -145,7 +145,7 @@ void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x
   const Projections d = push_projections(pass, T);
   const Tensor dq = q_low_rank_ ? pass.push({T, H, N + P}) : d.q.reshape({T, H, N + P});
   const Tensor dkv = pass.push({T, H, N + U});
-  const Rows dkv_rows(dkv.reshape({T, H * (N + U)}), kv_up_.push_codes(pass.activations, T, H * (N + U)));
+  const Rows dkv_rows(dkv.reshape({T, H * (N + U)}), kv_up_.push_codes(pass, T, H * (N + U)));
   ops.mla_attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
                               .q = kept.q,
                               .kv = kept.kv,

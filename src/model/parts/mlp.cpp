@@ -18,7 +18,7 @@ Application Mlp::forward(const Pass& pass, const Rows& x, Tensor residual, Tenso
   const ArenaScope scope(pass.activations);
   const Rows pre = pass.keep.with_values(kept.pre);
   Rows hidden = pass.keep.with_values(kept.hidden);
-  hidden.quantised = out_.push_codes(pass.activations, T, hidden_);
+  hidden.quantised = out_.push_codes(pass, T, hidden_);
   const bool reads_hidden = !hidden.quantised.defined() || kept.hidden.wait() || pass.watchers.inspect != nullptr ||
                             out_.weight().probe.measures_forward();
   in_.forward_activation(ops, activation_, x, pre, hidden, reads_hidden);
@@ -42,7 +42,7 @@ void Mlp::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   // Random bits are numbered in the order in which they are drawn.
   const OperandRounding of_out_weight = out_.weight().weight_gradient_rounding();
   out_.backward_input(ops, dy, dhidden);
-  const Rows dpre(pre.values, in_.push_codes(pass.activations, T, W));  // pre is not needed after its gradient is known
+  const Rows dpre(pre.values, in_.push_codes(pass, T, W));  // pre is not needed after its gradient is known
   ops.activation_backward({.kind = activation_,
                            .pre = pre.tensor(),
                            .dh = dhidden,

@@ -21,7 +21,7 @@ class Mlp final : public Part {
                       Tensor y) const override {
     forward(pass, x, residual, y);
   }
-  bool takes_codes() const override { return in_.weight().copies.takes_codes(); }
+  bool takes_codes(const Ops& ops) const override { return in_.weight().copies.takes_codes(ops); }
 
  private:
   struct Kept {

@@ -101,7 +101,7 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
                   .row_weight = kept.row_weight,
                   .pre = pass.keep.with_values(kept.pre),
                   .hidden = pass.keep.with_values(kept.hidden)};
-  rows.hidden.quantised = experts_out_.push_codes(pass.activations, R, expert_dim_);
+  rows.hidden.quantised = experts_out_.push_codes(pass, R, expert_dim_);
   const bool reads_hidden = !rows.hidden.quantised.defined() || kept.hidden.as == KeptAs::kValues ||
                             pass.watchers.inspect != nullptr || experts_out_.weight().probe.measures_forward();
   for (const RaggedRows& part : routed.parts) {
@@ -188,8 +188,8 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
   const ArenaScope scope(pass.activations);
   const Rows dy = part.of(gradients.dy), pre = part.of(rows.pre), made = part.of(gradients.hidden);
   Rows dpre = part.of(gradients.dpre);
-  dpre.quantised = experts_in_.push_codes(pass.activations, part.end - part.begin,
-                                          pre_activation_width(config_.activation, expert_dim_));
+  dpre.quantised =
+      experts_in_.push_codes(pass, part.end - part.begin, pre_activation_width(config_.activation, expert_dim_));
   // Random bits are numbered in the order in which they are drawn.
   const OperandRounding of_out_weight = experts_out_.weight().weight_gradient_rounding();
   experts_out_.backward_activation(ops, dy,

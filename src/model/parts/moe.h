@@ -32,9 +32,9 @@ class Moe final : public Part {
   void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                       Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
-  bool takes_codes() const override {
-    return exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().copies.takes_codes() ||
-           (shared_ && shared_->takes_codes());
+  bool takes_codes(const Ops& ops) const override {
+    return exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().copies.takes_codes(ops) ||
+           (shared_ && shared_->takes_codes(ops));
   }
 
   // Sets the format of what is sent to routed experts, except in cached_forward(). To be called before the first pass.

@@ -24,7 +24,7 @@ class Part {
   virtual void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor residual,
                               Tensor y) const = 0;
   // Whether codes of x and dy are used.
-  virtual bool takes_codes() const = 0;
+  virtual bool takes_codes(const Ops& ops) const = 0;
 };
 
 }  // namespace nmoe
