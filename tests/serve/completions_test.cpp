@@ -128,7 +128,7 @@ TEST_F(CompletionsTest, StreamedLogprobsAreThoseOfTheWhole) {
     for (const ordered_json& token : choice["logprobs"]["tokens"]) tokens.push_back(token);
     for (const ordered_json& logprob : choice["logprobs"]["token_logprobs"]) logprobs.push_back(logprob);
   }
-  EXPECT_EQ(text, whole["text"]);
+  EXPECT_EQ(text, whole["text"].get<std::string>());
   EXPECT_EQ(tokens, whole["logprobs"]["tokens"]);
   EXPECT_EQ(logprobs, whole["logprobs"]["token_logprobs"]);
 }

@@ -18,14 +18,15 @@ namespace {
 
 constexpr int64_t kTokens = 10, kContext = 24;
 
-const bool kOnCpu = std::string_view(NMOE_TEST_DEVICE) == "cpu";
+constexpr std::string_view kDevice = NMOE_TEST_DEVICE;
+constexpr bool kOnCpu = kDevice == "cpu";
 
 // In sizes that the device's products take in each precision.
-Config live_config(const std::string& precision) {
+Config live_config(const std::string& precision, std::string_view device = kDevice) {
   std::vector<std::string> overrides = {
-      "run.device=" NMOE_TEST_DEVICE, "run.precision=" + precision, "model.vocab_size=257", "model.init.std=0.3",
-      "model.init.embedding_std=1",   "optim.schedule.warmup=1",    "optim.rest.lr=0.3"};
-  if (!kOnCpu) {
+      "run.device=" + std::string(device), "run.precision=" + precision, "model.vocab_size=257", "model.init.std=0.3",
+      "model.init.embedding_std=1",        "optim.schedule.warmup=1",    "optim.rest.lr=0.3"};
+  if (device != "cpu") {
     overrides.insert(overrides.end(),
                      {"model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32",
                       "model.mla.qk_nope_head_dim=16", "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16"});
@@ -66,12 +67,15 @@ class LiveGeneration {
   std::shared_ptr<CachedModel> cached_;
 };
 
-StoragePlan plan_with_generation(const Config& config) {
-  const StoragePlan between = plan_storage(device_options(config.run), [&](Storage& storage) {
+// part: of a GPU that need not be present.
+StoragePlan plan_with_generation(const Config& config, const std::optional<GpuPart>& part = {}) {
+  DeviceOptions options = device_options(config.run);
+  options.part = part;
+  const StoragePlan between = plan_storage(options, [&](Storage& storage) {
     Engine engine(config, {storage.device(), single_rank()}, storage);
     const LiveGeneration generation(config, engine, storage);
   });
-  return plan_engine_storage(config).max(between);
+  return plan_engine_storage(config, /*in_domain=*/0, part).max(between);
 }
 
 class LiveTrainer {
@@ -149,6 +153,16 @@ TEST(LiveGenerationPlan, IsTheLargerOfWhatStepsAndGenerationNeed) {
   EXPECT_EQ(of(2, false), of(1, true));
   EXPECT_GT(of(2, true), of(1, true));
   EXPECT_LT(of(2, true), 2 * of(1, true));  // they share what a pass needs
+}
+
+// Plans make every operation's check: in each format of weights, a GPU takes what generation asks of it.
+TEST(LiveGenerationPlan, IsMadeForAGpuInEveryPrecision) {
+  const GpuPart hopper{.name = "Hopper", .memory_bytes = int64_t{64} << 30, .compute_major = 9};
+  for (const char* precision : {"bf16", "fp8", "mxfp8", "nvfp4"}) {
+    SCOPED_TRACE(precision);
+    const Config config = live_config(precision, "cuda");
+    EXPECT_GT(plan_with_generation(config, hopper)[ArenaKind::kActivations], 0);
+  }
 }
 
 }  // namespace
