@@ -15,10 +15,10 @@
 namespace nmoe {
 
 // What a batch may carry beside its tokens: a row with one value for each. A new one is an entry here and in
-// kBatchRows; an objective (model/heads/objective.h) names it as one that it reads, and whoever makes batches fills it.
+// kBatchRows; an objective (model/heads/objective.h) names it as one that it needs, and whoever makes batches fills it.
 enum class BatchRow : uint8_t {
   kTargets,        // the token that follows; negative: no loss here
-  kTargetWeights,  // what a target's loss counts; all count 1 in a batch without this row
+  kTargetWeights,  // what a target's loss counts; all count 1 in a batch without this row (only tests fill it yet)
 };
 
 struct BatchRowInfo {

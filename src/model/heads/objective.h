@@ -28,8 +28,9 @@ struct StepCounts {
 };
 
 struct Objective {
-  Metric metric;                   // its mean over a step
-  std::span<const BatchRow> rows;  // that it reads of batches, and steps have room for
+  Metric metric;  // its mean over a step
+  // Those of batches that it needs, which steps have room for; what it can do without is not listed.
+  std::span<const BatchRow> rows;
   // What the loss counts among the others; 0: the run has none.
   double (*coefficient)(const TrainConfig& config);
   // What the sum of its token losses over a step is divided by.
