@@ -44,6 +44,8 @@ struct Field {
   // For the description itself.
   Field& needs(bool met, std::string_view what);
   Field& not_in_fingerprint();
+  // A new key whose default keeps old runs as they were must be left out at that default: in fingerprints it would
+  // be a difference, and those runs could not be resumed.
   Field& leave_out_if(bool condition);
 };
 

@@ -122,7 +122,7 @@ class CachedModel {
   // i32, uploaded at once: tokens, slots, positions and wanted, input_pitch() of each, and the draws
   Tensor inputs_;
   Tensor logits_;      // [max_logits, V]
-  Tensor draws_;       // [max_logits TokenDraws] u8, of inputs_; undefined where the host samples, with those below
+  Tensor draws_;       // [max_logits * sizeof(TokenDraw)] u8, of inputs_; as those below, undefined if the host samples
   Tensor seen_;        // [N, 2] i32, of those that are penalised at once
   Tensor sampled_;     // [max_logits] i32
   ScoredRows scored_;  // of max_scores

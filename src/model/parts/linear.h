@@ -1,5 +1,5 @@
-// Linear layers with weights of the model: every product with a weight
-// matrix, forward and backward, uses these.
+// Linear layers with weights of the model: every product with a weight matrix, forward and backward, uses these, except
+// in operations that are more than the product (head_loss, mla_cached_attention).
 //
 // N rows, E experts.
 //

@@ -1,5 +1,5 @@
 // Attention for any head sizes, F32 and BF16: a warp a query or key, F32 arithmetic, no reuse of what is read. Slow.
-// Only ops/cuda/attention*.cu use this.
+// Only attention.cu and attention_plain.cu in this folder use this.
 //
 // Kernels count tokens from 0 to T across sequences. One table says what attends to what, with sequences, documents
 // and the window worked in: query i attends to the keys [spans[i].x, i], so that key j is attended to by the queries
