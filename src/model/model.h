@@ -25,7 +25,7 @@ struct PassOptions {
   Recompute recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
   RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
   RowFormat saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
-  Objectives objectives = Objectives(1, {.objective = &kNextToken});
+  Objectives objectives = next_token_alone();
 };
 
 class Model final : public SequenceModel {

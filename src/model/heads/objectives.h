@@ -1,7 +1,6 @@
 // All objectives, and those of a run.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -20,19 +19,8 @@ struct WeighedObjective {
 };
 using Objectives = std::vector<WeighedObjective>;
 
-inline Objectives objectives_of(const TrainConfig& config) {
-  Objectives chosen;
-  for (const Objective* objective : kObjectives) {
-    const double coefficient = objective->coefficient(config);
-    if (coefficient != 0.0) chosen.push_back({objective, coefficient});
-  }
-  return chosen;
-}
-
-inline bool reads(const Objectives& objectives, BatchRow row) {
-  return std::ranges::any_of(objectives, [&](const WeighedObjective& weighed) {
-    return std::ranges::find(weighed.objective->rows, row) != weighed.objective->rows.end();
-  });
-}
+Objectives next_token_alone();
+Objectives objectives_of(const TrainConfig& config);
+bool reads(const Objectives& objectives, BatchRow row);
 
 }  // namespace nmoe
