@@ -162,7 +162,7 @@ std::vector<TaskRow> read_rows(const Task& task, const fs::path& path, Sha256& h
     if (!record.fault.empty()) throw bad_record_error(path, options, record, /*allowed=*/0);
     const std::string place = place_of(path, options, record.number);
     const auto json = try_parse_json<nlohmann::json>(record.text);
-    if (!json.is_object()) throw runtime_error(fmt::format("{}: no JSON object", place), "mend the row");
+    if (!json.is_object()) throw runtime_error(fmt::format("{}: not a JSON object", place), "mend the row");
     rows.push_back(make_row(task, Fields(json, place), record.text));
     hash.update(record.text);
     hash.update("\n");

@@ -18,7 +18,7 @@ class Fields {
  public:
   Fields(const json& object, const fs::path& path, std::string place)
       : object_(object), path_(path), place_(std::move(place)) {
-    if (!object.is_object()) throw damaged_file(path_, place_ + "no JSON object");
+    if (!object.is_object()) throw damaged_file(path_, place_ + "not a JSON object");
   }
 
   // Numbers are counts or ids: none is negative.
