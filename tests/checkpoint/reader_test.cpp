@@ -214,7 +214,7 @@ TEST_F(ReaderTest, ManifestsWithARightHashThatLie) {
   refuses("/model/0/chunks", nlohmann::json::array());
   refuses("/model/0/sha256", "00");
   write_file_atomically(last() / "manifest.json", std::string(100000, '['));
-  EXPECT_TRUE(contains(error_of([&] { CheckpointReader::open(last()); }).what(), "no JSON"));
+  EXPECT_TRUE(contains(error_of([&] { CheckpointReader::open(last()); }).what(), "is not a JSON object"));
 }
 
 TEST_F(ReaderTest, HeadersThatLie) {
