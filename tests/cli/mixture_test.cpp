@@ -125,11 +125,12 @@ TEST_F(MixtureTest, ConversationsOfDifferentTemplates) {
   std::string lines;
   for (int i = 0; i < 40; ++i) lines += turn + "\n";
   write("chats.jsonl", lines);
+  write("held_out.jsonl", turn + "\n");
   const auto prepare_with = [&](const std::string& out, const std::string& form) {
     write("form.jinja", "{% for m in messages %}" + form + "{{ m.content }}\n{% endfor %}" +
                             "{% if add_generation_prompt %}" + form + "{% endif %}");
-    output({"prep", "chats.jsonl", "--messages-field", "messages", "--chat-template", "form.jinja", "--out", out,
-            "--force"});
+    output({"prep", "chats.jsonl", "--valid", "held_out.jsonl", "--messages-field", "messages", "--chat-template",
+            "form.jinja", "--out", out, "--force"});
   };
   const std::vector<std::string> command = train({"train.steps=0", "data.profile=dev"});
   prepare_with("long", "a: ");
