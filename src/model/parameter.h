@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ops/ops.h"
+#include "tensor/arena.h"
 
 namespace nmoe {
 
@@ -32,6 +33,12 @@ class Parameter {
   Tensor grad_to_add_to(Ops& ops) {
     if (!accumulate_grad()) ops.fill({.x = grad, .value = 0.0});
     return grad;
+  }
+  // Room for values that are read before the gradient is first written: its memory, where nothing has written it yet in
+  // this step and it is large enough, else the arena's.
+  Tensor room_before_grad(Arena& arena, DType dtype, const Shape& shape) const {
+    const Tensor room(grad.raw(), dtype, shape);
+    return !has_grad_ && room.num_bytes() <= grad.num_bytes() ? room : arena.allocate(dtype, shape);
   }
 
  private:

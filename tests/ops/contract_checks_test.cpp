@@ -250,6 +250,128 @@ TEST_F(ContractChecks, ColumnsStandForTheirRows) {
   expect_refused(&Ops::grouped_linear_backward_weight, args);
 }
 
+// Experts' operations with and without each form of pre-activations and of their gradients, on a device that plans as
+// Hopper runs: taken wherever what is wanted has memory, and what is read is there in some form.
+class FormsOfRows : public ContractChecks {
+ protected:
+  static constexpr int64_t kRows = 256, kExperts = 2, kIn = 128, kHidden = 128, kWidth = 2 * kHidden;
+
+  static Tensor act(Shape shape) { return of(DType::kBF16, shape); }
+  // Of products of codes, and of values.
+  static std::vector<OperandRounding> roundings(int64_t out, int64_t in) {
+    const auto across = [](int64_t size) { return (size + 127) / 128; };
+    return {{.format = OperandFormat::kFp8,
+             .weight = {.values = of(DType::kU8, {kExperts, out, in}),
+                        .scales = of(DType::kU8, {kExperts, across(out), across(in)}),
+                        .transposed_values = of(DType::kU8, {kExperts, in, out}),
+                        .transposed_scales = of(DType::kU8, {kExperts, across(in), across(out)})}},
+            {}};
+  }
+  template <class Arguments>
+  void expect_on_hopper(void (Ops::*operation)(const Arguments&), const Arguments& args, bool taken) {
+    if (taken) {
+      EXPECT_NO_THROW((planned_->ops().*operation)(args));
+    } else {
+      expect_refused(operation, args);
+    }
+  }
+};
+
+TEST_F(FormsOfRows, OfForward) {
+  for (const OperandRounding& rounding : roundings(kWidth, kIn)) {
+    for (int forms = 0; forms < 8; ++forms) {
+      SCOPED_TRACE(forms);
+      const bool has_pre = (forms & 1) != 0, has_codes = (forms & 2) != 0, has_columns = (forms & 4) != 0;
+      const GroupedActivationForward args{.x = act({kRows, kIn}),
+                                          .w = act({kExperts, kWidth, kIn}),
+                                          .offsets = ints({kExperts + 1}),
+                                          .row_weight = floats({kRows}),
+                                          .pre = has_pre ? act({kRows, kWidth}) : Tensor(),
+                                          .h = has_columns ? Tensor() : act({kRows, kHidden}),
+                                          .rounding = rounding,
+                                          .h_codes = codes(kRows, kHidden),
+                                          .h_columns = has_columns ? columns(4, kHidden) : ColumnCodes{},
+                                          .pre_codes = has_codes ? codes(kRows, kWidth) : RowCodes{}};
+      expect_on_hopper(&Ops::grouped_activation_forward, args, has_columns ? has_pre && !has_codes : forms != 0);
+    }
+  }
+}
+
+TEST_F(FormsOfRows, OfBackward) {
+  for (const OperandRounding& rounding : roundings(kIn, kHidden)) {
+    for (int forms = 0; forms < 64; ++forms) {
+      SCOPED_TRACE(forms);
+      const auto has = [&](int form) { return (forms >> form & 1) != 0; };
+      const bool pre = has(0), pre_codes = has(1), dpre = has(2), columns_too = has(3), keeps = has(4), h = has(5);
+      const GroupedActivationBackward args{.dy = act({kRows, kIn}),
+                                           .w = act({kExperts, kIn, kHidden}),
+                                           .offsets = ints({kExperts + 1}),
+                                           .pre = pre ? act({kRows, kWidth}) : Tensor(),
+                                           .row_weight = floats({kRows}),
+                                           .dpre = dpre ? act({kRows, kWidth}) : Tensor(),
+                                           .drow_weight = floats({kRows}),
+                                           .rounding = rounding,
+                                           .dpre_codes = codes(kRows, kWidth),
+                                           .dpre_columns = columns_too ? columns(4, kWidth) : ColumnCodes{},
+                                           .keeps_dpre = keeps,
+                                           .h = h ? act({kRows, kHidden}) : Tensor(),
+                                           .pre_codes = pre_codes ? codes(kRows, kWidth) : RowCodes{},
+                                           .h_columns = h ? ColumnCodes{} : columns(4, kHidden)};
+      expect_on_hopper(&Ops::grouped_activation_backward, args,
+                       (pre || pre_codes) && (dpre || (columns_too && !keeps)));
+    }
+  }
+}
+
+// What follows that backward: the products that read the gradient.
+TEST_F(FormsOfRows, OfProductsOfGradients) {
+  for (const OperandRounding& rounding : roundings(kWidth, kIn)) {
+    for (int forms = 0; forms < 4; ++forms) {
+      SCOPED_TRACE(forms);
+      const bool values = (forms & 1) != 0, in_codes = (forms & 2) != 0;
+      const bool is_fp8 = rounding.format == OperandFormat::kFp8;
+      GroupedLinearBackwardInput input{.dy = values ? act({kRows, kWidth}) : Tensor(),
+                                       .w = act({kExperts, kWidth, kIn}),
+                                       .offsets = ints({kExperts + 1}),
+                                       .dx = act({kRows, kIn}),
+                                       .rounding = rounding};
+      if (in_codes) input.rounding.rows = codes(kRows, kWidth);
+      expect_on_hopper(&Ops::grouped_linear_backward_input, input, in_codes ? is_fp8 : values);
+      const GroupedLinearBackwardWeight weight{.x = act({kRows, kIn}),
+                                               .dy = values ? OperandRows(act({kRows, kWidth})) : OperandRows(),
+                                               .offsets = ints({kExperts + 1}),
+                                               .dw = floats({kExperts, kWidth, kIn}),
+                                               .rounding = {.format = rounding.format},
+                                               .dy_columns = in_codes ? columns(4, kWidth) : ColumnCodes{}};
+      expect_on_hopper(&Ops::grouped_linear_backward_weight, weight, in_codes ? is_fp8 : values);
+    }
+  }
+  GroupedLinearBackwardWeight both{.x = {},
+                                   .dy = {},
+                                   .offsets = ints({kExperts + 1}),
+                                   .dw = floats({kExperts, kWidth, kIn}),
+                                   .rounding = {.format = OperandFormat::kFp8},
+                                   .x_columns = columns(4, kIn),
+                                   .dy_columns = columns(4, kWidth)};
+  expect_refused(&Ops::grouped_linear_backward_weight, both);
+}
+
+// Codes that these would leave unwritten.
+TEST_F(FormsOfRows, OfBatchInvariantProducts) {
+  GroupedActivationForward args{.x = act({kRows, kIn}),
+                                .w = act({kExperts, kWidth, kIn}),
+                                .offsets = ints({kExperts + 1}),
+                                .row_weight = floats({kRows}),
+                                .pre = act({kRows, kWidth}),
+                                .h = act({kRows, kHidden})};
+  Ops& ops = planned_->ops(Lane::kCompute, Arithmetic::kBatchInvariant);
+  EXPECT_NO_THROW(ops.grouped_activation_forward(args));
+  args.pre_codes = codes(kRows, kWidth);
+  EXPECT_THROW(ops.grouped_activation_forward(args), CheckFailure);
+  args.pre_codes = {}, args.h_codes = codes(kRows, kHidden);
+  EXPECT_THROW(ops.grouped_activation_forward(args), CheckFailure);
+}
+
 // Without row_of nobody would know which rows to write.
 TEST_F(ContractChecks, PickedCodesWantRowOf) {
   GroupedActivationForward args{.x = {floats({4, 16}), ints({8})},

@@ -78,6 +78,50 @@ TEST(Plans, AFusedActivationKeepsNoGradientOfHiddenUnits) {
   EXPECT_FALSE(apart.row_sums.defined());
 }
 
+// Only where no kernel works on codes alone, and nobody gave the memory.
+TEST(Plans, ValuesThatNobodyWantsHaveScratchWhereKernelsMakeThem) {
+  const RowCodes codes{.values = without_values(DType::kU8, {256, 256}),
+                       .scales = without_values(DType::kU8, {256, 2})};
+  const Shape values({256, 256});
+  GroupedActivationForward forward{.kind = Activation::kSwiGlu,
+                                   .x = without_values(DType::kBF16, {256, 64}),
+                                   .w = without_values(DType::kBF16, {8, 256, 64}),
+                                   .offsets = without_values(DType::kI32, {9}),
+                                   .row_weight = without_values(DType::kF32, {256}),
+                                   .pre = {},
+                                   .h = without_values(DType::kBF16, {256, 128}),
+                                   .pre_codes = codes};
+  EXPECT_EQ(plan_of(kHopper, forward).pre.shape(), values);
+  GroupedActivationBackward backward{.kind = Activation::kSwiGlu,
+                                     .dy = without_values(DType::kBF16, {256, 64}),
+                                     .w = without_values(DType::kBF16, {8, 64, 128}),
+                                     .offsets = without_values(DType::kI32, {9}),
+                                     .pre = {},
+                                     .row_weight = without_values(DType::kF32, {256}),
+                                     .dpre = {},
+                                     .drow_weight = without_values(DType::kF32, {256}),
+                                     .dpre_codes = codes,
+                                     .dpre_columns = {.values = without_values(DType::kU8, {10, 256, 128}),
+                                                      .scales = without_values(DType::kU8, {10, 256})},
+                                     .pre_codes = codes};
+  EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), values);
+  backward.dpre = without_values(DType::kBF16, values);
+  EXPECT_FALSE(plan_of(kHopper, backward).pre.defined());
+  backward.dpre = {};
+
+  const OperandRounding in_codes{.format = OperandFormat::kFp8,
+                                 .weight = {.values = without_values(DType::kU8, {8, 256, 64})}};
+  forward.rounding = backward.rounding = in_codes;
+  EXPECT_FALSE(plan_of(kHopper, forward).pre.defined());
+  EXPECT_FALSE(plan_of(kHopper, backward).pre.defined());
+  backward.h = without_values(DType::kBF16, {256, 128});
+  EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), values);
+  backward.h = {};
+  forward.kind = backward.kind = Activation::kReluSquared;
+  EXPECT_EQ(plan_of(kHopper, forward).pre.shape(), values);
+  EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), Shape({256, 128}));
+}
+
 TEST(Plans, OperandsRoundedAheadArePartOfThePlan) {
   LinearForward args{.x = without_values(DType::kBF16, {512, 256}),
                      .w = without_values(DType::kBF16, {128, 256}),

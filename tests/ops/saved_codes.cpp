@@ -173,6 +173,11 @@ void SavedCodes::of_experts() {
     if (keeps) expect_same(same_h, h, kCount);
     expect_same(same_h_codes, h_codes, kCount);
   }
+  forward.pre = {};
+  forward.pre_codes = codes(W_), forward.h_codes = codes(F_);
+  ops_.grouped_activation_forward(forward);
+  expect_same(forward.pre_codes, expected_codes, kCount);
+  expect_same(forward.h_codes, h_codes, kCount);
 
   const bool with_columns = format_ == OperandFormat::kFp8;
   const Tensor dy = act(rows_with_specials(kWidth, 1e-3)), dpre = room(W_), same_dpre = room(W_), made = room(F_),
@@ -201,6 +206,9 @@ void SavedCodes::of_experts() {
   expect_same(same_made, made, kCount);
   expect_same(same_drow_weight, drow_weight, kCount);
   expect_same(same_dpre_codes, dpre_codes, kCount);
+  backward.pre = {}, backward.dpre = room(W_);
+  ops_.grouped_activation_backward(backward);
+  expect_same(backward.dpre, dpre, kCount);
   if (!with_columns) return;
 
   // With codes of columns, and nothing else.
@@ -228,6 +236,37 @@ void SavedCodes::of_experts() {
     expect_same(same_dpre_columns, dpre_columns);
     expect_same(same_h_columns, h_columns);
   }
+  // Without memory for any values; and those of pre alone, which may be lost then.
+  for (const Tensor& values : {Tensor(), widened(pre_codes, count)}) {
+    backward.pre = values, backward.dpre = {};
+    backward.pre_codes = values.defined() ? RowCodes{} : pre_codes;
+    backward.dpre_codes = codes(W_);
+    backward.h_columns = values.defined() ? ColumnCodes{} : columns(F_);
+    backward.dpre_columns = columns(W_);
+    backward.drow_weight = device_.there(pool_.full({kRows}, 7.0), DType::kF32);
+    ops_.grouped_activation_backward(backward);
+    expect_same(backward.drow_weight, drow_weight, kCount);
+    expect_same(backward.dpre_codes, dpre_codes, kCount);
+    expect_same(backward.dpre_columns, dpre_columns);
+    if (backward.h_columns.defined()) expect_same(backward.h_columns, h_columns);
+  }
+  // The gradient of rows reads codes alone,
+  GroupedLinearBackwardInput of_rows{.dy = dpre, .w = w_in, .offsets = offsets, .dx = room(kWidth), .rounding = in};
+  of_rows.rounding.rows = dpre_codes;
+  ops_.grouped_linear_backward_input(of_rows);
+  const Tensor dx = of_rows.dx;
+  of_rows.dy = {}, of_rows.dx = room(kWidth);
+  ops_.grouped_linear_backward_input(of_rows);
+  expect_same(of_rows.dx, dx, kCount);
+  // and that of the first weight columns.
+  const Tensor dw = device_.there(pool_.full({kExperts, W_, kWidth}, 7.0), DType::kF32),
+               same_dw = device_.there(pool_.full({kExperts, W_, kWidth}, 7.0), DType::kF32);
+  GroupedLinearBackwardWeight gradient{
+      .x = x, .dy = dpre, .offsets = offsets, .dw = dw, .rounding = {.format = format_}, .dy_columns = dpre_columns};
+  ops_.grouped_linear_backward_weight(gradient);
+  gradient.dy = {}, gradient.dw = same_dw;
+  ops_.grouped_linear_backward_weight(gradient);
+  expect_same(same_dw, dw, kExperts);
 }
 
 }  // namespace

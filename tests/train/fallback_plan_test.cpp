@@ -1,6 +1,9 @@
 // Plans of runs whose parts of layers may leave their formats: enough for every state that checks can bring about, and
 // for a state that some checkpoint may have. On a device that only counts.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <utility>
 
 #include "support/tiny_corpus.h"
 #include "train/plan/engine_plan.h"
@@ -86,6 +89,52 @@ TEST(FallbackPlan, IsEnoughWhateverPartsOfALayerHaveLeft) {
     SCOPED_TRACE(recompute);
     const Config config = with_fallback({"model.num_layers=3", std::string("train.recompute=") + recompute});
     expect_enough(config, needs_of(config, roles).any);
+  }
+}
+
+// Experts that have left FP8 make pre-activations as values before these wait in FP8: where they made them without
+// precision.saved, in activations, not in scratch beside them.
+TEST(FallbackPlan, WhatWaitsInFp8TakesNoScratch) {
+  const auto scratch = [](const std::string& saved, const std::string& recompute, bool in_act) {
+    std::vector<PrecisionRole> roles = roles_of({{0, "dense"}, {1, "experts"}});
+    for (PrecisionRole& role : roles) role.in_act = in_act;
+    const Config config =
+        with_fallback({"model.num_layers=2", "precision.mixer=device", "precision.shared=device",
+                       "model.moe.expert_dim=512", "train.batch_seqs=512", "train.microbatch_seqs=512",
+                       "train.recompute=" + recompute, "precision.saved=" + saved});
+    return plan_rank_storage(config, roles, /*rank=*/0, /*in_domain=*/0, kHopper)[ArenaKind::kScratch];
+  };
+  for (const std::string recompute : {"none", "norms", "experts", "blocks"}) {
+    for (const bool in_act : {false, true}) {
+      EXPECT_LE(scratch("fp8", recompute, in_act), scratch("device", recompute, in_act)) << recompute << in_act;
+    }
+  }
+}
+
+// Every operation that Hopper would be asked for is one that it takes, whatever waits for backward and in which form,
+// and with chunks of overflow.
+TEST(FallbackPlan, HopperTakesWhatEveryFormOfRowsAsksFor) {
+  using Settings = std::vector<std::string>;
+  const std::vector<Settings> choices[] = {
+      {{}, {"model.moe.expert_dim=144"}, {"model.activation=relu_squared"}},  // a tile is a block of units, or is not
+      {{}, {"precision.fp8_weight_gradients=false"}},
+      {{"precision.saved=fp8"}, {"precision.saved=fp8", "precision.wire=fp8"}, {}},
+      {{}, {"train.recompute=norms"}, {"train.recompute=experts"}, {"train.recompute=blocks"}},
+      {{}, {"parallel.ranks=2", "parallel.capacity_factor=1"}}};
+  std::vector<Settings> all = {{"model.num_layers=2"}};
+  for (const std::vector<Settings>& choice : choices) {
+    std::vector<Settings> longer;
+    for (const Settings& before : all) {
+      for (const Settings& one : choice) {
+        longer.push_back(before);
+        longer.back().insert(longer.back().end(), one.begin(), one.end());
+      }
+    }
+    all = std::move(longer);
+  }
+  for (const Settings& settings : all) {
+    EXPECT_NO_THROW(plan_engine_storage(with_fallback(settings), /*in_domain=*/0, kHopper))
+        << fmt::format("{}", fmt::join(settings, " "));
   }
 }
 

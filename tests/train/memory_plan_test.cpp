@@ -4,7 +4,9 @@
 
 #include <numeric>
 
+#include "base/files.h"
 #include "base/process.h"
+#include "config/load.h"
 #include "support/errors.h"
 #include "support/tiny_corpus.h"
 #include "train/step/batch_shape.h"
@@ -176,6 +178,25 @@ TEST(MemoryPlanTest, CodesOnTheWireReachProductsOfCodes) {
   };
   EXPECT_NEAR(more("fp8"), static_cast<double>(plan_expert_rows(with("fp8", "fp8")).kept * (256 + 2)), 1024.0);
   EXPECT_NEAR(more("bf16"), 0.0, 1024.0);
+}
+
+// Where backward reads pre-activations, and the first weight's gradient reads theirs, in FP8 alone, neither has room as
+// values: [R, W] of BF16 less, in steps that check precision too.
+TEST(MemoryPlanTest, RowsThatNobodyReadsAsValuesHaveNoRoomForThem) {
+  const auto activations = [](bool fp8_gradients, const std::string& fallback, GpuPart part) {
+    const Config config = load_config(
+        fs::path(NMOE_SOURCE_DIR) / "configs/speedrun/moonlet.toml",
+        std::vector<std::string>{"run.precision=fp8", "precision.saved=fp8", "precision.fallback=" + fallback,
+                                 fmt::format("precision.fp8_weight_gradients={}", fp8_gradients)});
+    return plan_engine_storage(config, 0, part)[ArenaKind::kActivations];
+  };
+  const GpuPart hopper{.name = "Hopper", .memory_bytes = int64_t{141} << 30, .compute_major = 9};
+  constexpr int64_t kRows = int64_t{8} * 4096 * 6, kPreActivations = kRows * 2 * 1408 * 2, kGiB = int64_t{1} << 30;
+  EXPECT_GT(kPreActivations, kGiB);
+  for (const std::string fallback : {"report", "off"}) {
+    EXPECT_LT(activations(true, fallback, hopper), activations(false, fallback, hopper) - kGiB / 2) << fallback;
+    EXPECT_LE(activations(true, fallback, hopper), 22 * kGiB) << fallback;
+  }
 }
 
 // Only the ranks of a process share experts, not those of all processes.

@@ -99,7 +99,7 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
   const ArenaScope scope(pass.activations);
   ExpertRows rows{.x = x,
                   .row_weight = kept.row_weight,
-                  .pre = pass.keep.with_values(kept.pre),
+                  .pre = made_room(pass, kept.pre.rows, R),
                   .hidden = pass.keep.with_values(kept.hidden)};
   rows.hidden.quantised = experts_out_.push_codes(pass, R, expert_dim_);
   const bool reads_hidden = !rows.hidden.quantised.defined() || kept.hidden.as == KeptAs::kValues ||
@@ -116,6 +116,12 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
                          overflow_forward(pass, kept, rows, rows_out));
 }
 
+Rows Moe::made_room(const Pass& pass, const Rows& pre, int64_t num_rows) const {
+  if (pre.quantised.defined() && experts_in_.weight().copies.takes_codes(pass.ops)) return pre;
+  if (pre.has_values()) return pre;
+  return {pass.push({num_rows, pre_activation_width(config_.activation, expert_dim_)}), pre.quantised};
+}
+
 // The experts' gate weight is applied to the hidden units, so that combine is a plain sum and the experts' outputs need
 // not be kept for the gate's gradient.
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertRows& rows, bool reads_hidden) const {
@@ -130,21 +136,20 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   const ExchangePass exchange_of = exchange_pass(pass);
   RoutedExchange& exchange = *kept.exchange;
   const RoutedRows& routed = exchange.routed();
-  const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, R = routed.capacity,
-                W = pre_activation_width(config_.activation, expert_dim_);
+  const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, R = routed.capacity;
 
   // What did not wait. The router's decisions always do: rows go where they went.
   ExpertRows rows{.x = kept.x.rows,
                   .row_weight = kept.row_weight,
                   .pre = pass.keep.get(kept.pre),
                   .hidden = pass.keep.get(kept.hidden)};
-  if (!rows.pre.has_values()) rows.pre.values = pass.push({R, W});
   bool makes_hidden = !kept.hidden.wait();
   if (!kept.x.wait()) {
     exchange.begin_dispatch(exchange_of, x, kept.weights);
     rows.x = exchange.end_dispatch(exchange_of, kept.row_weight);
     const ArenaScope forward_alone(pass.activations);
     ExpertRows again = rows;
+    again.pre = made_room(pass, rows.pre, R);
     if (rows.pre.quantised.defined()) {
       again.hidden = pass.push({R, expert_dim_});  // not those that backward makes of what is quantised
     } else {
@@ -161,8 +166,7 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   ExpertGradients gradients{
       .dy = {}, .dpre = {}, .dx = pass.push({R, travel_dim_}), .drow_weight = pass.push_stat({R})};
   gradients.dy = exchange.end_combine_backward(exchange_of, gradients.dx);
-  gradients.dpre.values = rows.pre.values;  // not needed after its gradient is known
-  gradients.dpre.columns = push_column_codes(pass.activations, columns_of(experts_in_, routed), W);
+  gradients.dpre = gradient_room(pass, routed, rows.pre);
   if (makes_hidden) gradients.hidden = rows.hidden;
   for_each_part(routed, [&](const RaggedRows& part) { backward_experts(pass, part, rows, gradients); });
   exchange.begin_dispatch_backward(exchange_of, gradients.dx, gradients.drow_weight);
@@ -180,6 +184,19 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
                        .dweights = dweights,
                        .dlogits = dlogits});
   router_.backward(ops, x, dlogits, dx, /*accumulate=*/true);
+}
+
+// The gradient takes the place of pre-activations, where these are there as values. Else it has values only if somebody
+// reads them: the first weight's gradient, unless it takes columns; or a check of precision, for which the memory of
+// that gradient will do, as it is written later.
+Rows Moe::gradient_room(const Pass& pass, const RoutedRows& routed, const Rows& pre) const {
+  const Shape shape({routed.capacity, pre_activation_width(config_.activation, expert_dim_)});
+  Weight& weight = experts_in_.weight();
+  const ColumnCodes columns = push_column_codes(pass.activations, columns_of(experts_in_, routed), shape[1]);
+  if (pre.has_values()) return {pre.values, {}, columns};
+  if (!columns.defined()) return pass.push(shape);
+  if (!weight.probe.measures_gradient()) return {{}, {}, columns};
+  return {weight.room_before_grad(pass.activations, pass.ops.compute_dtype(), shape), {}, columns};
 }
 
 void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const ExpertRows& rows,
@@ -213,7 +230,9 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
 
 void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const ExpertRows& rows,
                              const ExpertGradients& gradients) const {
-  experts_in_.backward_weight(pass.ops, part.of(rows.x), part.of(gradients.dpre), part.offsets,
+  Rows dpre = part.of(gradients.dpre);
+  if (dpre.columns.defined()) dpre.values = {};  // which may be where the gradient is written
+  experts_in_.backward_weight(pass.ops, part.of(rows.x), dpre, part.offsets,
                               experts_in_.weight().weight_gradient_rounding());
 }
 
@@ -258,7 +277,10 @@ OverflowPass Moe::overflow_backward(const Pass& pass, const RoutedRows& routed, 
   const int64_t C = routed.chunk_capacity();
   if (C == 0) return {};
   const RaggedRows& first = routed.overflow.front();
-  const Tensor pre = gradients.dpre.tensor().rows(0, C);
+  // Not the memory of the weight's gradient.
+  const bool has_room = rows.pre.has_values() || !gradients.dpre.columns.defined();
+  const Tensor pre = has_room ? gradients.dpre.tensor().rows(0, C)
+                              : pass.push({C, pre_activation_width(config_.activation, expert_dim_)});
   const ExpertRows chunk_rows{.x = rows.x.tensor().rows(0, C),
                               .row_weight = rows.row_weight.rows(0, C),
                               .pre = {pre, first.of(rows.pre.quantised)},

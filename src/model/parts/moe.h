@@ -84,8 +84,12 @@ class Moe final : public Part {
   static ColumnForm columns_of(const GroupedLinear& layer, const RoutedRows& routed);
   // pre and hidden = of a part's x. Without reads_hidden, nobody reads hidden units but quantised.
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertRows& rows, bool reads_hidden = true) const;
+  // Memory for forward_hidden's pre-activations: `pre`, and where nothing makes these in FP8 at once, for their values.
+  Rows made_room(const Pass& pass, const Rows& pre, int64_t num_rows) const;
   // y += the experts' outputs.
   void forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Tensor y) const;
+  // Memory for the gradient of pre-activations.
+  Rows gradient_room(const Pass& pass, const RoutedRows& routed, const Rows& pre) const;
   // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
   // those of the rows.
   void backward_experts(const Pass& pass, const RaggedRows& part, const ExpertRows& rows,

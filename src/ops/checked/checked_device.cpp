@@ -95,7 +95,8 @@ bool is_left_open(const Arguments& args, const Tensor& tensor) {
     return tensor.rows_raw() == args.q.rows_raw() || tensor.rows_raw() == args.k_rope.rows_raw();
   }
   if constexpr (std::is_same_v<Arguments, GroupedActivationBackward>) {
-    if (args.dpre_columns.defined() && !args.keeps_dpre && tensor.rows_raw() == args.dpre.rows_raw()) return true;
+    const Tensor& dpre = args.dpre.defined() ? args.dpre : args.pre;
+    if (args.dpre_columns.defined() && !args.keeps_dpre && tensor.rows_raw() == dpre.rows_raw()) return true;
   }
   if constexpr (kIsOneOf<Arguments, LinearActivationForward, GroupedActivationForward>) {
     if (args.pre_codes.defined() && tensor.rows_raw() == args.pre.rows_raw()) return true;

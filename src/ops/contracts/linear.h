@@ -112,7 +112,7 @@ struct GroupedActivationForward {
   Tensor w;           // [E, W, in], W = 2F for SwiGLU (gate | up), else F
   Tensor offsets;     // [E + 1] i32
   Tensor row_weight;  // [R] stat; undefined: 1
-  Tensor pre;         // = [R, W]
+  Tensor pre;         // = [R, W]; may be undefined where pre_codes are wanted
   Tensor h;           // = [R, F]
   OperandRounding rounding = {};
   RowCodes h_codes = {};  // = h in FP8; undefined: not wanted
@@ -122,13 +122,23 @@ struct GroupedActivationForward {
   bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards
   RowCodes pre_codes = {};  // as in LinearActivationForward; never with h_columns
 };
+// Pre-activations [R, W], or where they would be: a tensor with that shape and no memory.
+inline Tensor pre_of(const GroupedActivationForward& args) {
+  if (args.pre.defined()) return args.pre;
+  return {nullptr, args.x.source.dtype(), {args.x.num_rows(), args.w.dim(1)}};
+}
 struct GroupedLinearBackwardInput {
-  Tensor dy;       // [R, out]
+  Tensor dy;       // [R, out]; may be undefined beside its codes, rounding.rows
   Tensor w;        // [E, out, in]
   Tensor offsets;  // [E + 1] i32
   Tensor dx;       // = [R, in]
   OperandRounding rounding = {};
 };
+// dy, or where its values would be, as pre_of().
+inline Tensor dy_of(const GroupedLinearBackwardInput& args) {
+  if (args.dy.defined() || !args.rounding.rows.defined()) return args.dy;
+  return {nullptr, args.w.dtype(), args.rounding.rows.values.shape()};
+}
 // Backward through the experts' second layer y = h w^T and the activation before it: dh = dy w by groups, then
 // ActivationBackward (contracts/activation.h) of dh.
 struct GroupedActivationBackward {
@@ -136,9 +146,11 @@ struct GroupedActivationBackward {
   OperandRows dy;          // [R, out]
   Tensor w;                // [E, out, F]
   Tensor offsets;          // [E + 1] i32
-  Tensor pre, row_weight;  // [R, W], [R] stat: as in forward
-  Tensor dpre;             // = like pre; may be the storage of pre
-  Tensor drow_weight;      // = [R] stat; undefined when row_weight is
+  Tensor pre, row_weight;  // [R, W], [R] stat: as in forward; pre may be undefined where there are pre_codes
+  // = like pre; may be the storage of pre. May be undefined where its values are not wanted (dpre_columns): those of
+  // pre are undefined afterwards, then.
+  Tensor dpre;
+  Tensor drow_weight;  // = [R] stat; undefined when row_weight is
   OperandRounding rounding = {};
   RowCodes dpre_codes = {};  // = dpre in FP8; undefined: not wanted
   // = dpre's columns in FP8, in groups by offsets; undefined: not wanted. Only together with dpre_codes; if wanted, the
@@ -149,14 +161,20 @@ struct GroupedActivationBackward {
   RowCodes pre_codes = {};     // as in ActivationBackward
   ColumnCodes h_columns = {};  // = the columns of h in FP8, in groups by offsets; undefined: not wanted
 };
+inline Tensor pre_of(const GroupedActivationBackward& args) {
+  if (args.pre.defined()) return args.pre;
+  if (args.dpre.defined()) return args.dpre;
+  const int64_t parts = args.kind == Activation::kSwiGlu ? 2 : 1;
+  return {nullptr, args.dy.source.dtype(), {args.dy.num_rows(), parts * args.w.dim(2)}};
+}
 // The squares of an expert's gradient [rows, cols] are summed in parts of 16 x 128 elements.
 constexpr int64_t kSquareRows = 16, kSquareCols = 128;
 inline Shape square_parts(const Shape& gradients) {  // of [E, rows, cols]
   return {gradients[0], (gradients[1] + kSquareRows - 1) / kSquareRows, (gradients[2] + kSquareCols - 1) / kSquareCols};
 }
 
-// At most one of x and dy is picked by an index. If codes of their columns are given, in groups by offsets, x may be
-// undefined, and dy's values are not read. Sums over rows are cut as pieces.h says.
+// At most one of x and dy is picked by an index. If codes of their columns are given, in groups by offsets, their
+// values are not read, and one of them may be undefined. Sums over rows are cut as pieces.h says.
 struct GroupedLinearBackwardWeight {
   OperandRows x;   // [R, in]
   OperandRows dy;  // [R, out]
@@ -168,6 +186,10 @@ struct GroupedLinearBackwardWeight {
   // = [E, parts of rows, parts of columns] f64 (square_parts): sums of squares of dw, infinite if a part has elements
   // beyond 1e18. Undefined: not wanted; always so with accumulate.
   Tensor squares = {};
+
+  // The side that is there as values, if one is not.
+  const OperandRows& either() const { return dy.source.defined() ? dy : x; }
+  int64_t num_rows() const { return either().num_rows(); }  // R
 };
 
 }  // namespace nmoe

@@ -277,9 +277,11 @@ void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
 
 template <class Real>
 void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args) {
-  grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.pre, args.rounding, SumOver::kIn);
+  ArenaScope scratch(ctx.scratch);
+  const Tensor pre = args.pre.defined() ? args.pre : scratch.allocate(DTypeOf<Real>::value, pre_of(args).shape());
+  grouped_product<Real>(ctx, args.x, args.w, args.offsets, pre, args.rounding, SumOver::kIn);
   activation_forward<Real>(ctx, {.kind = args.kind,
-                                 .pre = args.pre,
+                                 .pre = pre,
                                  .row_weight = args.row_weight,
                                  .h = args.h,
                                  .num_rows = num_rows_of(args.offsets),
@@ -302,25 +304,28 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
   const Tensor dh = scratch.allocate(DTypeOf<Real>::value, hidden);
   const Tensor h =
       args.h.defined() || !args.h_columns.defined() ? args.h : scratch.allocate(DTypeOf<Real>::value, hidden);
+  const bool has_room = args.pre.defined() || args.dpre.defined();
+  const Tensor pre = has_room ? pre_of(args) : scratch.allocate(DTypeOf<Real>::value, pre_of(args).shape());
+  const Tensor dpre = args.dpre.defined() ? args.dpre : pre;
   grouped_product<Real>(ctx, args.dy, args.w, args.offsets, dh, args.rounding, SumOver::kOut);
   activation_backward<Real>(ctx, {.kind = args.kind,
-                                  .pre = args.pre,
+                                  .pre = pre,
                                   .row_weight = args.row_weight,
                                   .dh = dh,
-                                  .dpre = args.dpre,
+                                  .dpre = dpre,
                                   .drow_weight = args.drow_weight,
                                   .num_rows = num_rows_of(args.offsets),
                                   .dpre_codes = args.dpre_codes,
                                   .h = h,
                                   .pre_codes = args.pre_codes});
   write_columns<Real>(ctx, h, args.offsets, args.h_columns);
-  write_columns<Real>(ctx, args.dpre, args.offsets, args.dpre_columns);
+  write_columns<Real>(ctx, dpre, args.offsets, args.dpre_columns);
 }
 
 template <class Real>
 void grouped_linear_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& args) {
   ArenaScope scope(ctx.scratch);
-  const int64_t R = args.dy.num_rows();
+  const int64_t R = args.num_rows();
   const auto rounded = [&](const ColumnCodes& columns, const OperandRounding& rounding,
                            const OperandRows& rows) -> RoundedOperand {
     if (columns.defined()) {

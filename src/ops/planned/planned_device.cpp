@@ -44,7 +44,9 @@ constexpr bool kHasInvariant =
 template <class Arguments>
 void PlannedOps::count(const Arguments& args) {
   check(args);
-  if (kHasInvariant<Arguments> && arithmetic() == Arithmetic::kBatchInvariant) return;
+  if constexpr (kHasInvariant<Arguments>) {
+    if (arithmetic() == Arithmetic::kBatchInvariant) return cuda::check_batch_invariant(args);
+  }
   if constexpr (cuda::Planned<Arguments>) {
     cuda::Planner planner{scratch(), kernels_};
     cuda::plan_operation(planner, args);

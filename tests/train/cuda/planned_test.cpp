@@ -41,6 +41,9 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
   expect_same_plan("speedrun/super.toml", {"run.precision=fp8", "precision.fp8_weight_gradients=true",
                                            "precision.saved=fp8", "train.batch_seqs=4", "train.microbatch_seqs=4"});
   expect_same_plan("speedrun/moonlet.toml", {"run.precision=fp8", "train.batch_seqs=4", "train.microbatch_seqs=4"});
+  expect_same_plan("speedrun/moonlet.toml", {"run.precision=fp8", "precision.fp8_weight_gradients=true",
+                                             "precision.saved=fp8", "train.batch_seqs=4", "train.microbatch_seqs=4"});
+  expect_same_plan("quickstart.toml", {"run.precision=mxfp8", "precision.saved=fp8", "train.recompute=experts"});
   expect_same_plan("examples/mla_moe.toml", {});
   expect_same_plan("examples/gqa_dense.toml", {});
   expect_same_plan("examples/gqa_dense.toml", {"data.seq_len=130", "model.gqa.head_dim=36"});

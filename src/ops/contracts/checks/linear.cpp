@@ -114,10 +114,12 @@ void check(const GroupedLinearForward& args) {
 }
 
 void check(const GroupedActivationForward& args) {
-  check_experts(args.x, args.w, args.offsets, args.pre, /*over_out=*/false);
+  NMOE_CHECK(args.pre.defined() || args.pre_codes.defined(), "pre-activations wanted neither as values nor as codes");
+  const Tensor pre = pre_of(args);
+  check_experts(args.x, args.w, args.offsets, pre, /*over_out=*/false);
   check_rounding(args.rounding, args.x, args.w);
   check(ActivationForward{.kind = args.kind,
-                          .pre = args.pre,
+                          .pre = pre,
                           .row_weight = args.row_weight,
                           .h = args.h,
                           .num_rows = {},
@@ -129,12 +131,17 @@ void check(const GroupedActivationForward& args) {
 }
 
 void check(const GroupedLinearBackwardInput& args) {
-  check_experts(args.dy, args.w, args.offsets, args.dx, /*over_out=*/true);
-  check_rounding(args.rounding, args.dy, args.w);
+  NMOE_CHECK(args.dy.defined() || args.rounding.rows.defined(), "gradients neither as values nor as codes");
+  const Tensor dy = dy_of(args);
+  check_experts(dy, args.w, args.offsets, args.dx, /*over_out=*/true);
+  check_rounding(args.rounding, dy, args.w);
 }
 
 void check(const GroupedActivationBackward& args) {
-  const Tensor &pre = args.pre, &w = args.w;
+  NMOE_CHECK(args.pre.defined() || args.pre_codes.defined(), "pre-activations neither as values nor as codes");
+  NMOE_CHECK(args.dpre.defined() || (args.dpre_columns.defined() && !args.keeps_dpre),
+             "gradients of pre-activations wanted as values, of which nobody has the memory");
+  const Tensor pre = pre_of(args), &w = args.w;
   const int64_t parts = activation_parts(args.kind);
   check_groups(args.dy, pre, args.offsets, w.dim(0));
   check_rounding(args.rounding, args.dy, w);
@@ -147,7 +154,8 @@ void check(const GroupedActivationBackward& args) {
                                              is(args.drow_weight, args.row_weight.dtype(), rows)
                                        : !args.drow_weight.defined(),
              "weights of {} rows {} with gradients {}", pre.dim(0), args.row_weight.shape(), args.drow_weight.shape());
-  NMOE_CHECK(is(args.dpre, pre.dtype(), pre.shape()) && (!args.h.defined() || is(args.h, pre.dtype(), hidden)),
+  NMOE_CHECK((!args.dpre.defined() || is(args.dpre, pre.dtype(), pre.shape())) &&
+                 (!args.h.defined() || is(args.h, pre.dtype(), hidden)),
              "gradients {} {} and activations {} {} of {} {}", dtype_name(args.dpre.dtype()), args.dpre.shape(),
              dtype_name(args.h.dtype()), args.h.shape(), dtype_name(pre.dtype()), pre.shape());
   NMOE_CHECK(args.dpre_codes.defined() || !args.dpre_columns.defined(), "codes of columns {} without those of rows",
@@ -166,15 +174,19 @@ void check(const GroupedLinearBackwardWeight& args) {
              "codes of columns are operands of products in FP8");
   NMOE_CHECK(args.rounding.format == OperandFormat::kAct || !args.rounding.product_scale.defined(),
              "a product that is scaled, of operands that are to be rounded");
-  NMOE_CHECK(args.dy.width() == dw.dim(1), "gradients {} by {}", dw.shape(), args.dy.source.shape());
-  if (args.x_columns.defined()) {  // x may be anything
-    check_groups(args.dy, args.offsets, dw.dim(0));
-  } else {
+  // Beside codes of its columns x may be anything, and dy undefined; one of the two is there as values.
+  const bool has_x = !args.x_columns.defined(), has_dy = args.dy.source.defined();
+  NMOE_CHECK(has_dy || args.dy_columns.defined(), "gradients of outputs neither as values nor as codes of columns");
+  NMOE_CHECK(has_dy || has_x, "codes of columns of both sides, values of none");
+  if (has_dy && has_x) {
     check_groups(args.dy, args.x, args.offsets, dw.dim(0));
-    NMOE_CHECK(args.x.width() == dw.dim(2), "gradients {} by {}", dw.shape(), args.x.source.shape());
+  } else {
+    check_groups(args.either(), args.offsets, dw.dim(0));
   }
-  check_codes(args.x_columns, args.dy.num_rows(), dw.dim(2), dw.dim(0));
-  check_codes(args.dy_columns, args.dy.num_rows(), dw.dim(1), dw.dim(0));
+  NMOE_CHECK((!has_dy || args.dy.width() == dw.dim(1)) && (!has_x || args.x.width() == dw.dim(2)),
+             "gradients {} by {} and {}", dw.shape(), args.dy.source.shape(), args.x.source.shape());
+  check_codes(args.x_columns, args.num_rows(), dw.dim(2), dw.dim(0));
+  check_codes(args.dy_columns, args.num_rows(), dw.dim(1), dw.dim(0));
   NMOE_CHECK(!args.squares.defined() || (!args.accumulate && is(args.squares, DType::kF64, square_parts(dw.shape()))),
              "squares {} of gradients {}, added to: {}", args.squares.shape(), dw.shape(), args.accumulate);
 }

@@ -19,7 +19,7 @@ inline ExpertProduct product_of(const GroupedLinearForward& args) {
   return {.rows = args.x, .w = args.w, .offsets = args.offsets, .result = args.y, .rounding = args.rounding};
 }
 inline ExpertProduct product_of(const GroupedLinearBackwardInput& args) {
-  return {.rows = args.dy,
+  return {.rows = dy_of(args),
           .w = args.w,
           .over_out = true,
           .offsets = args.offsets,

@@ -57,7 +57,7 @@ inline GroupedLinearPlan plan(Planner& to, const GroupedLinearForward& args) {
   return plan_grouped(to, args, args.x, args.y);
 }
 inline GroupedLinearPlan plan(Planner& to, const GroupedLinearBackwardInput& args) {
-  return plan_grouped(to, args, args.dy, args.dx);
+  return plan_grouped(to, args, dy_of(args), args.dx);
 }
 
 // Rows of grouped products that are picked: Hopper's kernels read them where they lie, others want them in order.
@@ -71,24 +71,29 @@ struct GroupedActivationForwardPlan {
   GroupedLinearPlan product = {};
   bool fused = false;  // the product leaves h
   Tensor x = {};       // [R, in] act: rows that were picked, or undefined
+  Tensor pre = {};     // [R, W] act: what activations are made of, where they have no other memory, or undefined
   Tensor h = {};       // [R, F] act: what columns' codes are made of, or undefined
 };
 inline bool fuses_activation(GroupedEngine engine, const GroupedActivationForward& args) {
   if (args.kind != Activation::kSwiGlu || !args.row_weight.defined()) return false;
-  if (engine == GroupedEngine::kCodes) return args.pre.dim(1) / 2 % block_size(OperandFormat::kFp8) == 0;
-  return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && args.pre.dim(1) / 2 % 8 == 0;
+  const int64_t hidden = args.w.dim(1) / 2;
+  if (engine == GroupedEngine::kCodes) return hidden % block_size(OperandFormat::kFp8) == 0;
+  return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && hidden % 8 == 0;
 }
 inline GroupedActivationForwardPlan plan(Planner& to, const GroupedActivationForward& args) {
   const OperandRounding& rounding = args.rounding;
   GroupedActivationForwardPlan plan;
   GroupedLinearPlan& product = plan.product;
-  check_grouped_limits(args.x.num_rows(), args.x.width(), args.pre.dim(1), args.w.dim(0));
-  product.engine = grouped_engine(to.kernels, rounding, args.x.source.dtype(), args.x.width(), args.pre.dim(1));
+  const int64_t rows = args.x.num_rows(), width = args.w.dim(1);
+  const DType act = args.x.source.dtype();
+  check_grouped_limits(rows, args.x.width(), width, args.w.dim(0));
+  product.engine = grouped_engine(to.kernels, rounding, act, args.x.width(), width);
   plan.fused = fuses_activation(product.engine, args);
   product.codes = claim_row_codes(to.scope, rounding, args.x);
   if (!plan.fused && rounding.format == OperandFormat::kAct) plan.x = claim_ordered(to.scope, args.x);
-  if (args.h_columns.defined() && !(plan.fused && product.engine == GroupedEngine::kCodes)) {
-    plan.h = to.scope.allocate(args.pre.dtype(), {args.pre.dim(0), args.h_columns.values.dim(1)});
+  if (!(plan.fused && product.engine == GroupedEngine::kCodes)) {
+    if (!args.pre.defined()) plan.pre = to.scope.allocate(act, {rows, width});
+    if (args.h_columns.defined()) plan.h = to.scope.allocate(act, {rows, args.h_columns.values.dim(1)});
   }
   if (product.engine == GroupedEngine::kBlocks) product.blocks = claim_blocks(to.scope, args);
   return plan;
@@ -118,7 +123,7 @@ inline TileOrder claim_gradient_order(ArenaScope& scope, const GroupedLinearBack
   const int64_t rows = args.dw.dim(1), cols = args.dw.dim(2);
   const bool fp8 = args.rounding.format == OperandFormat::kFp8;
   const int64_t tiles = (fp8 ? kFp8GradientTile : gradient_tile(rows, cols)).count(rows, cols);
-  return claim_tile_order(scope, args.dw.dim(0), num_piece_counters(max_later_pieces(args.dy.num_rows()), tiles));
+  return claim_tile_order(scope, args.dw.dim(0), num_piece_counters(max_later_pieces(args.num_rows()), tiles));
 }
 
 inline ColumnCodes claim_column_codes(ArenaScope& scope, const OperandRows& rows, int64_t num_groups) {
@@ -145,7 +150,7 @@ inline GroupedEngine grouped_engine(const KernelSet& kernels, const GroupedLinea
 inline GroupedWeightPlan plan(Planner& to, const GroupedLinearBackwardWeight& args) {
   GroupedWeightPlan plan;
   if (args.dw.num_elements() == 0) return plan;
-  check_grouped_limits(args.dy.num_rows(), args.dw.dim(1), args.dw.dim(2), args.dw.dim(0));
+  check_grouped_limits(args.num_rows(), args.dw.dim(1), args.dw.dim(2), args.dw.dim(0));
   plan.engine = grouped_engine(to.kernels, args);
   const int64_t num_groups = args.dw.dim(0);
   switch (plan.engine) {
@@ -179,8 +184,14 @@ struct GroupedActivationBackwardPlan {
   bool fused = false;    // the product leaves dpre
   Tensor dy = {};        // [R, out] act: rows that were picked, or undefined
   Tensor dh = {};        // [R, F] act, unless fused
+  Tensor pre = {};       // [R, W] act: where codes are widened and dpre is made, if that has no other memory
   Tensor row_sums = {};  // [at least tiles of F, R] F32: parts of drow_weight, where fused
 };
+// Whether a fused product reads pre-activations, and leaves their gradients, as codes alone.
+inline bool stays_in_codes(const GroupedActivationBackwardPlan& plan, const GroupedActivationBackward& args) {
+  return plan.fused && plan.product.engine == GroupedEngine::kCodes && args.pre_codes.defined() &&
+         args.dpre_columns.defined() && !args.keeps_dpre && !args.h.defined();
+}
 // Of BF16, and of FP8 where a block of gates' gradients is in one tile, as wide as a block.
 inline bool fuses_activation_backward(GroupedEngine engine, const GroupedActivationBackward& args) {
   if (args.kind != Activation::kSwiGlu || !args.row_weight.defined()) return false;
@@ -193,7 +204,8 @@ inline GroupedActivationBackwardPlan plan(Planner& to, const GroupedActivationBa
   const DType act = args.dy.source.dtype();
   GroupedActivationBackwardPlan plan;
   GroupedLinearPlan& product = plan.product;
-  check_grouped_limits(rows, args.dy.width(), args.pre.dim(1), args.w.dim(0));
+  const Tensor pre = pre_of(args);
+  check_grouped_limits(rows, args.dy.width(), pre.dim(1), args.w.dim(0));
   product.engine = grouped_engine(to.kernels, rounding, act, args.dy.width(), width);
   plan.fused = fuses_activation_backward(product.engine, args);
   product.codes = claim_row_codes(to.scope, rounding, args.dy);
@@ -204,6 +216,9 @@ inline GroupedActivationBackwardPlan plan(Planner& to, const GroupedActivationBa
   } else {
     if (rounding.format == OperandFormat::kAct) plan.dy = claim_ordered(to.scope, args.dy);
     plan.dh = to.scope.allocate(act, {rows, width});
+  }
+  if (!args.pre.defined() && !args.dpre.defined() && !stays_in_codes(plan, args)) {
+    plan.pre = to.scope.allocate(act, pre.shape());
   }
   if (product.engine == GroupedEngine::kBlocks) product.blocks = claim_blocks(to.scope, args);
   return plan;

@@ -31,7 +31,7 @@ void check_rounds(const KernelSet& kernels, const Arguments& args) {
     if constexpr (!is_of_weight) {
       return args.w.dtype();
     } else if constexpr (is_grouped) {
-      return args.dy.source.dtype();
+      return args.either().source.dtype();
     } else {
       return args.dy.dtype();
     }
@@ -40,6 +40,15 @@ void check_rounds(const KernelSet& kernels, const Arguments& args) {
   NMOE_CHECK(rounds == WeightRounding::kInside ||
                  (rounds == WeightRounding::kCodes && ((is_of_weight && is_grouped) || rounding.weight.defined())),
              "CUDA does not round the operands of this product");
+}
+
+// Whether batch-invariant products, which take no scratch, can do it: they round nothing, and leave values alone.
+template <class Arguments>
+void check_batch_invariant(const Arguments& args) {
+  NMOE_CHECK(args.rounding.format == OperandFormat::kAct, "batch-invariant products do not round operands");
+  if constexpr (requires { args.pre_codes; }) {
+    NMOE_CHECK(!args.pre_codes.defined() && !args.h_codes.defined(), "batch-invariant products leave no codes");
+  }
 }
 
 // Where it is emulated: the same product, with room for operands as they are after rounding

@@ -49,10 +49,6 @@ void run(Context& ctx, Arena& scratch, const Arguments& args, Run<Arguments>* op
   }
 }
 
-void check_unrounded(const OperandRounding& rounding) {
-  NMOE_CHECK(rounding.format == OperandFormat::kAct, "batch-invariant products do not round operands");
-}
-
 }  // namespace
 
 #define NMOE_DEFINE_OVERRIDE(name, Arguments)               \
@@ -70,7 +66,7 @@ WeightRounding CudaOps::weight_rounding(OperandFormat format) const {
 
 void InvariantCudaOps::linear_forward(const LinearForward& args) {
   check(args);
-  check_unrounded(args.rounding);
+  check_batch_invariant(args);
   if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_product(context(), args.x, args.w, args.addend, args.y);
@@ -78,7 +74,7 @@ void InvariantCudaOps::linear_forward(const LinearForward& args) {
 
 void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& args) {
   check(args);
-  check_unrounded(args.rounding);
+  check_batch_invariant(args);
   if (counting() || args.pre.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_activation(
@@ -88,7 +84,7 @@ void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& 
 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
   check(args);
-  check_unrounded(args.rounding);
+  check_batch_invariant(args);
   if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_grouped_product(context(), args.x, args.w, args.offsets, args.y);
@@ -96,7 +92,7 @@ void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) 
 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
   check(args);
-  check_unrounded(args.rounding);
+  check_batch_invariant(args);
   if (counting() || args.pre.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_activation(context(), args);

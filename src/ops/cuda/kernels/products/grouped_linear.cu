@@ -346,7 +346,7 @@ void codes_weight(Context& ctx, const GroupedLinearBackwardWeight& args, const G
   if constexpr (kHasSm90) {
     sm90::grouped_fp8_weight(ctx, {.x = has_x ? args.x_columns : plan.x_columns,
                                    .dy = has_dy ? args.dy_columns : plan.dy_columns,
-                                   .num_rows = args.dy.num_rows(),
+                                   .num_rows = args.num_rows(),
                                    .offsets = args.offsets,
                                    .order = plan.order,
                                    .dw = args.dw,
@@ -412,8 +412,10 @@ void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInpu
   multiply(ctx, product_of(args), plan);
 }
 
-void grouped_activation_forward(Context& ctx, const GroupedActivationForward& args,
+void grouped_activation_forward(Context& ctx, const GroupedActivationForward& given,
                                 const GroupedActivationForwardPlan& plan) {
+  GroupedActivationForward args = given;
+  args.pre = plan.pre.defined() ? plan.pre : pre_of(given);  // without memory where no kernel touches it
   if (plan.fused) {
     if (args.pre.num_elements() > 0) runs_of(plan.product.engine).activation(ctx, args, plan);
     return;
@@ -437,11 +439,12 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
                                  const GroupedActivationBackwardPlan& plan) {
   const GroupedEngine engine = plan.product.engine;
   // Whether nothing reads pre-activations but as codes.
-  const bool reads_codes = plan.fused && engine == GroupedEngine::kCodes && given.pre_codes.defined() &&
-                           given.dpre_columns.defined() && !given.keeps_dpre && !given.h.defined();
+  const bool reads_codes = stays_in_codes(plan, given);
   GroupedActivationBackward args = given;
+  args.pre = plan.pre.defined() ? plan.pre : pre_of(given);  // without memory where no kernel touches it
+  if (!args.dpre.defined()) args.dpre = args.pre;
   if (given.pre_codes.defined() && !reads_codes) {
-    widen_rows(ctx, {.codes = given.pre_codes, .x = given.pre, .num_rows = num_rows_of(given.offsets)});
+    widen_rows(ctx, {.codes = given.pre_codes, .x = args.pre, .num_rows = num_rows_of(given.offsets)});
     args.pre_codes = {};
   }
   if (args.h_columns.defined()) {
