@@ -1,8 +1,11 @@
 // What is planned for a GPU without one is what counting on that GPU says.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/files.h"
 #include "config/load.h"
+#include "support/shared_gpu.h"
 #include "train/plan/memory_plan.h"
 
 namespace nmoe {
@@ -64,9 +67,14 @@ TEST(PlannedTest, SoIsTheTotalButForTheContext) {
   };
   EXPECT_EQ(static_cast<double>(planned.device_bytes) - context(planned),
             static_cast<double>(counted.device_bytes) - context(counted));
-  EXPECT_NEAR(context(planned) / context(counted), 1.0, 0.25) << "counted " << context(counted);
   EXPECT_EQ(planned.device_limit, counted.device_limit);
   EXPECT_EQ(planned.device_flops, counted.device_flops);
+  // What is counted is the memory of all processes on the GPU.
+  const double share = context(planned) / context(counted);
+  if (std::abs(share - 1.0) > 0.25 && test::gpu_is_shared()) {
+    GTEST_SKIP() << "another process has a GPU open: " << context(counted) << " bytes are in use";
+  }
+  EXPECT_NEAR(share, 1.0, 0.25) << "counted " << context(counted);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "checkpoint/reader.h"
 #include "support/errors.h"
+#include "support/shared_gpu.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
 #include "train/finite_checkpoints.h"
@@ -15,6 +16,26 @@
 namespace nmoe::test {
 namespace {
 
+constexpr const char* kLowPrecisions[] = {"fp8", "fp8_weights", "mxfp8", "nvfp4"};
+
+// Sizes that products of FP8 operands take, with blocks that are whole and short. "fp8_weights": fp8 with gradients of
+// weights in FP8.
+std::vector<std::string> fp8(const std::string& precision, int64_t steps) {
+  const bool in_weights = precision == "fp8_weights";
+  std::vector<std::string> overrides = {"run.precision=" + (in_weights ? "fp8" : precision),
+                                        "train.steps=" + std::to_string(steps),
+                                        "model.dim=144",
+                                        "model.dense_dim=272",
+                                        "model.moe.expert_dim=128",
+                                        "model.mla.kv_lora_rank=32",
+                                        "model.mla.qk_nope_head_dim=16",
+                                        "model.mla.qk_rope_head_dim=16",
+                                        "model.mla.v_head_dim=16",
+                                        "train.valid_every=4"};
+  if (in_weights) overrides.emplace_back("precision.fp8_weight_gradients=true");
+  return overrides;
+}
+
 class CudaTrainer : public TempDirTest {
  protected:
   CudaTrainer() { write_tiny_corpus(dir_ / "data"); }
@@ -22,6 +43,17 @@ class CudaTrainer : public TempDirTest {
   TrainSummary run(const std::string& name, std::vector<std::string> overrides, bool resume = false) {
     overrides.insert(overrides.end(), {"run.device=cuda", "run.name=" + name});
     return train(tiny_config(dir_, overrides), {.resume = resume});
+  }
+  // With checks that take parts of layers out of their format, and with weights that make one of them do so; goes on
+  // where there is a checkpoint.
+  TrainSummary run_checked(const std::string& precision, int64_t steps, const std::string& name, bool outlier) {
+    std::vector<std::string> overrides = fp8(precision, steps);
+    overrides.insert(overrides.end(),
+                     {"precision.fallback=act", "precision.check_every=2", "optim.clip_norm=0",
+                      "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2", "run.device=cuda", "run.name=" + name});
+    const bool resume = fs::exists(dir_ / "runs/checkpoints" / name);
+    return train(tiny_config(dir_, overrides),
+                 {.resume = resume, .before_step = outlier_from(outlier ? 3 : steps + 1)});
   }
   CheckpointReader checkpoint(const std::string& name) const {
     return CheckpointReader::open(dir_ / "runs/checkpoints" / name);
@@ -66,26 +98,6 @@ TEST_F(CudaTrainer, TellsWhereItGoesOnWithOtherProducts) {
   EXPECT_FALSE(contains(told_at_resume(own, 6), "other algorithms"));
 }
 
-constexpr const char* kLowPrecisions[] = {"fp8", "fp8_weights", "mxfp8", "nvfp4"};
-
-// Sizes that products of FP8 operands take, with blocks that are whole and short. "fp8_weights": fp8 with gradients of
-// weights in FP8.
-std::vector<std::string> fp8(const std::string& precision, int64_t steps) {
-  const bool in_weights = precision == "fp8_weights";
-  std::vector<std::string> overrides = {"run.precision=" + (in_weights ? "fp8" : precision),
-                                        "train.steps=" + std::to_string(steps),
-                                        "model.dim=144",
-                                        "model.dense_dim=272",
-                                        "model.moe.expert_dim=128",
-                                        "model.mla.kv_lora_rank=32",
-                                        "model.mla.qk_nope_head_dim=16",
-                                        "model.mla.qk_rope_head_dim=16",
-                                        "model.mla.v_head_dim=16",
-                                        "train.valid_every=4"};
-  if (in_weights) overrides.emplace_back("precision.fp8_weight_gradients=true");
-  return overrides;
-}
-
 TEST_F(CudaTrainer, Fp8ResumesToTheBitWhateverIsKept) {
   for (const std::string gradients : {"false", "true"}) {
     const auto settings = [&](int64_t steps, const std::string& recompute) {
@@ -128,15 +140,6 @@ TEST_F(CudaTrainer, Fp8LearnsWhatTheCpuDoes) {
 // As FallbackTest (tests/train/precision_test.cpp): an outlier among weights that no product depends on, seen by checks
 // of steps 4, 6 and 8, takes that part of that layer out of its format, and without it nothing leaves any.
 TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfItsFormat) {
-  const auto checked = [&](const std::string& precision, int64_t steps, const std::string& name, bool outlier) {
-    std::vector<std::string> overrides = fp8(precision, steps);
-    overrides.insert(overrides.end(),
-                     {"precision.fallback=act", "precision.check_every=2", "optim.clip_norm=0",
-                      "optim.experts.optimizer=adamw", "optim.experts.lr=1e-2", "run.device=cuda", "run.name=" + name});
-    const bool resume = fs::exists(dir_ / "runs/checkpoints" / name);
-    return train(tiny_config(dir_, overrides),
-                 {.resume = resume, .before_step = outlier_from(outlier ? 3 : steps + 1)});
-  };
   const auto in_act = [&](const std::string& name) {
     const std::vector<PrecisionRole> roles = checkpoint(name).info().precision;
     EXPECT_EQ(roles.size(), 5U) << name;  // mixer and dense of layer 0, mixer, shared and routed experts of layer 1
@@ -145,28 +148,47 @@ TEST_F(CudaTrainer, AnOutlierTakesItsPartOfALayerOutOfItsFormat) {
   for (const std::string precision : kLowPrecisions) {
     SCOPED_TRACE(precision);
     const std::string straight = precision + "_straight", healthy = precision + "_healthy";
-    const TrainSummary summary = checked(precision, 12, straight, true);
+    run_checked(precision, 12, straight, true);
     EXPECT_EQ(in_act(straight), "1 experts;");
-    const auto planned = static_cast<double>(summary.device_bytes_planned);
-    EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned);
     for (const int64_t half : {6, 9}) {
       const std::string name = fmt::format("{}_{}", precision, half);
-      checked(precision, half, name, true);
+      run_checked(precision, half, name, true);
       EXPECT_EQ(in_act(name), half < 8 ? "" : "1 experts;");
-      checked(precision, 12, name, true);
+      run_checked(precision, 12, name, true);
       expect_same_state(straight, name);
       EXPECT_EQ(checkpoint(straight).info().precision, checkpoint(name).info().precision);
     }
-    checked(precision, 12, healthy, false);
+    run_checked(precision, 12, healthy, false);
     EXPECT_EQ(in_act(healthy), "");
   }
 }
 
-TEST_F(CudaTrainer, Fp8UsesThePlannedMemory) {
-  const TrainSummary summary = run("memory", fp8("fp8", 4));
-  const auto planned = static_cast<double>(summary.device_bytes_planned);
-  EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned)
-      << summary.device_bytes_used << " used, " << summary.device_bytes_planned << " planned";
+// Planned and used memory are the whole GPU's, so that they differ by what other processes take in between, too.
+TEST_F(CudaTrainer, UsesThePlannedMemory) {
+  std::string different;
+  bool is_shared = false;
+  const auto compare = [&](const std::string& name, const TrainSummary& summary) {
+    const auto planned = static_cast<double>(summary.device_bytes_planned);
+    if (std::abs(static_cast<double>(summary.device_bytes_used) - planned) <= 0.01 * planned) return;
+    is_shared = is_shared || gpu_is_shared();
+    different +=
+        fmt::format("{}: {} used, {} planned\n", name, summary.device_bytes_used, summary.device_bytes_planned);
+  };
+  compare("bf16", run("memory", {"train.steps=4"}));
+  for (const std::string precision : {"fp8", "nvfp4"}) compare(precision, run(precision, fp8(precision, 12)));
+  for (const std::string precision : kLowPrecisions) {
+    compare(precision + ", experts in bf16", run_checked(precision, 12, precision + "_left", /*outlier=*/true));
+  }
+  for (const std::string precision : {"bf16", "fp8", "fp8_weights"}) {
+    for (const std::string width : {"128", "48"}) {
+      std::vector<std::string> overrides = fp8(precision, 4);
+      overrides.insert(overrides.end(), {"model.moe.expert_dim=" + width, "precision.saved=fp8"});
+      const std::string name = fmt::format("{}_saved_{}", precision, width);
+      compare(name, run(name, overrides));
+    }
+  }
+  if (!different.empty() && is_shared) GTEST_SKIP() << "another process has a GPU open: " << different;
+  EXPECT_EQ(different, "");
 }
 
 // Emulated: blocks that are whole and short, and experts whose random bits begin anew. What is kept changes nothing.
@@ -181,9 +203,6 @@ TEST_F(CudaTrainer, NvFp4ResumesToTheBitAndLearns) {
     run(recompute, overrides);
     expect_same_state("straight", recompute);
   }
-  const auto planned = static_cast<double>(straight.device_bytes_planned);
-  EXPECT_LE(std::abs(static_cast<double>(straight.device_bytes_used) - planned), 0.01 * planned)
-      << straight.device_bytes_used << " used, " << straight.device_bytes_planned << " planned";
   const double bf16 = run("bf16", fp8("bf16", 12)).valid->loss();
   EXPECT_NE(straight.valid->loss(), bf16);
   EXPECT_NEAR(straight.valid->loss(), bf16, 3e-2 * bf16);
@@ -214,11 +233,9 @@ TEST_F(CudaTrainer, SavedCodesDoNotDependOnWhatIsKept) {
       const auto saved = [&](const std::string& name, const std::string& recompute) {
         std::vector<std::string> overrides = with("precision.saved=fp8");
         overrides.push_back("train.recompute=" + recompute);
-        return run(name, overrides);
+        run(name, overrides);
       };
-      const TrainSummary none = saved("none", "none");
-      const auto planned = static_cast<double>(none.device_bytes_planned);
-      EXPECT_LE(std::abs(static_cast<double>(none.device_bytes_used) - planned), 0.01 * planned);
+      saved("none", "none");
       for (const char* recompute : {"norms", "experts", "blocks"}) {
         saved(recompute, recompute);
         expect_same_state("none", recompute);
@@ -271,13 +288,6 @@ TEST_F(CudaTrainer, ACollapsedRouterStopsTheRun) {
   EXPECT_TRUE(contains(error.what(), "step 1: the router of layer 1 has collapsed")) << error.what();
   // Steps that were enqueued meanwhile are part of the run.
   EXPECT_LE(checkpoint("collapse").info().step, 1 + Engine::kMaxPending);
-}
-
-TEST_F(CudaTrainer, UsesThePlannedMemory) {
-  const TrainSummary summary = run("memory", {"train.steps=4"});
-  const auto planned = static_cast<double>(summary.device_bytes_planned);
-  EXPECT_LE(std::abs(static_cast<double>(summary.device_bytes_used) - planned), 0.01 * planned)
-      << summary.device_bytes_used << " used, " << summary.device_bytes_planned << " planned";
 }
 
 }  // namespace
