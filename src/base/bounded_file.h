@@ -18,6 +18,9 @@ inline constexpr uint64_t kMaxWholeFile = 4ULL << 30;   // anything else that is
 // /dev, when it is a pipe, a socket or a device.
 std::string read_file_up_to(const fs::path& path, uint64_t max_bytes);
 
+// The same errors, as far as opening the file tells them.
+void check_file_up_to(const fs::path& path, uint64_t max_bytes);
+
 // The Error (runtime) for a pipe, a socket or a device in place of a file.
 Error not_a_file(const fs::path& path);
 

@@ -35,7 +35,7 @@ std::pair<std::string, std::string> read_tokenizer(const ImportOptions& options,
   const fs::path path = options.source / "tokenizer.json";
   if (!fs::exists(path)) return {"", "there is no tokenizer.json"};
   const std::string& end = options.end_of_document;
-  read_file_up_to(path, kMaxListFile);  // one that cannot be read is no tokenizer that nmoe does not know
+  check_file_up_to(path, kMaxListFile);  // one that cannot be read is not one that nmoe does not know
   try {
     const auto tokenizer = load_tokenizer(end.empty() ? path.string() : fmt::format("{}@{}", path.string(), end));
     if (tokenizer->vocab_size() > model.config.vocab_size) {
