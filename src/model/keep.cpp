@@ -63,11 +63,14 @@ Rows Keep::with_values(const KeptRows& kept) const {
 
 Rows Keep::get(const KeptRows& kept) const {
   if (kept.wait() || kept.rows.has_values()) return kept.rows;
-  const bool in_fp8 = options_.saved == RowFormat::kFp8;
-  KeptAs as = KeptAs::kValues;
-  if (in_fp8 && kept.site == Site::kPreActivation) as = KeptAs::kQuantised;
-  if (in_fp8 && kept.site == Site::kHidden && kept.columns.num_groups > 0) as = KeptAs::kColumns;
-  return push(kept.site, as, kept.shape, kept.columns);
+  return push(kept.site, form_again(kept.site, kept.columns.num_groups > 0), kept.shape, kept.columns);
+}
+
+KeptAs Keep::form_again(Site site, bool in_columns) const {
+  const Keep all(*ops_, *activations_, {.saved = options_.saved});
+  if (site != Site::kHidden) return all.form(site);
+  // From pre-activations that wait in FP8, backward makes them as it takes them.
+  return in_columns && all.form(Site::kPreActivation) == KeptAs::kQuantised ? KeptAs::kColumns : KeptAs::kValues;
 }
 
 void Keep::before_backward() {

@@ -77,7 +77,7 @@ class Keep {
   // Forward: what waits and, if that has none, values: in memory that the caller's ArenaScope pops.
   Rows with_values(const KeptRows& kept) const;
   // Backward: the rows that wait or, if none do, memory to make them in again, in the form in which they would wait if
-  // nothing were made again.
+  // nothing were made again; of hidden units, which backward makes beside gradients, in that in which it takes them.
   Rows get(const KeptRows& kept) const;
 
   // Called around the forward of each layer, in their order, and before the backward of each, in reverse: its memory
@@ -91,6 +91,8 @@ class Keep {
   Keep alone() const;
 
  private:
+  // As what get() wants rows that did not wait.
+  KeptAs form_again(Site site, bool in_columns) const;
   Rows push(Site site, KeptAs as, const Shape& shape, const ColumnForm& columns) const;
 
   Ops* ops_;
