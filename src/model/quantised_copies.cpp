@@ -34,7 +34,7 @@ const WeightCodes& QuantisedCopies::codes_now(Ops& ops) {
 }
 
 OperandRounding QuantisedCopies::of_forward(Ops& ops) {
-  if (in_act || ops.arithmetic() == Arithmetic::kBatchInvariant) return {};
+  if (!rounds(ops)) return {};
   return {.format = format, .weight = codes_now(ops)};
 }
 

@@ -47,9 +47,7 @@ class QuantisedCopies {
   OperandRounding of_weight_gradient(Tensor experts) { return of_gradient(grad_format, experts); }
 
   // Whether products of `ops` currently take rows in FP8 as codes.
-  bool takes_codes(const Ops& ops) const {
-    return codes.defined() && !in_act && ops.arithmetic() != Arithmetic::kBatchInvariant;
-  }
+  bool takes_codes(const Ops& ops) const { return codes.defined() && rounds(ops); }
   // Whether the product that gives the weight's gradient currently takes them by columns.
   bool rounds_gradient_in_fp8() const { return codes.defined() && !in_act && grad_format == OperandFormat::kFp8; }
   // Memory for rows [N, width] in FP8 that are multiplied with this weight; undefined if products take none.
@@ -58,6 +56,8 @@ class QuantisedCopies {
   }
 
  private:
+  // Whether products of `ops` with the weight are rounded at all: batch-invariant ones are not.
+  bool rounds(const Ops& ops) const { return !in_act && ops.arithmetic() != Arithmetic::kBatchInvariant; }
   OperandRounding of_gradient(OperandFormat rounded_to, Tensor experts);
   const WeightCodes& codes_now(Ops& ops);
 
