@@ -113,7 +113,7 @@ GPUs of its host, as last measured before each logged step. [runs.md](runs.md) s
 )";
   std::string_view group;
   for (const Metric* metric : tag_catalogue()) {
-    if (const std::string_view of = metric->tag.substr(0, metric->tag.find('/')); of != group) {
+    if (const std::string_view of = group_of(*metric); of != group) {
       group = of;
       page += fmt::format("\n## {}\n\n| tag | unit | ranks | meaning |\n| --- | --- | --- | --- |\n", group);
     }

@@ -38,6 +38,10 @@ std::optional<int64_t> number_of(const Metric& metric, std::string_view tag);
 // That of one source of a metric of all sources together: "valid/code/loss" of "valid/loss".
 std::string tag_of_source(const Metric& of_all, std::string_view source);
 
+// "router": what a tag or pattern begins with.
+constexpr std::string_view group_of(std::string_view tag) { return tag.substr(0, tag.find('/')); }
+constexpr std::string_view group_of(const Metric& metric) { return group_of(metric.tag); }
+
 // "cv": what a tag or pattern ends with.
 std::string_view name_of(std::string_view tag);
 inline std::string_view name_of(const Metric& metric) { return name_of(metric.tag); }

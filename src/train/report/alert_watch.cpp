@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <span>
@@ -14,6 +15,7 @@
 #include "track/tags/losses.h"
 #include "track/tags/router.h"
 #include "track/tags/training.h"
+#include "track/tags/validation.h"
 #include "train/report/router_report.h"
 
 namespace nmoe {
@@ -24,6 +26,10 @@ double median_of(std::vector<double> values) {
   std::ranges::nth_element(values, middle);
   return *middle;
 }
+
+// Groups of metrics that are to be finite: what a run computes, not how fast and on what.
+constexpr std::array kComputed = {group_of(tags::kLoss), group_of(tags::kValidLoss), group_of(tags::kRouterCv),
+                                  group_of(tags::kRoutersMeanCv)};
 
 std::string layer_name(int64_t layer) { return fmt::format("layer {}", layer); }
 
@@ -74,8 +80,7 @@ void AlertWatch::find_non_finite(const MetricRecord& record) {
   const std::pair<std::string, double>* first = nullptr;
   int64_t others = 0;
   for (const auto& scalar : record.scalars) {
-    const std::string_view tag = scalar.first;
-    if (!tag.starts_with("train/") && !tag.starts_with("valid/") && !tag.starts_with("router")) continue;
+    if (std::ranges::find(kComputed, group_of(scalar.first)) == kComputed.end()) continue;
     if (!begins(AlertKind::kNonFinite, scalar.first, !std::isfinite(scalar.second))) continue;
     first == nullptr ? void(first = &scalar) : void(++others);
   }
