@@ -81,7 +81,8 @@ class PatternReader {
       names.emplace_back(part.name);
     }
     const std::string_view what = only_feed_forward ? "feed-forward kind" : "part of a layer";
-    fail_at(begin, name.empty() ? fmt::format("a {} was expected", what) : fmt::format("\"{}\" is no {}", name, what),
+    fail_at(begin,
+            name.empty() ? fmt::format("a {} was expected", what) : fmt::format("\"{}\" is not a {}", name, what),
             fmt::format("write {}", join_or(names)));
   }
   PartSpec with_number(PartSpec part) {

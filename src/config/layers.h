@@ -57,7 +57,7 @@ struct LayerSpec {
 struct LayerPattern {
   struct Problem {
     size_t character = 0;  // from 1
-    std::string what;      // "\"mlx\" is no part of a layer"
+    std::string what;      // "\"mlx\" is not a part of a layer"
     std::string remedy;    // "write mla, gqa, gqa_nope, dense or moe"
   };
   std::vector<LayerSpec> layers;

@@ -15,7 +15,7 @@ constexpr int kHalfRounding = _MM_FROUND_TO_NEAREST_INT;
 }  // namespace
 
 void widen(DType dtype, const void* source, float* destination, size_t count) {
-  NMOE_CHECK(is_weight_dtype(dtype), "{} is no dtype of weights", dtype_name(dtype));
+  NMOE_CHECK(is_weight_dtype(dtype), "{} is not a dtype of weights", dtype_name(dtype));
   if (dtype == DType::kF32) {
     std::memcpy(destination, source, count * sizeof(float));
     return;
@@ -30,7 +30,7 @@ void widen(DType dtype, const void* source, float* destination, size_t count) {
 }
 
 void narrow(const float* source, DType dtype, void* destination, size_t count) {
-  NMOE_CHECK(is_weight_dtype(dtype), "{} is no dtype of weights", dtype_name(dtype));
+  NMOE_CHECK(is_weight_dtype(dtype), "{} is not a dtype of weights", dtype_name(dtype));
   if (dtype == DType::kF32) {
     std::memcpy(destination, source, count * sizeof(float));
     return;

@@ -315,7 +315,7 @@ TEST_F(TrainCommandTest, BenchOfProductsIsForGpus) {
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"bench", "tune", "tiny.toml", "--set", "run.device=cuda", "--out", "bad.jsonl"},
         {"bench", "train", "tiny.toml", "--set", "run.device=cuda", "--products", "bad.jsonl"}}) {
-    expect_error(n(command), 1, "bad.jsonl:2: no choice of an algorithm: \"device\" is no text", "n bench tune");
+    expect_error(n(command), 1, "bad.jsonl:2: no choice of an algorithm: \"device\" is not text", "n bench tune");
   }
   write_file_atomically(dir_ / "none.jsonl", "# a table\n");
   expect_error(n({"bench", "train", "tiny.toml", "--products", "none.jsonl"}), 2, "--products", "run.device=cuda");

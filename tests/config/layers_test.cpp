@@ -49,12 +49,12 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
     const char* remedy;
   };
   for (const Case& c : {
-           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is no part of a layer",
+           Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is not a part of a layer",
                 "write mla, gqa, gqa_nope, dense or moe"},
            Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, gqa_nope, dense or moe"},
-           Case{"gqa/mla", 5, "\"mla\" is no feed-forward kind", "write dense or moe"},
+           Case{"gqa/mla", 5, "\"mla\" is not a feed-forward kind", "write dense or moe"},
            Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
-           Case{"gqa/mo", 5, "\"mo\" is no feed-forward kind", "write dense or moe"},
+           Case{"gqa/mo", 5, "\"mo\" is not a feed-forward kind", "write dense or moe"},
            Case{"gqa:0/moe", 5, "a window must be an integer from 1 to 1048576", "write such a number here"},
            Case{"gqa/moe:x", 9, "a hidden width must be an integer from 1 to 1048576", "write such a number here"},
            Case{"3 gqa/moe", 3, "\"x\" was expected", "write how often as in 3 x gqa/moe"},
@@ -159,7 +159,7 @@ TEST(LayersKey, KeysOfRotationNeedAPartThatRotates) {
 
 TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense, mlx/dense", "",
-                 "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is no part of a layer",
+                 "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is not a part of a layer",
                  "write mla, gqa, gqa_nope, dense or moe");
   expect_refused("gqa/dense, gqa:8/dense", "",
                  "x.toml:1: model.layers = \"gqa/dense, gqa:8/dense\": the last layer sees all positions",

@@ -66,12 +66,12 @@ TEST(ProductTable, IsWhatWasWritten) {
 TEST(ProductTable, NamesPlaceAndRemedyOfALineThatIsNoChoice) {
   const std::pair<std::string, const char*> lines[] = {
       {"rows", "parse error"},
-      {"[]", "array is no object"},
+      {"[]", "array is not an object"},
       {line_with("\"rows\":512,", ""), "it has no \"rows\""},
       {line_with("\"rows\":512", "\"rows\":0"), "\"rows\" is 0"},
       {line_with("\"rows\":512", "\"rows\":1.5"), "1.5 is not a whole number"},
       {line_with("\"rows\":512", "\"rows\":\"512\""), "string is not a whole number"},
-      {line_with("\"rows\":512", "\"rows\":512,\"row\":1"), "\"row\" is no field"},
+      {line_with("\"rows\":512", "\"rows\":512,\"row\":1"), "\"row\" is not a field"},
       {line_with("\"b\"", "\"c\""), "\"transposed\" is \"c\""},
       {line_with("\"BF16\"", "\"F16\""), "\"input\" is \"F16\""},
       {line_with("[256,256,64]", "[256,256]"), "\"align\""},
@@ -80,8 +80,8 @@ TEST(ProductTable, NamesPlaceAndRemedyOfALineThatIsNoChoice) {
       {line_with("\"split_k\":2", "\"split_k\":0"), "\"split_k\" is 0"},
       {line_with("\"stages\":31,", ""), "it has no \"stages\""},
       {line_with("\"cluster_shape\":4", "\"cluster_shape\":65536"), "\"cluster_shape\" is 65536"},
-      {line_with("\"gain\":0.0418", "\"gain\":\"much\""), "\"gain\" is no number"},
-      {line_with("\"NVIDIA H200\"", "5"), "\"device\" is no text"},
+      {line_with("\"gain\":0.0418", "\"gain\":\"much\""), "\"gain\" is not a number"},
+      {line_with("\"NVIDIA H200\"", "5"), "\"device\" is not text"},
   };
   for (const auto& [line, why] : lines) {
     SCOPED_TRACE(line);

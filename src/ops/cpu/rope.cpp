@@ -4,7 +4,7 @@ namespace nmoe::cpu {
 namespace {
 
 // Multiplies pair i by the matrix (c, -s; s, c) with c = cos[i], s = direction * sin[i]. With
-// YaRN's magnitude in the tables the matrix is no pure rotation, and its backward is the transpose:
+// YaRN's magnitude in the tables the matrix is not a pure rotation, and its backward is the transpose:
 // direction -1.
 template <class Real>
 void rotate_head(Real* x, const Real* cos, const Real* sin, Real direction, int64_t num_pairs, RopeLayout layout) {

@@ -97,7 +97,7 @@ void fill(Context& ctx, const Fill& args) {
     case DType::kU8:
       return fill_with(ctx, x.data<uint8_t>(), size, static_cast<uint8_t>(value));
     default:
-      NMOE_CHECK(false, "{} is no dtype of a computation", dtype_name(x.dtype()));
+      NMOE_CHECK(false, "{} is not a dtype of computations", dtype_name(x.dtype()));
   }
 }
 

@@ -6,7 +6,7 @@
 //   a position outside of rope's tables            what it would rotate becomes NaN
 //   a target beyond the vocabulary                 its loss becomes NaN, its gradient 0
 //   a slot or position outside of the cache        is not written, and attends as NaN
-//   a choice that is no expert                     stops the device (a trap): the next synchronisation reports it
+//   a choice that is not an expert                 stops the device (a trap): the next synchronisation reports it
 #pragma once
 
 #include "ops/cuda/plans.h"

@@ -27,7 +27,7 @@ constexpr const char* kHeader =
 class Members {
  public:
   explicit Members(const Json& json) : json_(json) {
-    if (!json.is_object()) throw JsonError(fmt::format("{} is no object", json.type_name()));
+    if (!json.is_object()) throw JsonError(fmt::format("{} is not an object", json.type_name()));
   }
 
   const Json* find(const char* key) {
@@ -50,7 +50,7 @@ class Members {
   }
   std::string text(const char* key) {
     const Json& member = at(key);
-    if (!member.is_string()) throw JsonError(fmt::format("\"{}\" is no text", key));
+    if (!member.is_string()) throw JsonError(fmt::format("\"{}\" is not text", key));
     return member.get<std::string>();
   }
   bool flag(const char* key) {
@@ -60,7 +60,7 @@ class Members {
   }
   void require_no_others() const {
     for (const auto& [key, value] : json_.items()) {
-      if (!asked_.contains(key)) throw JsonError(fmt::format("\"{}\" is no field of it", key));
+      if (!asked_.contains(key)) throw JsonError(fmt::format("\"{}\" is not a field of it", key));
     }
   }
 
@@ -82,7 +82,7 @@ void read_alignments(Members& members, GemmProblem& problem) {
   const auto align = integers_of<uint32_t>(members.at("align"));
   const auto is_alignment = [](uint32_t bytes) { return bytes >= 1 && bytes <= 256 && (bytes & (bytes - 1)) == 0; };
   if (align.size() != 3 || !std::ranges::all_of(align, is_alignment)) {
-    throw JsonError("\"align\" is no list of three powers of two up to 256");
+    throw JsonError("\"align\" is not a list of three powers of two up to 256");
   }
   problem.align_a = align[0];
   problem.align_b = align[1];
@@ -137,7 +137,7 @@ ProductChoice read_choice(std::string_view line) {
   members.read("workspace", problem.workspace_bytes, 0, INT64_MAX);
   choice.algorithm = read_algorithm(members.at("algorithm"));
   const Json& gain = members.at("gain");
-  if (!gain.is_number()) throw JsonError("\"gain\" is no number");
+  if (!gain.is_number()) throw JsonError("\"gain\" is not a number");
   choice.gain = gain.get<double>();
   members.require_no_others();
   return choice;

@@ -58,7 +58,7 @@ struct ProductChoice {
 using ProductTable = std::vector<ProductChoice>;
 using ProductChoices = std::map<GemmProblem, ProductAlgorithm>;
 
-// Error (runtime) with file (`name`), line and remedy for a line that is no choice, names an algorithm that is not
+// Error (runtime) with file (`name`), line and remedy for a line that is not a choice, names an algorithm that is not
 // deterministic, or a product that an earlier line has.
 ProductTable parse_product_table(std::string_view text, std::string_view name);
 

@@ -23,7 +23,7 @@ void check_length(const Config& config, const MixtureStage& stage) {
                       "raise train.batch_seqs, or lower parallel.ranks or the stage's seq_len");
   }
   if (const int64_t shards = config.parallel.logical_shards; shards > 0 && tokens / stage.seq_len % shards != 0) {
-    throw usage_error(fmt::format("{}: the {} such sequences of a step are no {} equal microbatches", what,
+    throw usage_error(fmt::format("{}: the {} such sequences of a step are not {} equal microbatches", what,
                                   tokens / stage.seq_len, shards),
                       "raise train.batch_seqs, or lower parallel.logical_shards or the stage's seq_len");
   }

@@ -96,7 +96,7 @@ void fill_positions(const Batch& batch, const PutBytes& put) {
 
 double StepResult::loss(const Objective& objective) const {
   const auto found = std::ranges::find(losses, &objective, &StepLoss::objective);
-  NMOE_CHECK(found != losses.end(), "{} is no objective of the run", objective.metric.tag);
+  NMOE_CHECK(found != losses.end(), "{} is not an objective of the run", objective.metric.tag);
   return found->value;
 }
 

@@ -1,5 +1,5 @@
 // Rotations of pairs of values (RoPE), eight pairs a thread. Pair i is multiplied by the matrix (c, -s; s, c) with
-// c = cos[i], s = direction * sin[i]. With YaRN's magnitude in the tables the matrix is no pure rotation, and its
+// c = cos[i], s = direction * sin[i]. With YaRN's magnitude in the tables the matrix is not a pure rotation, and its
 // backward is the transpose: direction -1.
 #pragma once
 

@@ -17,7 +17,7 @@
 // masked. The rows of a consumer lie in one block of keys, its first, so that each sees a key there, itself: its
 // highest score is finite from there on.
 //
-// Tiles are counted from a sequence's end: where the length is no multiple of a tile it is the first tile, of little
+// Tiles are counted from a sequence's end: where the length is not a multiple of a tile it is the first tile, of little
 // work, whose consumers stand idle. Every row of `out` is written once, from sums in one order.
 //
 // Bound by tensor cores, with softmax close behind for heads of 64: a block of 128 keys costs a consumer 1,024 cycles

@@ -76,7 +76,7 @@ uint64_t element_bits(DType dtype, double value) {
     case DType::kF8E4M3:
       break;
   }
-  NMOE_CHECK(false, "{} is no dtype of a computation", dtype_name(dtype));
+  NMOE_CHECK(false, "{} is not a dtype of computations", dtype_name(dtype));
 }
 
 template <class Weights>

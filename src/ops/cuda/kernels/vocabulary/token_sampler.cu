@@ -70,7 +70,7 @@ struct Row {
   int vocab;
   float highest, inverse_temperature;
 
-  // Not below 0, maybe infinite; of what is no number infinite.
+  // Not below 0, maybe infinite; of what is not a number infinite.
   __device__ float distance(int id) const {
     const float d = highest - logits[id];
     return d >= 0.0F ? d : INFINITY;
