@@ -102,8 +102,8 @@ namespace {
 // latent_q [T, H, Rkv + rope] = w_k^T q, then the rotated part as it is.
 template <class Real>
 void absorb_query(Context& ctx, const MlaSizes& sizes, Tensor q, Tensor kv_up, Tensor latent_q) {
-  const auto& [T, H, nope, rope, rank, value] = sizes;
-  for_each_head(ctx, T, H, nope * rank, [&](int64_t t, int64_t head, int) {
+  const int64_t H = sizes.heads, nope = sizes.nope, rope = sizes.rope, rank = sizes.rank, value = sizes.value;
+  for_each_head(ctx, sizes.tokens, H, nope * rank, [&](int64_t t, int64_t head, int) {
     const Real* query = q.rows_data<Real>() + t * q.stride() + head * (nope + rope);
     Real* out = latent_q.data<Real>() + (t * H + head) * (rank + rope);
     combine_rows<Real>(1, rank, nope, {query, nope}, {kv_up.data<Real>() + head * (nope + value) * rank, rank},
@@ -115,8 +115,8 @@ void absorb_query(Context& ctx, const MlaSizes& sizes, Tensor q, Tensor kv_up, T
 // out = w_v times the latents [T, H, Rkv].
 template <class Real>
 void expand_output(Context& ctx, const MlaSizes& sizes, Tensor latents, Tensor kv_up, Tensor out) {
-  const auto& [T, H, nope, rope, rank, value] = sizes;
-  for_each_head(ctx, T, H, value * rank, [&](int64_t t, int64_t head, int) {
+  const int64_t H = sizes.heads, nope = sizes.nope, rank = sizes.rank, value = sizes.value;
+  for_each_head(ctx, sizes.tokens, H, value * rank, [&](int64_t t, int64_t head, int) {
     const Real* weights = kv_up.data<Real>() + (head * (nope + value) + nope) * rank;
     dot_rows<Real>(1, value, rank, 1, {latents.data<Real>() + (t * H + head) * rank, rank}, {weights, rank},
                    {out.data<Real>() + (t * H + head) * value, value}, /*accumulate=*/false);
