@@ -6,9 +6,9 @@
 #
 # N seconds each (600; 3600 for a long run), --jobs targets at once (1), each by --workers processes (1) that share what
 # they find; all targets unless some are named. In FOLDER (build/fuzz/out): corpus/TARGET, the inputs that reach something
-# new, from which the next run goes on; TARGET-crash-..., -timeout- (an input that takes 25 s), -oom- (more than 2 GB) and
-# -leak-..., which go into tests/fuzz/corpus/TARGET with their mending; TARGET.report, what was said of them; TARGET.log.
-# After a find the target goes on.
+# new, from which the next run goes on; TARGET-crash-..., -timeout- (an input that takes 25 s), -oom- (more than 2 GB, or
+# one allocation of more than 2.5 GB) and -leak-..., which go into tests/fuzz/corpus/TARGET with their mending;
+# TARGET.report, what was said of them; TARGET.log. After a find the target goes on.
 # Ends with a line a target: executions, edges of the code and features (edges by how often, compared values) that were
 # reached, inputs kept, the most memory that a process had, and what was found. 1 when anything was.
 
@@ -43,13 +43,13 @@ if ((${#targets[@]} == 0)); then
 fi
 
 # One process after the other until the time is over: each ends at its first find. An input is at most 64 KiB: what a
-# reader makes of more, tests say.
+# reader makes of more, tests say. A zstd file may ask for a window of 2 GiB, of which only what is written takes memory.
 work() {
   local target=$1 log=$out/$1-$2.log tries=0 left code
   for ((; (left = end - SECONDS) > 0 && tries < 20; ++tries)); do
     code=0
     NMOE_FUZZ_TARGET=$target timeout --kill-after=10 $((left + 120)) "$binary" -max_total_time="$left" -timeout=25 \
-      -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 -artifact_prefix="$out/$target-" \
+      -rss_limit_mb=2048 -malloc_limit_mb=2560 -max_len=65536 -print_final_stats=1 -artifact_prefix="$out/$target-" \
       "$out/corpus/$target" "tests/fuzz/corpus/$target" > "$log.last" 2>&1 || code=$?
     cat "$log.last" >> "$log"
     if ((code == 0)); then break; fi
