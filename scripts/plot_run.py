@@ -90,6 +90,8 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     scalars, loads = read_scalars(folder), read_loads(folder)
     train, valid = scalars["train/bpb"], scalars["valid/bpb"]
+    if not train or not valid:
+        sys.exit(f"plot_run: {folder} has no loss of training or none of validation: export a run that has validated")
     steps = (0, max(step for step, _ in train))
     ticks = [steps[1] * i // 5 for i in range(6)]
 
