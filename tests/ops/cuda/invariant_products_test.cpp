@@ -66,8 +66,8 @@ TEST_F(CudaInvariant, ProductsAreThoseOfTheCpu) {
   }
 }
 
-// Row 5 of 600, alone and among the first so many: every tile's size, and as many blocks to a tile as there are. A
-// narrow product has few tiles, a wide one many; parts of what is summed over may be empty.
+// Row 5 of 600, alone and among the first so many: every tile's size. A narrow product has few tiles, a wide one many;
+// rings of weights are longer and shorter than what is summed over.
 TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
   struct Case {
     DType act;
@@ -79,13 +79,14 @@ TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
                                      {DType::kBF16, 1032, 96},
                                      {DType::kBF16, 2048, 96},
                                      {DType::kBF16, 4099, 96},
+                                     {DType::kBF16, 4104, 6400},
                                      {DType::kBF16, 584, 2304}}) {
     const Tensor x = up(normal({600, in}, act), act), w = up(normal({out, in}, act), act);
     const Tensor all = up(pool_.zeros({600, out}));
     ops().linear_forward({.x = x, .w = w, .y = all, .addend = {}});
     finish();
     const Tensor expected = down(all).rows(5, 6);
-    for (const int64_t rows : {6, 8, 9, 30, 33, 64, 65, 255, 513}) {
+    for (const int64_t rows : {6, 8, 9, 16, 17, 30, 33, 64, 65, 255, 513}) {
       const Tensor some = up(pool_.zeros({rows, out}));
       ops().linear_forward({.x = x.rows(0, rows), .w = w, .y = some, .addend = {}});
       finish();

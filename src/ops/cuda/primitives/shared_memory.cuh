@@ -14,18 +14,22 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 // Four 8 x 8 matrices of bf16 from shared memory; lane l names row l % 8 of matrix l / 8, and gets in r[m] the values
 // (l / 4, 2 (l % 4)) and the one behind it of matrix m.
 template <bool kTranspose>
-__device__ void load_matrices(const void* row, unsigned (&r)[4]) {
+__device__ void load_matrices(uint32_t row, unsigned (&r)[4]) {
   if constexpr (kTranspose) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
   }
+}
+template <bool kTranspose>
+__device__ void load_matrices(const void* row, unsigned (&r)[4]) {
+  load_matrices<kTranspose>(shared_address(row), r);
 }
 
 // --- asynchronous copies, in groups that the issuing thread commits and waits for
