@@ -1,0 +1,196 @@
+// One order of sums in BF16: batch-invariant products have the bits of training's, those of cuBLASLt's algorithms that
+// do not split k and those of grouped products. Needs a GPU.
+#include <cstring>
+#include <numeric>
+
+#include "ops/cuda/cuda_test.h"
+#include "ops/cuda/runtime/cuda_ops.h"
+#include "ops/cuda/vendor/cublaslt.h"
+
+namespace nmoe::test {
+namespace {
+
+using cuda::CublasLt;
+
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+constexpr int kMaxCandidates = 6;  // algorithms of a product, the heuristic's first the first
+
+class CudaOneOrder : public CudaTest {
+ protected:
+  CudaOneOrder() {
+    // Normal values again and again, in a period that no row's length divides.
+    constexpr int64_t kPeriod = 1'000'003, kSize = int64_t{48} << 20;
+    values_ = tensors_.allocate(DType::kBF16, {kSize});
+    const Tensor some = pool_.normal({kPeriod});
+    std::vector<uint16_t> rounded(kPeriod);
+    convert(DType::kF32, some.raw(), DType::kBF16, rounded.data(), kPeriod);
+    std::vector<uint16_t> all(kSize);
+    for (int64_t i = 0; i < kSize; ++i) all[static_cast<size_t>(i)] = rounded[static_cast<size_t>(i % kPeriod)];
+    device_->upload(values_, all.data());
+    workspace_ = tensors_.allocate(DType::kU8, {kWorkspaceBytes});
+    wait();
+  }
+
+  Ops& invariant() { return device_->ops(Arithmetic::kBatchInvariant); }
+  // Values from the `skipped`th on.
+  Tensor matrix(Shape shape, int64_t skipped = 0) const {
+    return values_.rows(skipped, skipped + shape.num_elements()).reshape(shape);
+  }
+  cudaStream_t stream() { return static_cast<cuda::CudaOps&>(gpu()).context().stream; }
+  void poison(Tensor y) {
+    ASSERT_EQ(cudaMemsetAsync(y.raw(), 0xFF, static_cast<size_t>(y.num_bytes()), stream()), cudaSuccess);
+  }
+  Tensor result(ArenaScope& scope, DType dtype, Shape shape) {
+    const Tensor y = scope.allocate(dtype, shape);
+    poison(y);
+    return y;
+  }
+  std::vector<std::byte> bytes(Tensor device) {
+    std::vector<std::byte> bytes(static_cast<size_t>(device.num_bytes()));
+    device_->download(bytes.data(), device);
+    return bytes;
+  }
+  // How many values differ.
+  static int64_t num_different(const std::vector<std::byte>& a, const std::vector<std::byte>& b, DType dtype) {
+    if (a == b) return 0;
+    int64_t count = 0;
+    const size_t width = dtype_bytes(dtype);
+    for (size_t i = 0; i < a.size(); i += width) count += std::memcmp(&a[i], &b[i], width) != 0 ? 1 : 0;
+    return count;
+  }
+
+  Tensor values_, workspace_;
+};
+
+// Algorithms that split k differ, and are told.
+TEST_F(CudaOneOrder, PlainProductsAreThoseOfCublasThatDoNotSplitK) {
+  CublasLt library{ProductTable{}};
+  int64_t num_whole = 0, num_split = 0, num_split_first = 0, num_split_equal = 0;
+  for (const int64_t depth : {64, 72, 384, 768, 1032, 1408, 2048, 2056, 11264}) {
+    for (const int64_t width : {64, 576, 1408, 2048, 2816, 11264}) {
+      for (const int64_t rows : {1, 3, 8, 16, 17, 64, 256, 1000, 4096}) {
+        for (const DType output : {DType::kBF16, DType::kF32}) {
+          if (width * depth > (int64_t{32} << 20) || rows * width > (int64_t{24} << 20)) continue;
+          ArenaScope scope(tensors_);
+          const Tensor x = matrix({rows, depth}), w = matrix({width, depth}, 4096);
+          const Tensor y = result(scope, output, {rows, width}), other = result(scope, output, {rows, width});
+          invariant().linear_forward({.x = x, .w = w, .y = y, .addend = {}});
+          const std::vector<std::byte> own = bytes(y);
+          const GemmProblem problem{.rows = rows,
+                                    .cols = width,
+                                    .depth = depth,
+                                    .input = DType::kBF16,
+                                    .output = output,
+                                    .transpose_b = true,
+                                    .align_a = 256,
+                                    .align_b = 256,
+                                    .align_d = 256,
+                                    .workspace_bytes = kWorkspaceBytes};
+          int which = -1;
+          for (const ProductAlgorithm& algorithm : library.candidates(problem, kMaxCandidates)) {
+            ++which;
+            const auto plan = library.plan_with(problem, algorithm);
+            if (!plan) continue;
+            poison(other);
+            library.multiply_by(*plan, problem,
+                                {.a = x.raw(), .b = w.raw(), .d = other.raw(), .workspace = workspace_.raw()},
+                                stream());
+            const int64_t different = num_different(own, bytes(other), output);
+            const bool splits = algorithm.split_k > 1 || algorithm.reduction != 0;
+            if (splits) {
+              ++num_split;
+              num_split_first += which == 0 ? 1 : 0;
+              num_split_equal += different == 0 ? 1 : 0;
+              continue;
+            }
+            ++num_whole;
+            EXPECT_EQ(different, 0) << fmt::format(
+                "[{}, {}] x [{}, {}] into {}: {} values; algorithm {} of the heuristic's: id {}, tile {}, stages {}, "
+                "swizzle {}, custom {}, inner shape {}, cluster {}",
+                rows, depth, depth, width, dtype_name(output), different, which, algorithm.id, algorithm.tile,
+                algorithm.stages, algorithm.swizzle, algorithm.custom, algorithm.inner_shape, algorithm.cluster_shape);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(num_whole, 0);
+  fmt::print("{} algorithms that do not split k, {} that do ({} of them the heuristic's first), {} of those equal\n",
+             num_whole, num_split, num_split_first, num_split_equal);
+}
+
+// What training computes a product by has them too, with something added.
+TEST_F(CudaOneOrder, PlainProductsAreTrainings) {
+  for (const auto& [depth, width] : {std::pair<int64_t, int64_t>{2048, 3648},
+                                     {512, 4096},
+                                     {2048, 2048},
+                                     {2048, 5632},
+                                     {2816, 2048},
+                                     {2048, 22528},
+                                     {11264, 2048},
+                                     {768, 2304},
+                                     {384, 768}}) {
+    for (const int64_t rows : {1, 7, 64, 256, 1024}) {
+      ArenaScope scope(tensors_);
+      const Tensor x = matrix({rows, depth}), w = matrix({width, depth}, 4096), addend = matrix({rows, width}, 8192);
+      const Tensor y = result(scope, DType::kBF16, {rows, width}), other = result(scope, DType::kBF16, {rows, width});
+      for (const bool adds : {false, true}) {
+        const Tensor added = adds ? addend : Tensor();
+        poison(y);
+        poison(other);
+        invariant().linear_forward({.x = x, .w = w, .y = y, .addend = added});
+        gpu().linear_forward({.x = x, .w = w, .y = other, .addend = added});
+        EXPECT_EQ(num_different(bytes(y), bytes(other), DType::kBF16), 0)
+            << rows << " rows of " << depth << " to " << width << (adds ? ", added to something" : "");
+      }
+    }
+  }
+}
+
+// Experts' layers, of which the first one applies an activation, to rows that lie elsewhere.
+TEST_F(CudaOneOrder, ExpertsProductsAreTrainings) {
+  for (const std::vector<double>& rows : {std::vector<double>{1, 0, 3, 0, 0, 8, 1, 2},
+                                          {5, 17, 64, 0, 30, 1, 16, 9},
+                                          {300, 0, 1000, 129, 64, 255, 3, 128}}) {
+    const auto experts = static_cast<int64_t>(rows.size());
+    std::vector<double> ends(rows.size() + 1);
+    std::partial_sum(rows.begin(), rows.end(), ends.begin() + 1);
+    const auto total = static_cast<int64_t>(ends.back());
+    std::vector<double> order;
+    for (int64_t row = 0; row < total; ++row) order.push_back(static_cast<double>((row * 7 + 3) % total));
+    for (const auto& [in, hidden] : {std::pair<int64_t, int64_t>{64, 40}, {384, 768}, {2048, 1408}, {1032, 576}}) {
+      ArenaScope scope(tensors_);
+      const Tensor offsets = up(pool_.ints({experts + 1}, ends)), index = up(pool_.ints({total}, order));
+      const Tensor weight = up(pool_.normal({total})), x = matrix({total, in});
+      const std::string what = fmt::format("{} rows of {} to {}", total, in, hidden);
+      for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+        const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
+        const Tensor w = matrix({experts, width, in}, 4096);
+        std::vector<std::byte> pre[2], h[2];
+        for (const bool is_own : {false, true}) {
+          ArenaScope results(tensors_);
+          const GroupedActivationForward args{.kind = kind,
+                                              .x = {x, index},
+                                              .w = w,
+                                              .offsets = offsets,
+                                              .row_weight = weight,
+                                              .pre = result(results, DType::kBF16, {total, width}),
+                                              .h = result(results, DType::kBF16, {total, hidden})};
+          (is_own ? invariant() : gpu()).grouped_activation_forward(args);
+          pre[is_own] = bytes(args.pre), h[is_own] = bytes(args.h);
+        }
+        EXPECT_EQ(num_different(pre[0], pre[1], DType::kBF16), 0) << what << ", before the activation";
+        EXPECT_EQ(num_different(h[0], h[1], DType::kBF16), 0) << what << ", behind the activation";
+      }
+      const Tensor w = matrix({experts, hidden, in}, 4096);
+      const Tensor y = result(scope, DType::kBF16, {total, hidden}),
+                   other = result(scope, DType::kBF16, {total, hidden});
+      invariant().grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = y});
+      gpu().grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = other});
+      EXPECT_EQ(num_different(bytes(y), bytes(other), DType::kBF16), 0) << what;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe::test
