@@ -62,6 +62,11 @@ bool types_match(const GemmProblem& p) {
   return (p.input == DType::kF32 || p.input == DType::kBF16) && (p.output == DType::kF32 || p.output == p.input);
 }
 
+// A linear layer's x w^T, of BF16 operands.
+bool is_forward(const GemmProblem& p) {
+  return p.input == DType::kBF16 && p.batch == 0 && !p.transpose_a && p.transpose_b;
+}
+
 // The problem without an algorithm.
 CublasLt::Plan describe(const GemmProblem& p, const GemmOperands& operands) {
   NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 && types_match(p),
@@ -154,9 +159,10 @@ std::vector<cublasLtMatmulAlgo_t> CublasLt::ask_heuristic(Plan plan, const GemmP
   cublasLtMatmulPreferenceOpaque_t preference;
   NMOE_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
   set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(p.workspace_bytes));
-  // The parts of a split sum meet in the workspace, as F32 and in one order; the other schemes use atomics or round.
+  // The parts of a split sum meet in the workspace, as F32 and in one order; the other schemes use atomics or round. A
+  // forward product's sums are not split: generation computes it with the same bits (kernels/products).
   set_preference<uint32_t>(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                           CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+                           is_forward(p) ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
   set_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.align_b);
   set_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.align_a);
   set_preference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.align_d);

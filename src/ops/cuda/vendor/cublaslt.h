@@ -4,7 +4,7 @@
 // is asked for. The same
 // problem gives the same bits every time: its algorithm is the table's (product_table.h) or else the first choice of
 // cuBLASLt's heuristic, which is asked once. Where an algorithm splits a sum, the parts meet in the workspace in one
-// order and are not added by atomics.
+// order and are not added by atomics. Forward products of BF16, x w^T, are not split by the heuristic's choices.
 #pragma once
 
 #include <cublasLt.h>
