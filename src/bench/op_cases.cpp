@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <utility>
 
 #include "model/parts/moe.h"
@@ -34,6 +36,10 @@ struct Sizes {
   std::vector<Heads> attentions;
   std::vector<Layer> layers;
   std::vector<Head> heads;
+  // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
+  // above.
+  std::vector<int64_t> generated;
+  std::vector<std::pair<int64_t, int64_t>> generating;
 };
 
 // Of `super` and `moonlet`, and a slice of DeepSeek-V3's experts.
@@ -48,7 +54,9 @@ Sizes full_sizes() {
                          {4, 4096, 32, 4, 128, 128},
                          {8, 4096, 16, 16, 192, 128}},
           .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
-          .heads = {{16384, 2048, 163840}, {65536, 768, 50304}}};
+          .heads = {{16384, 2048, 163840}, {65536, 768, 50304}},
+          .generated = {1, 16, 64, 256},
+          .generating = {{2048, 3648}, {2048, 2048}, {2048, 5632}, {2816, 2048}, {2048, 163840}}};
 }
 
 Sizes small_sizes() {
@@ -58,7 +66,9 @@ Sizes small_sizes() {
           .linears = {{2048, 512, 512}},
           .attentions = {{4, 256, 4, 2, 64, 64}, {2, 256, 4, 4, 64, 64, 64}, {2, 256, 4, 4, 192, 128}},
           .layers = {{2048, 256, 128, 16, 2}},
-          .heads = {{1024, 256, 4096}}};
+          .heads = {{1024, 256, 4096}},
+          .generated = {4},
+          .generating = {{512, 512}}};
 }
 
 class Cases {
@@ -96,6 +106,10 @@ class Cases {
     }
     for (const auto& size : sizes_.heads) add_head(cases, size);
     add_weights(cases);
+    for (const int64_t tokens : sizes_.generated) {
+      for (const auto& [in, out] : sizes_.generating) add_generation(cases, {tokens, in, out});
+      add_generation_experts(cases, tokens, sizes_.layers.front());
+    }
     return cases;
   }
 
@@ -134,6 +148,54 @@ class Cases {
                        const Tensor x = w.act({T, in}), dy = w.act({T, out}), dw = w.stat({out, in});
                        return [&w, x, dy, dw] { w.ops().linear_backward_weight({x, dy, dw, /*accumulate=*/true}); };
                      }});
+  }
+
+  // Batch-invariant products. Each call takes other weights, so that the cache has none of them.
+  void add_generation(std::vector<OpCase>& cases, const Sizes::Linear& size) const {
+    const int64_t T = size.T, in = size.in, out = size.out;
+    cases.push_back({"generation, linear", shape_of(size), 2 * count(T, in, out),
+                     act_ * (count(T, in) + count(out, in) + count(T, out)), [=, this](Workbench& w) -> Work {
+                       constexpr double kBytes = 0x1p28;
+                       const auto num = static_cast<int64_t>(std::ceil(kBytes / (act_ * count(in, out))));
+                       const Tensor x = w.act({T, in}), weights = w.act({num, out * in}, 0.02), y = w.empty({T, out});
+                       Ops& ops = w.ops().device().ops(Arithmetic::kBatchInvariant);
+                       return [=, &ops, call = int64_t{0}]() mutable {
+                         const int64_t which = call++ % num;
+                         const Tensor weight = weights.rows(which, which + 1).reshape({out, in});
+                         ops.linear_forward({.x = x, .w = weight, .y = y, .addend = {}});
+                       };
+                     }});
+  }
+  // Both layers of experts, each call those of other experts while not all have rows.
+  void add_generation_experts(std::vector<OpCase>& cases, int64_t T, const Sizes::Layer& size) const {
+    const int64_t D = size.D, F = size.F, E = size.E, R = T * size.K;
+    const std::string shape = fmt::format("{} rows of {} experts, {} x {}", R, E, D, F);
+    cases.push_back(
+        {"generation, experts", shape, 6 * count(R, D, F), 3 * act_ * count(std::min(R, E), D, F),
+         [=](Workbench& w) -> Work {
+           const Tensor x = w.act({R, D}), first = w.act({E, 2 * F, D}, 0.02), second = w.act({E, D, F}, 0.02);
+           const Tensor pre = w.empty({R, 2 * F}), h = w.empty({R, F}), y = w.empty({R, D});
+           constexpr int64_t kCalls = 16;
+           std::vector<Tensor> offsets;
+           for (int64_t call = 0; call < kCalls; ++call) {
+             std::vector<int32_t> ends(static_cast<size_t>(E + 1));
+             for (int64_t row = 0; row < R; ++row) ++ends[static_cast<size_t>((row * 37 + call * 11) % E + 1)];
+             std::partial_sum(ends.begin(), ends.end(), ends.begin());
+             offsets.push_back(w.i32(ends));
+           }
+           Ops& ops = w.ops().device().ops(Arithmetic::kBatchInvariant);
+           return [=, &ops, call = size_t{0}]() mutable {
+             const Tensor own = offsets[call++ % offsets.size()];
+             ops.grouped_activation_forward({.kind = Activation::kSwiGlu,
+                                             .x = x,
+                                             .w = first,
+                                             .offsets = own,
+                                             .row_weight = {},
+                                             .pre = pre,
+                                             .h = h});
+             ops.grouped_linear_forward({.x = h, .w = second, .offsets = own, .y = y});
+           };
+         }});
   }
 
   // What products of FP8 operands have in them beside the product.

@@ -145,8 +145,8 @@ __device__ void store_pair(const Product<Bf16, Out>& p, int row, int tile, int r
   }
 }
 
-// A block for each slice of `columns` rows of weights and, of a plain product, each tile of `rows`; of experts there are
-// at most as many with rows as there are rows.
+// A block for each slice of `columns` rows of weights and, of a plain product, each tile of `rows`; of experts there
+// are at most as many with rows as there are rows.
 template <class T, class Out>
 dim3 grid_of(const Product<T, Out>& p, int columns, int rows) {
   const int64_t slices = ceil_div<int64_t>(p.width, columns);
