@@ -74,4 +74,12 @@ void allow_dynamic_shared(Kernel kernel, int bytes) {
   NMOE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+// Has a multiprocessor's memory split so that as many of a kernel's blocks lie on it as their shared memory allows, and
+// that kernels which start early find it split alike. Holds for the current device.
+template <class Kernel>
+void prefer_shared(Kernel kernel) {
+  NMOE_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+}
+
 }  // namespace nmoe::cuda

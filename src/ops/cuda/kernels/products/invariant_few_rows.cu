@@ -186,6 +186,7 @@ void few_rows(Context& ctx, const Product<Bf16, Out>& p) {
     const auto kernel = few_rows_kernel<kRowTiles, kStages, A, Out>;
     constexpr int kBytes = WeightRing<kStages, A, Out>::kBytes;
     allow_dynamic_shared(kernel, kBytes);
+    prefer_shared(kernel);
     launch_early(ctx, kernel, grid_of(p, 16, 8 * kRowTiles), kWarp, kBytes, p);
   };
   // Some 190 KiB of a multiprocessor's shared memory are weights under way, of three warps or of eight.

@@ -165,6 +165,7 @@ void many_rows(Context& ctx, const Product<Bf16, Out>& p) {
     using Block = Tile<kColumnWarps, kRowWarps, kColumnTiles, kRowTiles>;
     const auto kernel = many_rows_kernel<Block, kColumnWarps, kColumnTiles, kRowTiles, A, Out>;
     allow_dynamic_shared(kernel, Block::kSharedBytes);
+    prefer_shared(kernel);
     launch_early(ctx, kernel, grid_of(p, Block::kColumns, Block::kRows), Block::kThreads, Block::kSharedBytes, p);
   };
   if (p.offsets != nullptr) {  // by how many rows an expert has on average: it may have more
