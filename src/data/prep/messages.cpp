@@ -167,6 +167,9 @@ std::string content_text(const ordered_json& content) {
   if (content.is_string()) return content.get<std::string>();
   std::string text;
   if (!content.is_array()) return text;
+  if (const std::string wrong = wrong_part(content); !wrong.empty()) {
+    throw runtime_error(fmt::format("a message has {}", wrong), kForm);
+  }
   for (const ordered_json& part : content) {
     if (&part != &content.front()) text += '\n';
     text += part["text"].get_ref<const std::string&>();
