@@ -37,12 +37,24 @@ TEST(Documents, WithoutEndsASequenceIsOne) {
   }
 }
 
+TEST(Documents, PaddingIsADocumentThatIsNamed) {
+  const Documents found = find({0, 1, 0, 2, 0, 0, /**/ 0, 1, 2, 1, 2, 0}, 2, 5);
+  EXPECT_EQ(found.cu_seqlens, (std::vector<int32_t>{0, 2, 4, 5, 7, 8, 9, 10}));
+  EXPECT_EQ(found.positions, (std::vector<int32_t>{0, 1, 0, 1, 0, 0, 1, 0, 0, 0}));
+  EXPECT_EQ(found.padding, (std::vector<int32_t>{1, 4, 6}));
+  EXPECT_EQ(found.count(), 7);
+  EXPECT_EQ(found.length(0), 2);
+  EXPECT_EQ(found.length(2), 1);
+}
+
 TEST(Documents, ReplaceWhatWasThere) {
   Documents documents;
-  find_documents(std::vector<uint8_t>{1, 1, 1, 1, 1}, 1, 4, documents);
+  find_documents(std::vector<uint8_t>{1, 2, 1, 1, 1}, 1, 4, documents);
+  EXPECT_FALSE(documents.padding.empty());
   find_documents(std::vector<uint8_t>{0, 0, 0}, 1, 2, documents);
   EXPECT_EQ(documents.cu_seqlens, (std::vector<int32_t>{0, 2}));
   EXPECT_EQ(documents.positions, (std::vector<int32_t>{0, 1}));
+  EXPECT_TRUE(documents.padding.empty());
   EXPECT_THROW(find_documents(std::vector<uint8_t>{1, 2}, 1, 3, documents), CheckFailure);
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "data/stream/alignment.h"
 #include "data/test_data.h"
 
 namespace nmoe {
@@ -30,11 +31,11 @@ TEST(RankSlice, SlicesAreContiguousAndWithinOneOfEqual) {
 // Three sources, three stages, documents of their own; sources wrap several times.
 class StreamTest : public FolderTest {
  protected:
-  static constexpr int64_t kSeqLen = 6, kBatch = 8;
+  static constexpr int64_t kSeqLen = 6, kBatch = 8, kAlignment = 3;
 
   StreamTest() {
     Mixture mixture;
-    std::vector<SourceFacts> facts;
+    std::vector<SourceFacts> facts, aligned;
     std::mt19937 random(11);
     for (const auto& [name, num_documents] : {std::pair("web", 60), std::pair("code", 25), std::pair("math", 4)}) {
       std::vector<std::vector<int32_t>> documents;
@@ -47,9 +48,11 @@ class StreamTest : public FolderTest {
       datasets_.emplace_back(dir_ / name);
       mixture.sources.push_back({name, name, 0.0});
       facts.push_back({name, datasets_.back().num_tokens(), name});
+      aligned.push_back({name, facts.back().num_tokens, name, padding_tokens(datasets_.back(), kAlignment)});
     }
     mixture.stages = {{"pretrain", 720, {6, 3, 1}}, {"mid", 480, {1, 1, 1}}, {"long", 240, {0, 1, 3}}};
     plan_ = make_stream_plan(mixture, facts, kSeqLen, 1440, kBatch * kSeqLen);
+    aligned_plan_ = make_stream_plan(mixture, aligned, kSeqLen, 1440, kBatch * kSeqLen, kAlignment);
   }
 
   std::vector<const TokenDataset*> sets() const {
@@ -93,10 +96,12 @@ class StreamTest : public FolderTest {
     return all;
   }
 
+  void expect_the_same_for_any_ranks() const;
+
   StreamCursor start() const { return StreamSchedule(plan_).cursor(); }
 
   std::vector<TokenDataset> datasets_;
-  StreamPlan plan_;
+  StreamPlan plan_, aligned_plan_;
 };
 
 TEST_F(StreamTest, TargetsFollowInputs) {
@@ -111,7 +116,18 @@ TEST_F(StreamTest, TargetsFollowInputs) {
 
 // One rank straight through against 1, 2, 4 and 8 ranks and several microbatches, stopped and resumed with another
 // number of ranks in the middle of every stage, at its borders, and anywhere else.
-TEST_F(StreamTest, TheStreamIsTheSameForAnyRanksBeforeAndAfterAResume) {
+TEST_F(StreamTest, TheStreamIsTheSameForAnyRanksBeforeAndAfterAResume) { expect_the_same_for_any_ranks(); }
+
+TEST_F(StreamTest, SoItIsWithAlignedDocuments) {
+  StreamCursor cursor = start();
+  const auto plain = stream(Shuffle::kNone, 1, kBatch, 1, cursor);
+  plan_ = aligned_plan_;
+  cursor = start();
+  EXPECT_NE(stream(Shuffle::kNone, 1, kBatch, 1, cursor), plain);
+  expect_the_same_for_any_ranks();
+}
+
+void StreamTest::expect_the_same_for_any_ranks() const {
   const int64_t steps = plan_.num_sequences() / kBatch;
   ASSERT_EQ(steps, 30);  // stages end after 15, 25 and 30 steps
   for (const Shuffle shuffle : {Shuffle::kNone, Shuffle::kWindows, Shuffle::kDocuments}) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "data/stream/alignment.h"
 
 namespace nmoe {
 
@@ -19,7 +20,7 @@ SequenceReader::SequenceReader(const StreamPlan& plan, std::span<const TokenData
   NMOE_CHECK(datasets.size() == plan.sources.size(), "{} datasets for {} sources", datasets.size(),
              plan.sources.size());
   for (size_t i = 0; i < datasets.size(); ++i) {
-    orders_.emplace_back(*datasets[i], shuffle, seed, plan.sources[i].name);
+    orders_.emplace_back(*datasets[i], shuffle, seed, plan.sources[i].name, plan.alignment);
   }
 }
 
@@ -34,7 +35,7 @@ void SequenceReader::read(std::span<const SequenceRef> refs, int64_t seq_len, st
   std::vector<uint8_t> mask;
   for (size_t s = 0; s < refs.size(); ++s) {
     const SourceOrder& order = orders_[static_cast<size_t>(refs[s].source)];
-    mask.resize(order.has_mask() ? window.size() : 0);
+    mask.resize(order.skips_targets() ? window.size() : 0);
     order.read(refs[s].index, window, mask, ends.empty() ? ends : ends.subspan(s * window.size(), window.size()));
     std::copy_n(window.begin(), length, inputs.begin() + static_cast<std::ptrdiff_t>(s * length));
     std::copy_n(window.begin() + 1, length, targets.begin() + static_cast<std::ptrdiff_t>(s * length));
@@ -45,10 +46,13 @@ void SequenceReader::read(std::span<const SequenceRef> refs, int64_t seq_len, st
   check_mapped_files();
 }
 
-SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len) {
-  const SourceFacts facts{.name = dataset.dir().string(), .num_tokens = dataset.num_tokens(), .hash = ""};
+SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len, int64_t alignment) {
+  const SourceFacts facts{.name = dataset.dir().string(),
+                          .num_tokens = dataset.num_tokens(),
+                          .hash = "",
+                          .num_padding = padding_tokens(dataset, alignment)};
   const TokenDataset* const datasets[] = {&dataset};
-  return {single_source_plan(facts, seq_len), datasets, Shuffle::kNone, /*seed=*/0};
+  return {single_source_plan(facts, seq_len, alignment), datasets, Shuffle::kNone, /*seed=*/0};
 }
 
 }  // namespace nmoe

@@ -39,9 +39,10 @@ class SequenceReader {
   bool has_mask(size_t source) const { return orders_[source].has_mask(); }
 
   // Sequences of `seq_len` tokens. inputs and targets: [refs.size(), seq_len], row-major; targets[s, i] = inputs[s, i +
-  // 1], with one token of look-ahead at the end, or kNoTarget where the dataset's mask says not to learn it. `ends`:
-  // [refs.size(), seq_len + 1], 1 for a token of the sequence or its look-ahead that is the last of its document, else
-  // 0; ignored where it is empty. Errors: SourceOrder::read.
+  // 1], with one token of look-ahead at the end, or kNoTarget where the dataset's mask or the alignment says not to
+  // learn it. `ends`: [refs.size(), seq_len + 1], kEndsDocument or kEndsPadding (data/stream/documents.h) for a token
+  // of the sequence or its look-ahead that is the last of one, else 0; ignored where it is empty. Errors:
+  // SourceOrder::read.
   void read(std::span<const SequenceRef> refs, int64_t seq_len, std::span<int32_t> inputs, std::span<int32_t> targets,
             std::span<uint8_t> ends) const;
 
@@ -51,7 +52,7 @@ class SequenceReader {
 };
 
 // Sequence k of source 0 is window k of the dataset, in file order: a validation split from its beginning.
-// Error (usage), naming the folder, when the dataset is shorter than a window.
-SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len);
+// Error (usage), naming the folder, when the dataset is shorter than a window. `alignment` of documents: as in a plan.
+SequenceReader split_reader(const TokenDataset& dataset, int64_t seq_len, int64_t alignment = 1);
 
 }  // namespace nmoe

@@ -26,10 +26,11 @@ constexpr double kMaxCount = 0x1p62;
 __extension__ using Wide = __int128;  // products of token counts
 
 PlannedSource plan_source(const SourceFacts& facts, int64_t seq_len) {
-  PlannedSource source{.name = facts.name, .hash = facts.hash, .num_tokens = facts.num_tokens};
+  PlannedSource source{
+      .name = facts.name, .hash = facts.hash, .num_tokens = facts.num_tokens, .num_padding = facts.num_padding};
   if (source.num_windows(seq_len) < 1) {
     throw usage_error(fmt::format("source {} has {} tokens; one sequence and its look-ahead need {}", facts.name,
-                                  facts.num_tokens, seq_len + 1),
+                                  source.epoch_tokens(), seq_len + 1),
                       "lower data.seq_len, or prepare more text");
   }
   return source;
@@ -82,11 +83,13 @@ std::vector<int64_t> apportion(int64_t total, const std::vector<double>& shares)
 
 class Planner {
  public:
-  Planner(const Mixture& mixture, const std::vector<SourceFacts>& facts, int64_t seq_len, int64_t step_tokens)
+  Planner(const Mixture& mixture, const std::vector<SourceFacts>& facts, int64_t seq_len, int64_t step_tokens,
+          int64_t alignment)
       : mixture_(mixture), step_tokens_(step_tokens) {
     NMOE_CHECK(facts.size() == mixture.sources.size() && seq_len > 0, "{} sources, {} in the mixture; windows of {}",
                facts.size(), mixture.sources.size(), seq_len);
     plan_.seq_len = seq_len;
+    plan_.alignment = alignment;
     for (const SourceFacts& source : facts) plan_.sources.push_back(plan_source(source, seq_len));
     places_.assign(facts.size(), {.seq_len = seq_len, .index = 0});
   }
@@ -143,7 +146,7 @@ class Planner {
       if (stage.weights[i] == 0) continue;
       if (source.num_windows(seq_len) < 1) {
         throw usage_error(fmt::format("source {} has {} tokens; one sequence of stage {} and its look-ahead need {}",
-                                      source.name, source.num_tokens, stage.name, seq_len + 1),
+                                      source.name, source.epoch_tokens(), stage.name, seq_len + 1),
                           "lower the stage's seq_len, prepare more text, or leave the source out of the stage");
       }
       places_[i] = in_sequences_of(seq_len, source, places_[i]);
@@ -198,8 +201,8 @@ class Planner {
     std::vector<std::string> limits;
     for (size_t i = 0; i < stage.weights.size(); ++i) {
       if (stage.weights[i] == 0) continue;
-      limits.push_back(fmt::format("{} ({} tokens, max_epochs {})", plan_.sources[i].name, plan_.sources[i].num_tokens,
-                                   mixture_.sources[i].max_epochs));
+      limits.push_back(fmt::format("{} ({} tokens, max_epochs {})", plan_.sources[i].name,
+                                   plan_.sources[i].epoch_tokens(), mixture_.sources[i].max_epochs));
     }
     return usage_error(fmt::format("stage {} lacks {} tokens: its sources are exhausted, {}", stage.name,
                                    missing_tokens, fmt::join(limits, ", ")),
@@ -226,8 +229,21 @@ int64_t StreamPlan::num_tokens() const {
   return sum;
 }
 
+double StreamPlan::padding_share() const {
+  double tokens = 0.0, padding = 0.0;
+  for (const PlannedStage& stage : stages) {
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const double taken = static_cast<double>(stage.quotas[i]) * static_cast<double>(stage.seq_len);
+      tokens += taken;
+      padding += taken * static_cast<double>(sources[i].num_padding) / static_cast<double>(sources[i].epoch_tokens());
+    }
+  }
+  return padding / tokens;
+}
+
 std::string StreamPlan::hash() const {
   std::string text = fmt::format("nmoe stream 1\nseq_len {}\n", seq_len);
+  if (alignment > 1) text += fmt::format("alignment {}\n", alignment);
   for (const PlannedSource& source : sources) text += fmt::format("source {} {}\n", source.name, source.hash);
   for (const PlannedStage& stage : stages) {
     const std::string length = stage.seq_len == seq_len ? "" : fmt::format(" seq_len {}", stage.seq_len);
@@ -255,12 +271,13 @@ int64_t profile_tokens(const Mixture& mixture, std::string_view profile, int64_t
 }
 
 StreamPlan make_stream_plan(const Mixture& mixture, const std::vector<SourceFacts>& sources, int64_t seq_len,
-                            int64_t total_tokens, int64_t step_tokens) {
-  return Planner(mixture, sources, seq_len, step_tokens).run(total_tokens);
+                            int64_t total_tokens, int64_t step_tokens, int64_t alignment) {
+  return Planner(mixture, sources, seq_len, step_tokens, alignment).run(total_tokens);
 }
 
-StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len) {
+StreamPlan single_source_plan(const SourceFacts& source, int64_t seq_len, int64_t alignment) {
   return {.seq_len = seq_len,
+          .alignment = alignment,
           .sources = {plan_source(source, seq_len)},
           .stages = {{.name = "train",
                       .seq_len = seq_len,
@@ -291,6 +308,12 @@ std::string print_stream_plan(const StreamPlan& plan) {
   table += fmt::format("{:<12} {:<16} {:>12} {:>12}\n", "total", "",
                        human_count(static_cast<double>(plan.num_tokens())), plan.num_sequences());
   return table;
+}
+
+std::string print_padding(const StreamPlan& plan) {
+  if (plan.alignment == 1) return "";
+  return fmt::format("padding: {:.2f} % of the tokens, as documents begin at multiples of {} (data.align_documents)\n",
+                     100.0 * plan.padding_share(), plan.alignment);
 }
 
 }  // namespace nmoe
