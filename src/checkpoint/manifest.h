@@ -43,7 +43,7 @@ struct PrecisionRole {
 // these counts.
 struct CheckpointInfo {
   int64_t step = 0;     // optimizer steps done
-  int64_t tokens = 0;   // tokens trained on
+  int64_t tokens = 0;   // tokens trained on, without padding
   double flops = -1.0;  // what that took (model/spec/cost.h); below 0: written before it was counted
   StreamCursor cursor;  // the first sequence of the global order not yet trained on
   std::vector<PrecisionRole> precision = {};  // empty where nobody looks

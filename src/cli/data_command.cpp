@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/standard_output.h"
 #include "data/shards/dataset.h"
+#include "data/stream/alignment.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace nmoe::cli {
@@ -72,6 +73,13 @@ uint64_t quantile(const std::map<uint64_t, int64_t>& lengths, int64_t num_docume
   return 0;
 }
 
+// Of an epoch whose documents are aligned.
+double padding_share(const std::map<uint64_t, int64_t>& lengths, int64_t num_tokens, int64_t alignment) {
+  int64_t all = 0;
+  for (const auto& [length, count] : lengths) all += count * aligned(static_cast<int64_t>(length), alignment);
+  return 1.0 - static_cast<double>(num_tokens) / static_cast<double>(all);
+}
+
 // How many windows of seq_len tokens, in file order, have a target that is learned.
 int64_t windows_with_loss(const TokenDataset& dataset, int64_t seq_len, int64_t num_windows) {
   std::vector<uint8_t> mask(static_cast<size_t>(seq_len));
@@ -110,6 +118,13 @@ void print_info(const fs::path& dir, int64_t seq_len) {
     print(", {} % {}", percent, quantile(lengths, manifest.total_documents, percent / 100.0));
   }
   print(", most {} tokens\n", lengths.rbegin()->first);
+  print("  padding      ");
+  for (const int64_t alignment : {16, 64, 128, 256}) {
+    const double share = 100.0 * padding_share(lengths, dataset.num_tokens(), alignment);
+    print("{}{:.2f} % {} {}", alignment == 16 ? "" : ", ", share,
+          alignment == 16 ? "with data.align_documents =" : "with", alignment);
+  }
+  print("\n");
 }
 
 // Finds documents by their number in the whole split.

@@ -22,11 +22,13 @@ void data_plan_command(const ConfigArguments& arguments) {
     print("train.steps = {}: {:.3f} epochs\n", config.train.steps,
           static_cast<double>(config.train.steps * config.train.batch_seqs) /
               static_cast<double>(corpus.num_windows(plan.seq_len)));
+    print("{}", print_padding(plan));
     return;
   }
   print("{}", print_stream_plan(plan));
   print("train.steps = {} of {} tokens; the plan has {} steps\n", config.train.steps, step_tokens(config),
         plan_steps(config, plan));
+  print("{}", print_padding(plan));
 }
 
 }  // namespace nmoe::cli

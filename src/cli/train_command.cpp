@@ -98,8 +98,8 @@ void plan_command(const PlanArguments& arguments) {
   const MemoryPlan plan =
       plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, part, seq_lens);
   const double flops = run_flops(config, plan.cost, stream ? &*stream : nullptr);
-  print("{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
-        data ? note_on_validation(*data) : note_on_absence(config));
+  print("{}{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
+        stream ? print_padding(*stream) : "", data ? note_on_validation(*data) : note_on_absence(config));
   check_memory(plan, config);
   check_schedule(config);
   if (!arguments.resume) check_name_is_free(config, checkpoint_dir(config));

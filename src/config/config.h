@@ -169,6 +169,7 @@ struct DataConfig {
   Shuffle shuffle = Shuffle::kWindows;  // new in every epoch
   int64_t seq_len = 256;                // S
   bool mask_documents = false;          // attention and positions restart with every document
+  int64_t align_documents = 1;          // they begin at multiples of it: data/stream/alignment.h; 1: anywhere
   VerifyData verify = VerifyData::kNever;
 };
 

@@ -568,9 +568,13 @@ std::vector<Field> describe(Config& config) {
   f.key("profile", config.data.profile, kAnyText, "profile of the mixture file: how much of it to train on")
       .needs(!config.data.mixture.empty(), "data.mixture")
       .not_in_fingerprint();
-  f.key("shuffle", config.data.shuffle, kShuffles, "what is reordered in each epoch");
+  f.key("shuffle", config.data.shuffle, kShuffles, "what each epoch reorders");
   f.key("seq_len", config.data.seq_len, kSize, "tokens per sequence");
   f.key("mask_documents", config.data.mask_documents, kFlag, "attention and positions restart with each document");
+  f.key("align_documents", config.data.align_documents, kSize,
+        "documents begin at multiples of so many tokens; 1: anywhere")
+      .needs(config.data.mask_documents, "data.mask_documents = true")
+      .leave_out_if(config.data.align_documents == 1);
   f.key("verify", config.data.verify, kVerifications, "when shards are hashed again").not_in_fingerprint();
 
   describe_optim(f, config.optim, config.model);

@@ -154,6 +154,9 @@ void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, 
   rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
                 {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
                 "lower data.seq_len or raise model.max_positions");
+  rules.require(data.seq_len % data.align_documents == 0, {"data.seq_len", "data.align_documents"},
+                "sequences are no multiple of what documents are aligned to",
+                "choose a multiple of data.align_documents, or a divisor of data.seq_len");
   const bool has_mixture = !data.mixture.empty();
   rules.require(!has_mixture || data.path.empty(), {"data.mixture", "data.path"}, "a run reads one of them",
                 "remove data.path, or data.mixture and data.profile");

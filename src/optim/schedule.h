@@ -11,7 +11,7 @@ namespace nmoe {
 // How far a run is once the step in question is done.
 struct Progress {
   int64_t steps = 0;
-  int64_t tokens = 0;
+  int64_t tokens = 0;  // of all steps' sequences, with the padding in them
 };
 
 // The rate of the step of `step_tokens` tokens that brings the run to `progress`, for a group with this peak.

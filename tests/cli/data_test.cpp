@@ -94,6 +94,50 @@ TEST_F(DataCommandTest, AModelOnTokensOfABpe) {
   EXPECT_GE(text.size(), std::string("the 1234\n").size());
 }
 
+// Documents of 5 and 13 tokens with their ends: 16 of them, of which 8 are at most 8 tokens of padding.
+TEST_F(DataCommandTest, PlansAndInfoSayHowMuchIsPadding) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += (i % 2 == 0 ? "abc" : "abcdefghijk") + std::string("\n--\n");
+  write("talks.txt", text);
+  output({"prep", "talks.txt", "--split-on", "--", "--out", "data"});
+  // 18 tokens of 32, 128, 256 and 512.
+  EXPECT_TRUE(
+      contains(output({"data", "info", "data"}),
+               "  padding      43.75 % with data.align_documents = 16, 85.94 % with 64, 92.97 % with 128, 96.48 % "
+               "with 256\n"));
+  const std::vector<std::string> settings = {"--set", "data.mask_documents=true", "--set", "data.align_documents=8"};
+  const auto with = [&](std::vector<std::string> command) {
+    command.insert(command.end(), settings.begin(), settings.end());
+    return command;
+  };
+  const std::string line =
+      "padding: 25.00 % of the tokens, as documents begin at multiples of 8 (data.align_documents)\n";
+  EXPECT_TRUE(contains(output(with({"plan", "tiny.toml"})), line));
+  EXPECT_TRUE(contains(output(with({"data", "plan", "tiny.toml"})), line));
+  EXPECT_FALSE(contains(output({"plan", "tiny.toml"}), "padding"));
+  write("mixture.toml", R"(
+[sources.talks]
+path = "data"
+[stages.short]
+tokens = 256
+weights = { talks = 1 }
+[stages.long]
+tokens = 256
+weights = { talks = 1 }
+seq_len = 32
+[profiles.all]
+scale = 1
+)");
+  std::vector<std::string> mixed =
+      with({"data", "plan", "tiny.toml", "--set", "data.path=", "--set", "data.mixture=mixture.toml", "--set",
+            "data.profile=all", "--set", "train.steps=0", "--set", "model.max_positions=32"});
+  EXPECT_TRUE(contains(output(mixed), line));
+  mixed.insert(mixed.end(),
+               {"--set", "data.seq_len=64", "--set", "data.align_documents=64", "--set", "model.max_positions=64"});
+  expect_error(n(mixed), 2, "[stages.long] has seq_len = 32, no multiple of data.align_documents = 64",
+               "choose a multiple");
+}
+
 TEST_F(DataCommandTest, NoCorpus) {
   expect_error(n(train({})), 2, "data.path = \"data\" holds no prepared corpus", "n prep");
   prepare();

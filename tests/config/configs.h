@@ -18,6 +18,8 @@ inline Config dense_gqa_config() {
     [data]
     mixture = "mixture.toml"
     profile = "full"
+    mask_documents = true
+    align_documents = 16
     [optim.schedule]
     warmup = 10)",
                       "dense_gqa.toml");

@@ -269,6 +269,7 @@ TEST(Load, KeysWithoutEffect) {
            Case{"[model.yarn]\nmscale = 1", "model.yarn.mscale", "model.yarn.factor > 1"},
            Case{"[optim.muon]\nmomentum = 0.9", "optim.muon.momentum",
                 "optim.matrices.optimizer or optim.experts.optimizer = \"muon\""},
+           Case{"[data]\nalign_documents = 128", "data.align_documents", "data.mask_documents = true"},
            Case{"model.tied_head = true\noptim.rest.weight_decay = 0", "optim.rest.weight_decay",
                 "model.tied_head = false"},
            Case{"[optim.schedule]\nfloor = 0", "optim.schedule.floor", "optim.schedule.decay > 0"},

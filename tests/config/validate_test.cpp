@@ -157,6 +157,16 @@ TEST(Validate, FindsAllThatIsWrong) {
   EXPECT_EQ(issues[1].keys, (std::vector<std::string>{"train.microbatch_seqs", "train.batch_seqs"}));
 }
 
+TEST(Validate, FindsSequencesThatAreNotAligned) {
+  Config config = dense_gqa_config();
+  config.data.seq_len = 3 * 16;
+  EXPECT_EQ(what_is_wrong(config), "");
+  config.data.align_documents = 32;
+  EXPECT_EQ(
+      what_is_wrong(config),
+      "data.seq_len = 48 with data.align_documents = 32: sequences are no multiple of what documents are aligned to");
+}
+
 TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
   Config config = low_precision_config();
   EXPECT_EQ(what_is_wrong(config), "");

@@ -16,7 +16,7 @@ inline constexpr Metric kSpecialShare = {
 inline constexpr Metric kGradNorm = {
     .tag = "train/grad_norm", .unit = "", .meaning = "norm of the step's whole gradient, before clipping"};
 inline constexpr Metric kTokensSeen = {
-    .tag = "train/tokens_seen", .unit = "tokens", .meaning = "tokens trained on so far"};
+    .tag = "train/tokens_seen", .unit = "tokens", .meaning = "tokens trained on so far, without padding"};
 inline constexpr Metric kFlops = {
     .tag = "train/flops",
     .unit = "FLOP",

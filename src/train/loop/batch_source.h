@@ -32,7 +32,8 @@ class BatchSource {
   virtual int64_t num_microbatches() const = 0;  // of this rank
   virtual Microbatch microbatch(int64_t index) = 0;
   virtual std::span<const int32_t> targets() const = 0;  // of all microbatches; kNoTarget: no loss there
-  virtual double flops(const ModelCost& cost) = 0;       // of training on them
+  virtual int64_t num_tokens() = 0;                      // of their documents, without padding
+  virtual double flops(const ModelCost& cost) = 0;       // of training on these
 
   int64_t num_targets() const;  // those with a loss
 };

@@ -24,6 +24,16 @@ void BatchStream::next() {
   reader_.read(refs_, shape_.seq_len, inputs_, targets_, ends_);
 }
 
+int64_t BatchStream::num_tokens() {
+  int64_t tokens = std::ssize(inputs_);
+  if (config_.data.align_documents == 1) return tokens;
+  for (int64_t i = 0; i < num_microbatches(); ++i) {
+    const Documents& documents = *microbatch(i).documents;
+    for (const int32_t number : documents.padding) tokens -= documents.length(number);
+  }
+  return tokens;
+}
+
 double BatchStream::flops(const ModelCost& cost) {
   if (!config_.data.mask_documents) {
     const int64_t num_seqs = static_cast<int64_t>(inputs_.size()) / shape_.seq_len;
@@ -31,8 +41,15 @@ double BatchStream::flops(const ModelCost& cost) {
   }
   double flops = 0.0;
   for (int64_t i = 0; i < num_microbatches(); ++i) {
-    const std::vector<int32_t>& bounds = microbatch(i).documents->cu_seqlens;
-    for (size_t d = 1; d < bounds.size(); ++d) flops += cost.document_flops(bounds[d] - bounds[d - 1]);
+    const Documents& documents = *microbatch(i).documents;
+    auto padding = documents.padding.begin();
+    for (int32_t number = 0; number < documents.count(); ++number) {
+      if (padding != documents.padding.end() && *padding == number) {
+        ++padding;
+      } else {
+        flops += cost.document_flops(documents.length(number));
+      }
+    }
   }
   return flops;
 }

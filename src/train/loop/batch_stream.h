@@ -27,6 +27,7 @@ class BatchStream : public BatchSource {
   int64_t num_microbatches() const override { return shape_.num_microbatches(config_.parallel.ranks); }
   Microbatch microbatch(int64_t index) override;
   std::span<const int32_t> targets() const override { return targets_; }
+  int64_t num_tokens() override;
   // With attention within documents if data.mask_documents is set.
   double flops(const ModelCost& cost) override;
 

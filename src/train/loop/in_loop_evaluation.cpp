@@ -5,12 +5,16 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "data/stream/alignment.h"
 #include "data/stream/loader.h"
 
 namespace nmoe {
 
 EngineScorer::EngineScorer(Engine& engine, const Config& config)
-    : engine_(engine), seq_len_(config.data.seq_len), num_seqs_(config.train.microbatch_seqs) {}
+    : engine_(engine),
+      seq_len_(config.data.seq_len),
+      num_seqs_(config.train.microbatch_seqs),
+      alignment_(config.data.align_documents) {}
 
 std::vector<EngineScorer::Sequence> EngineScorer::place(std::span<const ScoredText* const> texts) const {
   std::vector<Sequence> sequences;
@@ -27,7 +31,7 @@ std::vector<EngineScorer::Sequence> EngineScorer::place(std::span<const ScoredTe
       if (sequences.size() - first_open > kOpen) ++first_open;
     }
     sequences[at].push_back({.text = texts[index], .index = index, .first = used[at]});
-    used[at] += size;
+    used[at] += aligned(size, alignment_);
   }
   return sequences;
 }
@@ -54,7 +58,8 @@ void EngineScorer::run(std::span<const Sequence> sequences, std::vector<TextScor
         std::ranges::copy(tokens, inputs.begin() + static_cast<std::ptrdiff_t>(first));
         for (auto at = static_cast<size_t>(place.text->begin); at < tokens.size(); ++at)
           targets[first + at - 1] = tokens[at];
-        add_document(end, begin + place.first + std::ssize(tokens));
+        add_document(end, begin + place.first);
+        add_document(begin + place.first, begin + place.first + std::ssize(tokens));
         end = begin + place.first + std::ssize(tokens);
         computed_tokens_ += std::ssize(tokens);
       }

@@ -39,7 +39,8 @@ class EngineScorer final : public Scorer {
 
   Engine& engine_;
   int64_t seq_len_;
-  int64_t num_seqs_;  // of a microbatch
+  int64_t num_seqs_;   // of a microbatch
+  int64_t alignment_;  // of texts: data.align_documents
   int64_t computed_tokens_ = 0;
 };
 

@@ -93,11 +93,12 @@ void RankTrainer::start() {
   const TrainingStart& start = *run_.start;
   if (start.resumes()) {
     batches_->seek(*start.cursor());
-    state_ = {.progress = start.progress(), .cursor = *start.cursor()};
-    state_.flops = start.flops() ? *start.flops()
-                                 : static_cast<double>(state_.progress.tokens) *
-                                       run_.memory.cost.flops_per_token(config_.data.seq_len);
+    state_ = {.progress = start.progress(), .tokens = start.tokens(), .cursor = *start.cursor()};
+    state_.flops = start.flops()
+                       ? *start.flops()
+                       : static_cast<double>(state_.tokens) * run_.memory.cost.flops_per_token(config_.data.seq_len);
   }
+  tokens_before_ = state_.tokens;
   start.apply(engine_);
   if (rank_.is_first()) {
     recorder_ = std::make_unique<Recorder>(config_, rank_, start.run_id(), state_.progress.steps, run_.options.commit,
@@ -164,6 +165,7 @@ bool RankTrainer::enqueue_step() {
   }
   reporter_.waited_for_batch(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   struct Share {
+    int64_t tokens = 0;
     int64_t targets = 0;
     int64_t special = 0;
     int64_t bytes = 0;
@@ -172,7 +174,8 @@ bool RankTrainer::enqueue_step() {
     int64_t written = 0;  // its part of a checkpoint
     int64_t saves = 0;    // rank 0's word that it is time for the next
   };
-  Share mine{.targets = batches_->num_targets(),
+  Share mine{.tokens = data_failure_ ? 0 : batches_->num_tokens(),
+             .targets = batches_->num_targets(),
              .flops = data_failure_ ? 0.0 : batches_->flops(run_.memory.cost),
              .stops = stop_requested() || data_failure_ ? 1 : 0,
              .written = saver_.has_written() ? 1 : 0,
@@ -185,6 +188,7 @@ bool RankTrainer::enqueue_step() {
   }
   Share all;
   for (const Share& share : rank_.mesh().data().all_gather_values(mine)) {
+    all.tokens += share.tokens;
     all.targets += share.targets;
     all.special += share.special;
     all.bytes += share.bytes;
@@ -202,6 +206,7 @@ bool RankTrainer::enqueue_step() {
   Enqueued step;
   const RunState& before = enqueued_.empty() ? state_ : enqueued_.back().end;
   step.end = {.progress = {.steps = ahead().steps + 1, .tokens = ahead().tokens + step_tokens(config_)},
+              .tokens = before.tokens + all.tokens,
               .cursor = batches_->cursor(),
               .flops = before.flops + (all.targets > 0 ? all.flops : 0.0)};
   step.targets = all.targets;
@@ -421,7 +426,7 @@ TrainSummary RankTrainer::run() {
   summary_.steps = state_.progress.steps;
   summary_.seconds = reporter_.clock().seconds();
   if (summary_.steps_now > 0) {
-    summary_.tokens_per_s = static_cast<double>(summary_.steps_now * step_tokens(config_)) / summary_.seconds;
+    summary_.tokens_per_s = static_cast<double>(state_.tokens - tokens_before_) / summary_.seconds;
   }
   // Only rank 0's summary is used; it may be pruning what another would list.
   if (rank_.is_first()) summary_.checkpoint = latest_checkpoint(checkpoint_dir(config_)).value_or(fs::path());

@@ -66,6 +66,7 @@ class RankTrainer {
   std::unique_ptr<BatchSource> batches_;
   std::deque<Enqueued> enqueued_;
   RunState state_;               // behind the steps whose results are known
+  int64_t tokens_before_ = 0;    // of the run's, by this call's first step
   int64_t passed_over_ = 0;      // steps without a token to learn, by this call
   int64_t validated_step_ = -1;  // last
   // A step is being handed to the engine: what fails meanwhile may have changed some weights and not others.

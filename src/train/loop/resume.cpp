@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "data/shards/corpus_folder.h"
 #include "hf/files.h"
+#include "train/step/batch_shape.h"
 
 namespace nmoe {
 namespace {
@@ -113,7 +114,8 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
   check_places(reader, config);
   checkpoint_ = reader.path();
   resumes_ = true;
-  progress_ = {.steps = info.step, .tokens = info.tokens};
+  progress_ = {.steps = info.step, .tokens = info.step * step_tokens(config)};
+  tokens_ = info.tokens;
   if (info.flops >= 0.0) flops_ = info.flops;
   cursor_ = info.cursor;
   run_id_ = info.run_id;

@@ -41,6 +41,7 @@ class TrainingStart {
 
   bool resumes() const { return resumes_; }
   const Progress& progress() const { return progress_; }  // nothing unless it resumes
+  int64_t tokens() const { return tokens_; }              // that it trained on, without padding; same
   // FLOPs up to there; nothing if the checkpoint does not say.
   const std::optional<double>& flops() const { return flops_; }
   const std::optional<StreamCursor>& cursor() const { return cursor_; }      // of the data plan; same
@@ -64,6 +65,7 @@ class TrainingStart {
   fs::path checkpoint_;  // not kept open: pruning it is to give its space back
   bool resumes_ = false;
   Progress progress_;
+  int64_t tokens_ = 0;
   std::optional<double> flops_;
   std::optional<StreamCursor> cursor_;
   int64_t arithmetic_changes_ = 0;

@@ -32,7 +32,7 @@ void RunSaver::save(const RunState& state) {
   note(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
   CheckpointHead head;
   head.info.step = state.progress.steps;
-  head.info.tokens = state.progress.tokens;
+  head.info.tokens = state.tokens;
   head.info.flops = state.flops;
   head.info.cursor = state.cursor;
   head.info.experts = engine_.experts();

@@ -4,6 +4,7 @@
 
 #include "base/files.h"
 #include "base/sha256.h"
+#include "data/stream/alignment.h"
 #include "data/stream/order.h"
 #include "train/step/batch_shape.h"
 
@@ -55,13 +56,16 @@ OpenedSource open_source(const std::string& name, const fs::path& root, const st
 
 }  // namespace
 
-SourceFacts DataSource::facts() const {
+SourceFacts DataSource::facts(int64_t alignment) const {
   Sha256 sha;
   for (const ShardEntry& shard : train.manifest().shards) {
     sha.update(shard.checksum);
     sha.update(shard.mask_checksum);
   }
-  return {.name = name, .num_tokens = train.num_tokens(), .hash = sha.finish()};
+  return {.name = name,
+          .num_tokens = train.num_tokens(),
+          .hash = sha.finish(),
+          .num_padding = padding_tokens(train, alignment)};
 }
 
 int64_t TrainingData::host_bytes(const Config& config) const {
@@ -72,7 +76,7 @@ int64_t TrainingData::host_bytes(const Config& config) const {
     if (finds_documents) bytes += source.train.mapped_index_bytes();
     const bool validates_documents = source.valid && (config.data.mask_documents || source.valid->has_mask());
     if (validates_documents) bytes += source.valid->mapped_index_bytes();
-    bytes += config.parallel.ranks * SourceOrder::memory_bytes(config.data.shuffle);
+    bytes += config.parallel.ranks * SourceOrder::memory_bytes(config.data.shuffle, config.data.align_documents);
   }
   return bytes;
 }
@@ -131,12 +135,13 @@ void verify_training_data(const TrainingData& data) {
 }
 
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters) {
-  if (!data.mixture) return single_source_plan(data.sources[0].facts(), config.data.seq_len);
+  const int64_t alignment = config.data.align_documents;
+  if (!data.mixture) return single_source_plan(data.sources[0].facts(alignment), config.data.seq_len, alignment);
   std::vector<SourceFacts> facts;
-  for (const DataSource& source : data.sources) facts.push_back(source.facts());
+  for (const DataSource& source : data.sources) facts.push_back(source.facts(alignment));
   const int64_t tokens = profile_tokens(*data.mixture, config.data.profile, active_parameters);
   data.sequence_lengths(config);  // which may be impossible
-  StreamPlan plan = make_stream_plan(*data.mixture, facts, config.data.seq_len, tokens, step_tokens(config));
+  StreamPlan plan = make_stream_plan(*data.mixture, facts, config.data.seq_len, tokens, step_tokens(config), alignment);
   const int64_t steps = plan_steps(config, plan);
   if (steps < std::max<int64_t>(1, config.train.steps)) {
     throw usage_error(

@@ -20,7 +20,7 @@ struct DataSource {
   TokenDataset train;
   std::optional<TokenDataset> valid;  // a corpus may have no validation split
 
-  SourceFacts facts() const;
+  SourceFacts facts(int64_t alignment = 1) const;  // of documents: data/stream/alignment.h
 };
 
 struct TrainingData {

@@ -68,6 +68,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     say("{}{}", print_plan(memory, config),
         print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
     if (data.mixture) say("{}", print_stream_plan(stream));
+    say("{}", print_padding(stream));
     say("{}", note_on_validation(data));
   }
   check_memory(memory, config);
@@ -75,7 +76,9 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
   evaluation = InLoopEvaluation::make(config, data.tokenizer, begin);
   samples.emplace(config, data.tokenizer, begin);
   for (const DataSource& source : data.sources) {
-    if (source.valid) valid_splits.push_back({source.name, split_reader(*source.valid, config.data.seq_len)});
+    if (source.valid)
+      valid_splits.push_back(
+          {source.name, split_reader(*source.valid, config.data.seq_len, config.data.align_documents)});
   }
   if (config.train.target_loss > 0.0 && valid_splits.empty()) {
     throw usage_error("train.target_loss is a validation's, and no source has text for validation",

@@ -116,7 +116,7 @@ void Recorder::keep_row(const std::function<void()>& action) {
 }
 
 double Recorder::tokens_per_s(const StepReport& report) const {
-  return static_cast<double>(report.steps * step_tokens(config_)) / report.seconds;
+  return static_cast<double>(report.tokens) / report.seconds;
 }
 
 double Recorder::rate(const Progress& progress, WeightGroup group) const {
@@ -131,7 +131,7 @@ void Recorder::message(std::string_view text) {
 void Recorder::show(const StepReport& report, bool milestone) {
   const int64_t step = report.progress.steps;
   last_ = {.step = step,
-           .tokens = report.progress.tokens,
+           .tokens = report.total_tokens,
            .loss = report.result.loss(kNextToken),
            .tokens_per_s = tokens_per_s(report)};
   const std::string detail =
@@ -162,7 +162,7 @@ void Recorder::record(const StepReport& report) {
   if (report.bits_per_byte) put(tags::kBpb, *report.bits_per_byte);
   put(tags::kSpecialShare, report.special_share);
   put(tags::kGradNorm, report.result.grad_norm);
-  put(tags::kTokensSeen, static_cast<double>(report.progress.tokens));
+  put(tags::kTokensSeen, static_cast<double>(report.total_tokens));
   put(tags::kFlops, report.total_flops);
   put(tags::kLr, rate(report.progress, WeightGroup::kMatrices));
   put(tags::kLrRest, rate(report.progress, WeightGroup::kRest));

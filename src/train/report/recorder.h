@@ -53,6 +53,8 @@ struct StepReport {
   double special_share = 0.0;  // of the targets: those that stand for no text (train/loop/validation.h)
   double seconds = 0.0;        // of the steps since the last report
   int64_t steps = 0;           // number of these steps
+  int64_t tokens = 0;          // of these steps, without padding
+  int64_t total_tokens = 0;    // of the whole run so far
   double flops = 0.0;          // of these steps (model/spec/cost.h), on all ranks
   double total_flops = 0.0;    // of the whole run so far
   double loader_wait_s = 0.0;  // of the rank, since its last record

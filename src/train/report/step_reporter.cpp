@@ -13,6 +13,7 @@ namespace nmoe {
 void StepReporter::begin(const RunState& state, const std::string& run_id, Recorder* recorder) {
   recorder_ = recorder;
   reported_steps_ = state.progress.steps;
+  reported_tokens_ = state.tokens;
   reported_flops_ = state.flops;
   own_recorder_.emplace(config_, rank_, run_id, state.progress.steps, recorder);
 }
@@ -47,6 +48,8 @@ std::string StepReporter::report(const StepFacts& step, StepResult result) {
       .special_share = static_cast<double>(step.special) / static_cast<double>(std::max<int64_t>(step.targets, 1)),
       .seconds = clock_.seconds() - reported_seconds_,
       .steps = steps - reported_steps_,
+      .tokens = step.end.tokens - reported_tokens_,
+      .total_tokens = step.end.tokens,
       .flops = step.end.flops - reported_flops_,
       .total_flops = step.end.flops,
       .loader_wait_s = loader_wait_s_};
@@ -61,6 +64,7 @@ std::string StepReporter::report(const StepFacts& step, StepResult result) {
   loader_wait_s_ = 0.0;
   reported_seconds_ = clock_.seconds();
   reported_steps_ = steps;
+  reported_tokens_ = step.end.tokens;
   reported_flops_ = step.end.flops;
   if (!config_.train.stop_on_collapse) return "";
   const std::string collapse = find_collapse(report.result.routers, config_.model.moe);

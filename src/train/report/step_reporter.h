@@ -56,6 +56,7 @@ class StepReporter {
   std::optional<double> bits_per_byte_;  // of the last logged step
   double reported_seconds_ = 0.0;        // up to there
   int64_t reported_steps_ = 0;
+  int64_t reported_tokens_ = 0;
   double reported_flops_ = 0.0;
   double loader_wait_s_ = 0.0;                           // since then
   std::chrono::steady_clock::time_point phases_time_{};  // when a step was timed last

@@ -11,6 +11,10 @@ void check_length(const Config& config, const MixtureStage& stage) {
   const int64_t tokens = step_tokens(config), ranks = config.parallel.ranks;
   const std::string what =
       fmt::format("{}: [stages.{}] has seq_len = {}", config.data.mixture, stage.name, stage.seq_len);
+  if (stage.seq_len % config.data.align_documents != 0) {
+    throw usage_error(fmt::format("{}, no multiple of data.align_documents = {}", what, config.data.align_documents),
+                      "choose a multiple, or a data.align_documents that divides every stage's seq_len");
+  }
   if (tokens % stage.seq_len != 0) {
     throw usage_error(
         fmt::format("{}, which does not divide the {} tokens of a step (train.batch_seqs = {} of data.seq_len = {})",

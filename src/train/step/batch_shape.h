@@ -39,8 +39,8 @@ std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64
 ExchangeLimits exchange_limits(const Config& config, std::span<const BatchShape> shapes);
 
 // The sequence lengths of a run: data.seq_len, then every other one of a stage of `mixture` (null: no mixture). Errors
-// (usage), naming the stage: sequences that do not fill a step, that cannot be divided equally among ranks, or that are
-// longer than the model is meant for.
+// (usage), naming the stage: sequences that do not fill a step, that cannot be divided equally among ranks, that are no
+// multiples of data.align_documents, or that are longer than the model is meant for.
 std::vector<int64_t> sequence_lengths(const Config& config, const Mixture* mixture);
 
 }  // namespace nmoe

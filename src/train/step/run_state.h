@@ -8,6 +8,7 @@ namespace nmoe {
 
 struct RunState {
   Progress progress;
+  int64_t tokens = 0;   // of documents so far: progress.tokens without padding (data/stream/alignment.h)
   StreamCursor cursor;  // where the next batch begins
   double flops = 0.0;   // so far, over all ranks
 };
