@@ -24,6 +24,21 @@ struct Rope {
 // sees positions j with i - window < j <= i, or all j <= i when window is 0, of its own document only. O(S) memory,
 // besides a workspace in CUDA's backward, which holds as few key/value heads at a time as possible, at least one.
 //
+// The order of sums, of our own kernels on Hopper for heads (keys, values) of 64/64, 128/128 and 192/128 in BF16. It is
+// a row's own: it depends on its head sizes, its position in the sequence, and what it sees, on no other row.
+//   Keys are taken in blocks that begin at multiples of their length in the sequence, 128 for values of 64, else 64,
+//   from the row's own block down to the first that it sees. What it does not see in them weighs 0.
+//   A score s is a chain of instructions of 16 of a head's elements, ascending. `highest` becomes the block's highest
+//   score where that is higher; for values of 128 only where it is by more than 8 in units of log 2, times scale.
+//   What has been summed is multiplied by f = 2^((highest before - highest) scale'), scale' = scale log2(e).
+//   p = 2^(s scale' - highest scale'). Their sum is eight of a block's columns modulo 8, ascending, in F32, the even
+//   and the odd of a pair added to each other; four sums of pairs go from block to block (sum = sum f + block's), and
+//   end as (0 + 1) + (2 + 3).
+//   Values are summed by p rounded to BF16 in a chain of instructions of 16 keys, ascending in a block, in F32, and
+//   multiplied by the sum's reciprocal.
+// A block in which a row sees nothing changes nothing. So a document that begins at a multiple of 128 has the bits that
+// it would have as a sequence of its own, and those of CachedAttention (contracts/cache.h).
+//
 // Documents are consecutive ranges of the T tokens: document d is [cu_seqlens[d], cu_seqlens[d + 1]). cu_seqlens[0]
 // is 0, entries do not decrease, and the last is T. No document extends from one sequence into the next: every
 // multiple of S up to T is among the entries. The capacity C is at least the number of documents + 1 and may be more

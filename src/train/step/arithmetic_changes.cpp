@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "config/layers.h"
 #include "model/spec/spec.h"
 #include "optim/optimizer.h"
 
@@ -14,6 +15,16 @@ namespace {
 bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
 bool any_run(const Config& /*config*/) { return true; }
 bool masks_documents(const Config& config) { return config.data.mask_documents; }
+
+// Of the sizes for which sums lag behind the highest score (ops/contracts/attention.h).
+bool has_wide_attention(const Config& config) {
+  const ModelConfig& model = config.model;
+  return config.run.device == "cuda" && config.run.precision != Precision::kFp32 &&
+         std::ranges::any_of(parts_of(layer_specs(model)), [&](const PartSpec& part) {
+           return (part.kind == PartKind::kGqa && model.gqa.head_dim == 128) ||
+                  (part.kind == PartKind::kMla && model.mla.v_head_dim == 128);
+         });
+}
 
 bool muon_trains_gate_and_up(const Config& config) {
   return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
@@ -31,6 +42,10 @@ std::span<const ArithmeticChange> arithmetic_changes() {
       {"with data.mask_documents, documents end where the corpus's index says, not behind each end-of-document id",
        masks_documents},
       {"steps without a token to learn, if the run has any, move no weight", any_run},
+      {"attention's sums of a row with values of 128 follow its highest score when its own scores ask for it, not "
+       "those "
+       "of the rows beside it",
+       has_wide_attention},
   };
   return changes;
 }

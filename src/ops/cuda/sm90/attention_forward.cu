@@ -29,8 +29,8 @@
 #include <numbers>
 #include <vector>
 
+#include "ops/cuda/primitives/attention_sums.cuh"
 #include "ops/cuda/primitives/elements.cuh"
-#include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -60,7 +60,8 @@ struct Layout {
   // Of a consumer's 64 rows, a thread's. With p, in pairs, they are most of its registers.
   static constexpr int kScores = kKeys / 2, kOut = kValueSize / 2;
   static_assert(kScores + kScores / 2 + kOut <= 128);
-  static constexpr bool kLags = kOut > kScores;  // where more sums have to follow than there are scores (softmax)
+  static constexpr bool kLags = attention_lags(kValueSize);
+  static_assert(kKeys == attention_block_keys(kValueSize));
 
   static constexpr int kKeyPanels = kKeySize / kPanel, kValuePanels = kValueSize / kPanel;
   static constexpr int kBlockPanelBytes = kKeys * kPanel * 2;  // of keys or values
@@ -254,10 +255,10 @@ struct RowPair {
 };
 
 // s becomes p, and `factor` what sums so far are multiplied by; returns whether that is not 1 for all rows of the warp.
-// With kLags, scores may exceed `highest` by 2^kLag in p before sums follow, which they seldom have to.
-constexpr float kLag = 8.0F;
+// Each row decides by its own scores alone.
 template <bool kFirst, bool kLags, int kScores>
 __device__ __forceinline__ bool softmax(float scale_log2, float (&s)[kScores], RowPair& rows, float (&factor)[2]) {
+  bool follows = true;
   float highest[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -271,31 +272,18 @@ __device__ __forceinline__ bool softmax(float scale_log2, float (&s)[kScores], R
     even = fmaxf(even, __shfl_xor_sync(kAllLanes, even, 1));
     highest[h] = fmaxf(even, __shfl_xor_sync(kAllLanes, even, 2));
   }
-  bool follows = true;
-  if constexpr (!kFirst) {
-    if constexpr (kLags) {
-      follows = __any_sync(kAllLanes, (highest[0] - rows.highest[0]) * scale_log2 > kLag ||
-                                          (highest[1] - rows.highest[1]) * scale_log2 > kLag);
-    }
+  if constexpr (kFirst) {
+    rows.highest[0] = highest[0];
+    rows.highest[1] = highest[1];
+  } else {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      highest[h] = follows ? fmaxf(highest[h], rows.highest[h]) : rows.highest[h];
-      factor[h] = flushed_exp2((rows.highest[h] - highest[h]) * scale_log2);
-    }
+    for (int h = 0; h < 2; ++h) factor[h] = follow_highest<kLags>(scale_log2, highest[h], rows.highest[h]);
+    if constexpr (kLags) follows = __any_sync(kAllLanes, factor[0] != 1.0F || factor[1] != 1.0F);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    rows.highest[h] = highest[h];
-    const float offset = highest[h] * scale_log2;
-    float even = 0.0F, odd = 0.0F;
-#pragma unroll
-    for (int i = 2 * h; i < kScores; i += 4) {
-      s[i] = flushed_exp2(fmaf(s[i], scale_log2, -offset));
-      s[i + 1] = flushed_exp2(fmaf(s[i + 1], scale_log2, -offset));
-      even += s[i];
-      odd += s[i + 1];
-    }
-    rows.sum[h] = kFirst ? even + odd : fmaf(rows.sum[h], factor[h], even + odd);
+    const float sum = exponentials(scale_log2, rows.highest[h] * scale_log2, h, s);
+    rows.sum[h] = kFirst ? sum : fmaf(rows.sum[h], factor[h], sum);
   }
   return follows;
 }
@@ -496,9 +484,7 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
     float lse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = rows.sum[h];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      const float sum = quad_sum(rows.sum[h]);
       factor[h] = 1.0F / sum;
       lse[h] = rows.highest[h] * a.scale + logf(sum);
     }
