@@ -28,14 +28,14 @@ struct Rope {
 // a row's own: it depends on its head sizes, its position in the sequence, and what it sees, on no other row.
 //   Keys are taken in blocks that begin at multiples of their length in the sequence, 128 for values of 64, else 64,
 //   from the row's own block down to the first that it sees. What it does not see in them weighs 0.
-//   A score s is a chain of instructions of 16 of a head's elements, ascending. `highest` becomes the block's highest
-//   score where that is higher; for values of 128 only where it is by more than 8 in units of log 2, times scale.
-//   What has been summed is multiplied by f = 2^((highest before - highest) scale'), scale' = scale log2(e).
-//   p = 2^(s scale' - highest scale'). Their sum is eight of a block's columns modulo 8, ascending, in F32, the even
-//   and the odd of a pair added to each other; four sums of pairs go from block to block (sum = sum f + block's), and
-//   end as (0 + 1) + (2 + 3).
-//   Values are summed by p rounded to BF16 in a chain of instructions of 16 keys, ascending in a block, in F32, and
-//   multiplied by the sum's reciprocal.
+//   A score s is a chain of instructions of 16 of a head's elements, ascending. With scale' = scale log2(e), `highest`
+//   becomes the block's highest score where that is higher, for values of 128 only where (difference scale') > 8, and
+//   what has been summed is then multiplied by f = 2^((highest before - highest) scale').
+//   p = 2^(s scale' - highest scale'), whose product and difference are one operation, is summed in F32 before it is
+//   rounded: in a block each column modulo 8 by itself, ascending, then the even and the odd of a pair. Each of the
+//   four pairs goes on from block to block, sum = sum f + the block's, and the end is (0 + 1) + (2 + 3). Values are
+//   summed in F32, by p rounded to BF16, in a chain of instructions of 16 keys, ascending in a block. At the end they
+//   are multiplied by 1 / sum.
 // A block in which a row sees nothing changes nothing. So a document that begins at a multiple of 128 has the bits that
 // it would have as a sequence of its own, and those of CachedAttention (contracts/cache.h).
 //

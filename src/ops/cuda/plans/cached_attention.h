@@ -8,16 +8,48 @@
 
 namespace nmoe::cuda {
 
+// --- by blocks (kernels/attention/cached_attention_blocks.h): heads that our own kernels train with on Hopper
+
+constexpr int kBlockRows = 16;        // query heads of a key/value head, of some tokens: rows of an instruction
+constexpr int kScoreTile = 64;        // positions of which a row's highest score is kept
+constexpr int kScoreAlignment = 128;  // a row's scores are kept from a multiple of this on
+// Bytes of scores, as far as a token has no more. Tokens are taken in parts of as many as keep within it.
+constexpr int64_t kScoreBytes = int64_t{64} << 20;
+
+// By dtypes and sizes alone.
+inline bool takes_blocks(const CachedAttention& args) {
+  const int64_t key = args.q.dim(2), value = args.out.dim(2);
+  return args.q.dtype() == DType::kBF16 && args.values.defined() && args.scale > 0 &&
+         ((key == 64 && value == 64) || (value == 128 && (key == 128 || key == 192)));
+}
+// Positions that a row has scores of.
+inline int64_t score_span(const CachedAttention& args) {
+  const int64_t positions = blocks_for(args.keys.dim(1), kScoreAlignment) * kScoreAlignment;
+  if (args.window == 0) return std::max<int64_t>(positions, kScoreAlignment);
+  const int64_t seen = (blocks_for(args.window, kScoreAlignment) + 1) * kScoreAlignment;
+  return std::clamp<int64_t>(positions, kScoreAlignment, seen);
+}
+// Tokens of a part.
+inline int64_t score_tokens(const CachedAttention& args) {
+  const int64_t token_bytes = args.q.dim(1) * score_span(args) * static_cast<int64_t>(sizeof(float));
+  const int64_t tokens = std::max<int64_t>(1, kScoreBytes / token_bytes);
+  return std::min(args.q.dim(0), tokens < kBlockRows ? tokens : tokens / kBlockRows * kBlockRows);
+}
+
+// --- by groups (kernels/attention/cached_attention_groups.h): other heads, and MLA's of latents
+
 constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: rows of an instruction
 constexpr int kMaxGroupKey = 576, kMaxGroupValue = 512;
 constexpr int kChunkKeys = 128;  // positions of a block
 
-// Whether its heads are taken in groups (kernels/attention/cached_attention_groups.h): by dtypes and sizes alone.
+// By dtypes and sizes alone.
 inline bool takes_head_groups(const CachedAttention& args) {
   const int64_t heads = args.q.dim(1) / args.num_kv_heads, key = args.q.dim(2), value = args.out.dim(2);
   return args.q.dtype() == DType::kBF16 && heads <= kGroupHeads && key % 32 == 0 && key <= kMaxGroupKey &&
          value % 8 == 0 && value <= kMaxGroupValue;
 }
+
+// --- by rows (kernels/attention/cached_attention.cu): the rest
 
 // What a block has of its head in shared memory, where they are not: a query and a sum of values, F32.
 inline int64_t cached_head_bytes(const CachedAttention& args) {
@@ -25,20 +57,30 @@ inline int64_t cached_head_bytes(const CachedAttention& args) {
 }
 constexpr int64_t kMaxCachedHeadBytes = int64_t{47} << 10;
 
+enum class CachedAttentionWay { kBlocks, kGroups, kRows };
 struct CachedAttentionPlan {
-  bool by_groups = false;
-  Tensor partials = {};    // [T, H, chunks, Dv] F32, by groups
-  Tensor statistics = {};  // [T, H, chunks, 2] F32
+  CachedAttentionWay way = CachedAttentionWay::kRows;
+  Tensor scores = {};      // kBlocks: [tokens of a part, H, span] F32
+  Tensor highest = {};     // kBlocks: [tokens of a part, H, span / kScoreTile] F32
+  Tensor partials = {};    // kGroups: [T, H, chunks, Dv] F32
+  Tensor statistics = {};  // kGroups: [T, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
+  const int64_t T = args.q.dim(0), H = args.q.dim(1);
+  if (takes_blocks(args)) {
+    const int64_t tokens = score_tokens(args), span = score_span(args);
+    CachedAttentionPlan plan{.way = CachedAttentionWay::kBlocks};
+    plan.scores = to.scope.allocate(DType::kF32, {tokens, H, span});
+    plan.highest = to.scope.allocate(DType::kF32, {tokens, H, span / kScoreTile});
+    return plan;
+  }
   if (!takes_head_groups(args)) {
     const int64_t bytes = cached_head_bytes(args);
     NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
     return {};
   }
-  const int64_t T = args.q.dim(0), H = args.q.dim(1);
   const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
-  CachedAttentionPlan plan{.by_groups = true};
+  CachedAttentionPlan plan{.way = CachedAttentionWay::kGroups};
   plan.partials = to.scope.allocate(DType::kF32, {T, H, chunks, args.out.dim(2)});
   plan.statistics = to.scope.allocate(DType::kF32, {T, H, chunks, 2});
   return plan;

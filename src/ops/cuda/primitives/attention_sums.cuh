@@ -28,18 +28,18 @@ __device__ __forceinline__ float follow_highest(float scale_log2, float block, f
 }
 
 // A thread's scores of row h of two (s[4 j + 2 h] and the one behind it) become p, relative to `offset`, `highest`
-// times scale_log2; returns their sum.
+// times scale_log2, and are added to `sums`, of the even and of the odd columns.
 template <int kScores>
-__device__ __forceinline__ float exponentials(float scale_log2, float offset, int h, float (&s)[kScores]) {
-  float even = 0.0F, odd = 0.0F;
+__device__ __forceinline__ void add_exponentials(float scale_log2, float offset, int h, float (&s)[kScores],
+                                                 float (&sums)[2]) {
 #pragma unroll
   for (int i = 2 * h; i < kScores; i += 4) {
-    s[i] = flushed_exp2(fmaf(s[i], scale_log2, -offset));
-    s[i + 1] = flushed_exp2(fmaf(s[i + 1], scale_log2, -offset));
-    even += s[i];
-    odd += s[i + 1];
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      s[i + odd] = flushed_exp2(fmaf(s[i + odd], scale_log2, -offset));
+      sums[odd] += s[i + odd];
+    }
   }
-  return even + odd;
 }
 
 // The sum of a quad's four.

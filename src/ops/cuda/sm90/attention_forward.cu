@@ -282,8 +282,9 @@ __device__ __forceinline__ bool softmax(float scale_log2, float (&s)[kScores], R
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float sum = exponentials(scale_log2, rows.highest[h] * scale_log2, h, s);
-    rows.sum[h] = kFirst ? sum : fmaf(rows.sum[h], factor[h], sum);
+    float sums[2] = {};
+    add_exponentials(scale_log2, rows.highest[h] * scale_log2, h, s, sums);
+    rows.sum[h] = kFirst ? sums[0] + sums[1] : fmaf(rows.sum[h], factor[h], sums[0] + sums[1]);
   }
   return follows;
 }

@@ -1,10 +1,12 @@
-// Attention of single tokens to a cache: in BF16 and usual sizes by tensor cores (cached_attention_groups.h), else a
-// block for each (row, query head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867).
+// Attention of single tokens to a cache: in BF16 by tensor cores, for heads that our own kernels train with to their
+// bits (cached_attention_blocks.h), for others of usual sizes by groups (cached_attention_groups.h), else a block for
+// each (row, query head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867).
 // Bound by reading the cache; the query heads of one key/value head read the same keys, the later ones from L2.
 //
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
 
+#include "ops/cuda/kernels/attention/cached_attention_blocks.h"
 #include "ops/cuda/kernels/attention/cached_attention_groups.h"
 #include "ops/cuda/kernels/attention/cached_places.cuh"
 #include "ops/cuda/operations.h"
@@ -148,7 +150,8 @@ void cached_attention(Context& ctx, const CachedAttention& args, const CachedAtt
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   const int64_t G = args.num_kv_heads;
   const Tensor values = args.values.defined() ? args.values : args.keys;
-  if (plan.by_groups) return cached_attention_by_groups(ctx, args, plan);
+  if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan);
+  if (plan.way == CachedAttentionWay::kGroups) return cached_attention_by_groups(ctx, args, plan);
   const int64_t num_bytes = cached_head_bytes(args);
   if (args.out.num_elements() == 0) return;
   const CachedSizes sizes{H,
