@@ -7,9 +7,9 @@
 namespace nmoe::test {
 namespace {
 
-constexpr int64_t kAlignment = 128;  // of documents
+constexpr int64_t kDocumentAlignment = 128;  // of documents
 constexpr int64_t kLengths[] = {1, 63, 64, 65, 128, 129, 700, 2000};
-constexpr int64_t kSlots = std::ssize(kLengths), kCapacity = 2048;
+constexpr int64_t kDocuments = std::ssize(kLengths), kCachedPositions = 2048;
 constexpr double kSpread = 8.0;  // of scores, where keys are as large as queries
 
 struct OrderCase {
@@ -19,8 +19,8 @@ std::ostream& operator<<(std::ostream& to, const OrderCase& c) {
   return to << "heads of " << c.key << " and " << c.value << ", groups of " << c.group << ", window " << c.window;
 }
 
-// Documents of kLengths, each from a multiple of kAlignment on; what is between them are documents too, which have no
-// slot in the cache.
+// Documents of kLengths, each from a multiple of kDocumentAlignment on; what is between them are documents too, which
+// have no slot in the cache.
 struct Packed {
   std::vector<double> bounds, slots, positions;
   std::vector<int64_t> starts;
@@ -28,12 +28,12 @@ struct Packed {
 };
 Packed packed() {
   Packed result;
-  for (int64_t slot = 0; slot < kSlots; ++slot) {
+  for (int64_t slot = 0; slot < kDocuments; ++slot) {
     const int64_t start = result.num_tokens(), length = kLengths[slot];
     result.starts.push_back(start);
     result.bounds.push_back(static_cast<double>(start));
-    if (length % kAlignment != 0) result.bounds.push_back(static_cast<double>(start + length));
-    const int64_t padded = (length + kAlignment - 1) / kAlignment * kAlignment;
+    if (length % kDocumentAlignment != 0) result.bounds.push_back(static_cast<double>(start + length));
+    const int64_t padded = (length + kDocumentAlignment - 1) / kDocumentAlignment * kDocumentAlignment;
     for (int64_t i = 0; i < padded; ++i) {
       result.slots.push_back(i < length ? static_cast<double>(slot) : -1.0);
       result.positions.push_back(static_cast<double>(i));
@@ -140,8 +140,8 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
              .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
         const std::vector<std::byte> expected = bytes(trained);
 
-        const Tensor keys = up(pool.zeros({kSlots, kCapacity, kKvHeads * key}), DType::kBF16);
-        const Tensor values = up(pool.zeros({kSlots, kCapacity, kKvHeads * value}), DType::kBF16);
+        const Tensor keys = up(pool.zeros({kDocuments, kCachedPositions, kKvHeads * key}), DType::kBF16);
+        const Tensor values = up(pool.zeros({kDocuments, kCachedPositions, kKvHeads * value}), DType::kBF16);
         gpu().cache_write(
             {.rows = k.reshape({T, kKvHeads * key}), .slots = slots, .positions = positions, .cache = keys});
         gpu().cache_write(
@@ -175,7 +175,7 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
           }
         }
         // One by one.
-        for (int64_t slot = 0; slot < kSlots; ++slot) {
+        for (int64_t slot = 0; slot < kDocuments; ++slot) {
           for (const int64_t position : {0, 1, 62, 63, 64, 65, 127, 128, 129, 255, 256, 699, 1500, 1999}) {
             if (position >= kLengths[slot]) continue;
             const ArenaScope piece(tensors_);

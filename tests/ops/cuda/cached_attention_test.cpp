@@ -66,7 +66,8 @@ struct AttentionCase {
 constexpr AttentionCase kAttentionCases[] = {
     {0, 2, 1, 8, 8, 0, true},    {1, 1, 1, 1, 1, 0, true},       {9, 6, 2, 7, 5, 0, true},
     {9, 8, 2, 64, 64, 0, true},  {9, 8, 8, 192, 128, 70, true},  {9, 3, 3, 16, 16, 1, true},
-    {9, 4, 1, 33, 20, 0, false}, {5, 16, 1, 576, 512, 0, false},
+    {9, 4, 1, 33, 20, 0, false}, {5, 16, 1, 576, 512, 0, false}, {9, 8, 2, 96, 80, 0, true},
+    {9, 6, 3, 32, 40, 70, true},
 };
 
 // The tokens' positions run from a slot's first to its last, among them the ends of tiles of keys.
