@@ -50,6 +50,46 @@ TEST(Plans, GroupedProductsChooseKernelsByDtypeAndWidths) {
   EXPECT_EQ(plan.codes.scales.shape(), Shape({256, 1}));
 }
 
+CachedAttention cached(DType dtype, int64_t tokens, int64_t heads, int64_t key, int64_t value, int64_t capacity) {
+  constexpr int64_t kKvHeads = 2;
+  return {.q = without_values(dtype, {tokens, heads, key}),
+          .slots = without_values(DType::kI32, {tokens}),
+          .positions = without_values(DType::kI32, {tokens}),
+          .keys = without_values(dtype, {3, capacity, kKvHeads * key}),
+          .values = without_values(dtype, {3, capacity, kKvHeads * value}),
+          .num_kv_heads = kKvHeads,
+          .out = without_values(dtype, {tokens, heads, value})};
+}
+
+TEST(Plans, AttentionToACacheHasTrainingsOrderForItsHeads) {
+  using enum cuda::CachedAttentionWay;
+  const auto way = [](const CachedAttention& args) { return plan_of(kHopper, args).way; };
+  EXPECT_EQ(way(cached(DType::kBF16, 1, 32, 64, 64, 300)), kBlocks);
+  EXPECT_EQ(way(cached(DType::kBF16, 1, 32, 128, 128, 300)), kBlocks);
+  EXPECT_EQ(way(cached(DType::kBF16, 1, 64, 192, 128, 300)), kBlocks);
+  EXPECT_EQ(way(cached(DType::kBF16, 1, 32, 128, 64, 300)), kGroups);
+  EXPECT_EQ(way(cached(DType::kBF16, 1, 32, 100, 64, 300)), kRows);
+  EXPECT_EQ(way(cached(DType::kF32, 1, 32, 128, 128, 300)), kRows);
+  CachedAttention latents = cached(DType::kBF16, 1, 16, 128, 128, 300);
+  latents.values = {};
+  EXPECT_EQ(way(latents), kGroups);
+}
+
+// Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.
+TEST(Plans, ScoresOfACacheAreBounded) {
+  constexpr int64_t kMost = int64_t{66} << 20;
+  EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 7, 32, 128, 128, 300)).scores.shape(), Shape({7, 32, 384}));
+  for (const int64_t capacity : {1, 1000, 5000, 40960, 400000}) {
+    const CachedAttention args = cached(DType::kBF16, 4096, 32, 128, 128, capacity);
+    const int64_t bytes = planned_bytes(kHopper, args), parts = plan_of(kHopper, args).scores.dim(0);
+    EXPECT_TRUE(parts >= 1 && bytes <= kMost) << bytes << " bytes for " << parts << " tokens of " << capacity;
+  }
+  CachedAttention args = cached(DType::kBF16, 7, 32, 128, 128, 40960);
+  args.window = 512;
+  EXPECT_EQ(plan_of(kHopper, args).scores.shape(), Shape({7, 32, 640}));
+  EXPECT_EQ(plan_of(kHopper, args).highest.shape(), Shape({7, 32, 10}));
+}
+
 // Addresses are the arenas' business: a plan made of counting tensors is that of the run.
 TEST(Plans, AddressesDoNotMatter) {
   GroupedLinearForward args = grouped(DType::kBF16, 64, 64);

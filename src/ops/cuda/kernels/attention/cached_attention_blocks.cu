@@ -267,29 +267,36 @@ struct Sums {
   float sum[2] = {};                          // of p, of this lane's columns
 };
 
-// p of a block, and its sums.
+// A lane's scores of 16 rows and a tile.
+__device__ __forceinline__ void load_scores(const CachedBlocks& p, const BlockRow (&rows)[2], int tile,
+                                            float (&s)[kTile / 2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const bool sees = rows[h].sees_some(tile);
+    const float* const source =
+        p.scores + (sees ? (rows[h].first_tile + tile) * kTile : 0) + 2 * (static_cast<int>(threadIdx.x) % 4);
+#pragma unroll
+    for (int j = 0; j < kTile / 8; ++j) {
+      float2 pair = make_float2(-INFINITY, -INFINITY);
+      if (sees) pair = *reinterpret_cast<const float2*>(source + 8 * j);
+      s[4 * j + 2 * h] = pair.x, s[4 * j + 2 * h + 1] = pair.y;
+    }
+  }
+}
+
+// p of a block, and its sums. s: the scores of its first tile.
 template <class L>
 __device__ __forceinline__ void make_p(const CachedBlocks& p, const BlockRow (&rows)[2], int block,
                                        const float (&highest)[2], const float (&factor)[2], int turn,
-                                       ValueShared<L>& shared) {
+                                       float (&s)[kTile / 2], ValueShared<L>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const float scale_log2 = p.scale_log2();
   float sums[2][2] = {};
 #pragma unroll
   for (int part = 0; part < L::kKeys / kTile; ++part) {
-    const int tile = block * (L::kKeys / kTile) + part;
-    float s[kTile / 2];          // of 16 rows, a lane's
-    if (part > 0) __syncwarp();  // not both parts at once: they would take too many registers
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const bool sees = rows[h].sees_some(tile);
-      const float* const source = p.scores + (sees ? (rows[h].first_tile + tile) * kTile : 0) + 2 * (lane % 4);
-#pragma unroll
-      for (int j = 0; j < kTile / 8; ++j) {
-        float2 pair = make_float2(-INFINITY, -INFINITY);
-        if (sees) pair = *reinterpret_cast<const float2*>(source + 8 * j);
-        s[4 * j + 2 * h] = pair.x, s[4 * j + 2 * h + 1] = pair.y;
-      }
+    if (part > 0) {
+      __syncwarp();  // not both tiles at once: they would take too many registers
+      load_scores(p, rows, block * (L::kKeys / kTile) + part, s);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -313,6 +320,8 @@ __device__ __forceinline__ void follow_blocks(const CachedBlocks& p, const Block
   constexpr int kParts = L::kKeys / kTile;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const float scale_log2 = p.scale_log2();
+  float s[kTile / 2];  // under way while the highest scores are found
+  load_scores(p, rows, (last - warp) * kParts, s);
   float highest[2] = {}, factor[2] = {};  // of the warp's block
 #pragma unroll kWarps / kParts            // as many loads under way at a time as registers allow
   for (int i = 0; i < kWarps; ++i) {
@@ -332,7 +341,7 @@ __device__ __forceinline__ void follow_blocks(const CachedBlocks& p, const Block
       if (i == warp) highest[h] = sums.highest[h], factor[h] = follows;
     }
   }
-  if (last - warp >= first) make_p<L>(p, rows, last - warp, highest, factor, warp, shared);
+  if (last - warp >= first) make_p<L>(p, rows, last - warp, highest, factor, warp, s, shared);
 }
 
 // o += p v of a block, a warp's columns.
