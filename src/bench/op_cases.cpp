@@ -34,6 +34,7 @@ struct Sizes {
   int64_t copy_elements, gemm, weights;
   std::vector<Linear> linears;
   std::vector<Heads> attentions;
+  std::vector<Heads> caches;  // B sequences of S positions, a token each
   std::vector<Layer> layers;
   std::vector<Head> heads;
   // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
@@ -53,6 +54,12 @@ Sizes full_sizes() {
                          {8, 4096, 16, 16, 128, 128},
                          {4, 4096, 32, 4, 128, 128},
                          {8, 4096, 16, 16, 192, 128}},
+          .caches = {{1, 1024, 32, 4, 128, 128},
+                     {1, 8192, 32, 4, 128, 128},
+                     {64, 1024, 32, 4, 128, 128},
+                     {256, 1024, 32, 4, 128, 128},
+                     {64, 1024, 16, 16, 192, 128},
+                     {256, 256, 12, 12, 64, 64}},
           .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
           .heads = {{16384, 2048, 163840}, {65536, 768, 50304}},
           .generated = {1, 16, 64, 256},
@@ -65,6 +72,7 @@ Sizes small_sizes() {
           .weights = int64_t{1} << 22,
           .linears = {{2048, 512, 512}},
           .attentions = {{4, 256, 4, 2, 64, 64}, {2, 256, 4, 4, 64, 64, 64}, {2, 256, 4, 4, 192, 128}},
+          .caches = {{4, 256, 4, 2, 64, 64}},
           .layers = {{2048, 256, 128, 16, 2}},
           .heads = {{1024, 256, 4096}},
           .generated = {4},
@@ -96,6 +104,7 @@ class Cases {
     std::vector<OpCase> cases = {copy()};
     for (const auto& size : sizes_.linears) add_linears(cases, size);
     for (const auto& size : sizes_.attentions) add_attention(cases, size);
+    for (const auto& size : sizes_.caches) add_cached_attention(cases, size);
     for (const auto& size : sizes_.layers) {
       add_norm(cases, size.T, size.D);
       add_layer(cases, size);
@@ -277,6 +286,28 @@ class Cases {
                                           .rope_offset = 0,
                                           .layout = RopeLayout::kHalfSplit};
                        return [&w, args] { w.ops().rope_forward(args); };
+                     }});
+  }
+
+  // Of the last position of each sequence.
+  void add_cached_attention(std::vector<OpCase>& cases, const Sizes::Heads& size) const {
+    const int64_t B = size.B, S = size.S, H = size.H, G = size.G, Dk = size.Dk, Dv = size.Dv;
+    cases.push_back({"attention to a cache",
+                     fmt::format("{} x {} positions, {} heads over {} of {}/{}", B, S, H, G, Dk, Dv),
+                     2 * count(B, S, H) * static_cast<double>(Dk + Dv),
+                     act_ * (count(B, S, G) + count(B, H)) * static_cast<double>(Dk + Dv), [=](Workbench& w) -> Work {
+                       std::vector<int32_t> slots(static_cast<size_t>(B));
+                       std::iota(slots.begin(), slots.end(), 0);
+                       const std::vector<int32_t> positions(static_cast<size_t>(B), static_cast<int32_t>(S - 1));
+                       const CachedAttention args = {.scale = 1.0 / std::sqrt(static_cast<double>(Dk)),
+                                                     .q = w.act({B, H, Dk}),
+                                                     .slots = w.i32(slots),
+                                                     .positions = w.i32(positions),
+                                                     .keys = w.act({B, S, G * Dk}),
+                                                     .values = w.act({B, S, G * Dv}),
+                                                     .num_kv_heads = G,
+                                                     .out = w.empty({B, H, Dv})};
+                       return [&w, args] { w.ops().cached_attention(args); };
                      }});
   }
 
