@@ -163,9 +163,9 @@ class Cases {
   void add_generation(std::vector<OpCase>& cases, const Sizes::Linear& size) const {
     const int64_t T = size.T, in = size.in, out = size.out;
     cases.push_back({"generation, linear", shape_of(size), 2 * count(T, in, out),
-                     act_ * (count(T, in) + count(out, in) + count(T, out)), [=, this](Workbench& w) -> Work {
+                     act_ * (count(T, in) + count(out, in) + count(T, out)), [=, act = act_](Workbench& w) -> Work {
                        constexpr double kBytes = 0x1p28;
-                       const auto num = static_cast<int64_t>(std::ceil(kBytes / (act_ * count(in, out))));
+                       const auto num = static_cast<int64_t>(std::ceil(kBytes / (act * count(in, out))));
                        const Tensor x = w.act({T, in}), weights = w.act({num, out * in}, 0.02), y = w.empty({T, out});
                        Ops& ops = w.ops().device().ops(Arithmetic::kBatchInvariant);
                        return [=, &ops, call = int64_t{0}]() mutable {

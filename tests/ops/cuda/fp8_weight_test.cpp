@@ -374,8 +374,8 @@ TEST_F(CudaFp8WeightFewSms, ProductIsTheBitModel) {
 }
 
 // Sums that keep 13 bits leave some 60 dB.
-constexpr double kLeastRatio = 50;
-constexpr OperandRounding kFp8{.format = OperandFormat::kFp8};
+constexpr double kLeastWeightRatio = 50;
+constexpr OperandRounding kFp8Rounding{.format = OperandFormat::kFp8};
 
 TEST_F(CudaFp8Weight, GradientsOfExpertsAreThoseOfTheCpu) {
   const int64_t E = 4, R = 1000, T = 300, in = 144, out = 272;
@@ -392,15 +392,15 @@ TEST_F(CudaFp8Weight, GradientsOfExpertsAreThoseOfTheCpu) {
                                             .offsets = offsets,
                                             .dw = dw,
                                             .accumulate = accumulate,
-                                            .rounding = kFp8});
+                                            .rounding = kFp8Rounding});
       });
       cpu().grouped_linear_backward_weight({.x = {x, picks_x ? of.index : Tensor()},
                                             .dy = {dy, picks_x ? Tensor() : of.index},
                                             .offsets = of.offsets,
                                             .dw = expected,
                                             .accumulate = accumulate,
-                                            .rounding = kFp8});
-      EXPECT_GT(signal_to_noise(down(dw), expected), kLeastRatio) << picks_x << accumulate;
+                                            .rounding = kFp8Rounding});
+      EXPECT_GT(signal_to_noise(down(dw), expected), kLeastWeightRatio) << picks_x << accumulate;
     }
   }
 }

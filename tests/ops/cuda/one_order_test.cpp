@@ -13,7 +13,9 @@ namespace {
 using cuda::CublasLt;
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-constexpr int kMaxCandidates = 6;  // algorithms of a product, the heuristic's first the first
+// Algorithms of a product: the heuristic's first, which training takes where the product table has none. Of those behind
+// it, one that splits k without saying so (id 16 of cuBLASLt 13.1) differs in products of 11,264 values.
+constexpr int kMaxCandidates = 1;
 
 class CudaOneOrder : public CudaTest {
  protected:
@@ -62,7 +64,7 @@ class CudaOneOrder : public CudaTest {
   Tensor values_, workspace_;
 };
 
-// The first of those that the heuristic finds for a forward product, none of which splits k.
+// What the heuristic finds for a forward product, which does not split k.
 TEST_F(CudaOneOrder, PlainProductsAreThoseOfCublas) {
   CublasLt library{ProductTable{}};
   int64_t num_compared = 0;
