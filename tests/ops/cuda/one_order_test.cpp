@@ -13,8 +13,8 @@ namespace {
 using cuda::CublasLt;
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-// Algorithms of a product: the heuristic's first, which training takes where the product table has none. Of those behind
-// it, one that splits k without saying so (id 16 of cuBLASLt 13.1) differs in products of 11,264 values.
+// Algorithms of a product: the heuristic's first, which training takes where the product table has none. Of those
+// behind it, id 16 of cuBLASLt 13.1 has another order in products of 11,264 values.
 constexpr int kMaxCandidates = 1;
 
 class CudaOneOrder : public CudaTest {
