@@ -12,7 +12,6 @@ struct Floats {
   using Real = float;
   using Type = __m256;
   using Mask = __m256i;
-  using Quad = __m128;
   static constexpr int64_t kLanes = 8, kTileRows = 3, kGemmRows = 6;
 
   static Type zero() { return _mm256_setzero_ps(); }
@@ -27,17 +26,6 @@ struct Floats {
   static Mask first(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
-  // The sums of the lanes of v[0] ... v[3].
-  static Quad sum_lanes(const Type* v) {
-    const Type ab = _mm256_add_ps(_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
-    const Type cd = _mm256_add_ps(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
-    const Type abcd = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
-    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
-  }
-  static Quad zero_quad() { return _mm_setzero_ps(); }
-  static Quad load_quad(const float* x) { return _mm_loadu_ps(x); }
-  static void store_quad(float* x, Quad v) { _mm_storeu_ps(x, v); }
-  static Quad scale_quad(float alpha, Quad v, Quad c) { return _mm_fmadd_ps(_mm_set1_ps(alpha), v, c); }
   // x[i] lane j and x[j] lane i change places.
   static void transpose(Type* x) {
     Type y[kLanes];
@@ -62,7 +50,6 @@ struct Doubles {
   using Real = double;
   using Type = __m256d;
   using Mask = __m256i;
-  using Quad = __m256d;
   static constexpr int64_t kLanes = 4, kTileRows = 3;
 
   static Type zero() { return _mm256_setzero_pd(); }
@@ -75,15 +62,15 @@ struct Doubles {
   static Mask first(int64_t count) {
     return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
   }
-  static Quad sum_lanes(const Type* v) {
-    const Type ab = _mm256_add_pd(_mm256_unpacklo_pd(v[0], v[1]), _mm256_unpackhi_pd(v[0], v[1]));
-    const Type cd = _mm256_add_pd(_mm256_unpacklo_pd(v[2], v[3]), _mm256_unpackhi_pd(v[2], v[3]));
-    return _mm256_add_pd(_mm256_permute2f128_pd(ab, cd, 0x20), _mm256_permute2f128_pd(ab, cd, 0x31));
+  // As of floats; only proofs are in double.
+  static void transpose(Type* x) {
+    alignas(64) double rows[kLanes][kLanes], columns[kLanes][kLanes];
+    for (int i = 0; i < kLanes; ++i) _mm256_store_pd(rows[i], x[i]);
+    for (int i = 0; i < kLanes; ++i) {
+      for (int j = 0; j < kLanes; ++j) columns[i][j] = rows[j][i];
+    }
+    for (int i = 0; i < kLanes; ++i) x[i] = _mm256_load_pd(columns[i]);
   }
-  static Quad zero_quad() { return _mm256_setzero_pd(); }
-  static Quad load_quad(const double* x) { return _mm256_loadu_pd(x); }
-  static void store_quad(double* x, Quad v) { _mm256_storeu_pd(x, v); }
-  static Quad scale_quad(double alpha, Quad v, Quad c) { return _mm256_fmadd_pd(_mm256_set1_pd(alpha), v, c); }
 };
 
 }  // namespace

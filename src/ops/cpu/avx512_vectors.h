@@ -12,7 +12,6 @@ struct Floats {
   using Real = float;
   using Type = __m512;
   using Mask = __mmask16;
-  using Quad = __m128;
   static constexpr int64_t kLanes = 16, kTileRows = 4, kGemmRows = 14;
 
   static Type zero() { return _mm512_setzero_ps(); }
@@ -28,18 +27,6 @@ struct Floats {
     if (count <= 0) return 0;
     return count >= kLanes ? static_cast<Mask>(~0U) : static_cast<Mask>((1U << count) - 1U);
   }
-  // The sums of the lanes of v[0] ... v[3].
-  static Quad sum_lanes(const Type* v) {
-    const Type ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
-    const Type cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
-    const Type abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-  }
-  static Quad zero_quad() { return _mm_setzero_ps(); }
-  static Quad load_quad(const float* x) { return _mm_loadu_ps(x); }
-  static void store_quad(float* x, Quad v) { _mm_storeu_ps(x, v); }
-  static Quad scale_quad(float alpha, Quad v, Quad c) { return _mm_fmadd_ps(_mm_set1_ps(alpha), v, c); }
   // x[i] lane j and x[j] lane i change places.
   static void transpose(Type* x) {
 #pragma GCC unroll 4
@@ -72,7 +59,6 @@ struct Doubles {
   using Real = double;
   using Type = __m512d;
   using Mask = __mmask8;
-  using Quad = __m256d;
   static constexpr int64_t kLanes = 8, kTileRows = 4;
 
   static Type zero() { return _mm512_setzero_pd(); }
@@ -86,18 +72,15 @@ struct Doubles {
     if (count <= 0) return 0;
     return count >= kLanes ? static_cast<Mask>(~0U) : static_cast<Mask>((1U << count) - 1U);
   }
-  static Quad sum_lanes(const Type* v) {
-    const Type ab = _mm512_add_pd(_mm512_unpacklo_pd(v[0], v[1]), _mm512_unpackhi_pd(v[0], v[1]));
-    const Type cd = _mm512_add_pd(_mm512_unpacklo_pd(v[2], v[3]), _mm512_unpackhi_pd(v[2], v[3]));
-    const Quad half_ab = _mm256_add_pd(_mm512_castpd512_pd256(ab), _mm512_extractf64x4_pd(ab, 1));
-    const Quad half_cd = _mm256_add_pd(_mm512_castpd512_pd256(cd), _mm512_extractf64x4_pd(cd, 1));
-    return _mm256_add_pd(_mm256_permute2f128_pd(half_ab, half_cd, 0x20),
-                         _mm256_permute2f128_pd(half_ab, half_cd, 0x31));
+  // As of floats; only proofs are in double.
+  static void transpose(Type* x) {
+    alignas(64) double rows[kLanes][kLanes], columns[kLanes][kLanes];
+    for (int i = 0; i < kLanes; ++i) _mm512_store_pd(rows[i], x[i]);
+    for (int i = 0; i < kLanes; ++i) {
+      for (int j = 0; j < kLanes; ++j) columns[i][j] = rows[j][i];
+    }
+    for (int i = 0; i < kLanes; ++i) x[i] = _mm512_load_pd(columns[i]);
   }
-  static Quad zero_quad() { return _mm256_setzero_pd(); }
-  static Quad load_quad(const double* x) { return _mm256_loadu_pd(x); }
-  static void store_quad(double* x, Quad v) { _mm256_storeu_pd(x, v); }
-  static Quad scale_quad(double alpha, Quad v, Quad c) { return _mm256_fmadd_pd(_mm256_set1_pd(alpha), v, c); }
 };
 
 }  // namespace

@@ -23,6 +23,12 @@ constexpr int64_t kGemmBlockDepth = 256, kGemmBlockColumns = 512, kGemmTilesOfRo
 constexpr int64_t kGemmRowStride = kGemmBlockDepth + 16, kGemmMostRows = 16 * kGemmTilesOfRows;
 constexpr int64_t kGemmScratchElements = kGemmMostRows * kGemmRowStride + kGemmBlockDepth * kGemmBlockColumns;
 
+// Of `left` terms that are left of a product's sum, how many the next chain has: they are cut evenly.
+[[gnu::always_inline]] constexpr int64_t product_piece(int64_t left) {
+  const int64_t pieces = (left + kGemmBlockDepth - 1) / kGemmBlockDepth;
+  return pieces == 0 ? 0 : (left + pieces - 1) / pieces;
+}
+
 // As gemm<float>; m, n and k are not 0.
 using GemmKernel = void (*)(float* scratch, int64_t m, int64_t n, int64_t k, float alpha, Operand<float> a,
                             Operand<float> b, float beta, float* c, int64_t c_stride);

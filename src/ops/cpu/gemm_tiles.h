@@ -168,7 +168,7 @@ void gemm_of(float* scratch, int64_t m, int64_t n, int64_t k, float alpha, Opera
   for (int64_t j0 = 0; j0 < n; j0 += columns) {
     columns = even_piece(n - j0, kGemmBlockColumns, kTileColumns<V>);
     for (int64_t k0 = 0; k0 < k; k0 += depth) {
-      depth = even_piece(k - k0, kGemmBlockDepth, 1);
+      depth = product_piece(k - k0);
       for (int64_t j = 0; j < columns; j += kTileColumns<V>) {
         const int64_t width = at_most(kTileColumns<V>, columns - j);
         if (b.transpose == Transpose::kNo) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/contracts/pieces.h"
 #include "ops/cpu/fp8_codes.h"
@@ -62,7 +63,15 @@ namespace {
 // What it costs to fetch a weight, in multiplications: for few rows that is the work.
 constexpr int64_t kFetchProducts = 8;
 
-// How the batch invariant products of `rows` rows (of one weight matrix) are cut into tasks.
+// Up to how many rows of a weight matrix their products are made by dot_rows, not gemm, which is another speed and no
+// other result: in double, only for proofs, results would differ.
+constexpr int64_t kFewRows = 8;
+template <class Real>
+constexpr bool are_few(int64_t rows) {
+  return std::is_same_v<Real, float> && rows <= kFewRows;
+}
+
+// How the products of `rows` rows (of one weight matrix) are cut into tasks, where they are few.
 Tiling choose_row_tiling(int64_t rows, int64_t in, int64_t out) {
   constexpr int64_t kTaskRows = 64, kLeastColumns = 16;
   const int64_t tile_rows = std::max<int64_t>(1, std::min(rows, kTaskRows));
@@ -94,7 +103,7 @@ void linear_forward(Context& ctx, const LinearForward& args) {
       std::copy_n(args.addend.data<Real>() + row * out + t.col, t.cols, y.data<Real>() + row * out + t.col);
     }
   };
-  if (ctx.batch_invariant) {
+  if (are_few<Real>(num_tokens) && args.rounding.format == OperandFormat::kAct) {
     if (ctx.counting()) return;
     const Tiling tiling = choose_row_tiling(num_tokens, in, out);
     ctx.pool.parallel_for(tiling.num_tiles(), [&](int64_t task, int) {
@@ -257,7 +266,7 @@ void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tens
   const int64_t out = w.values.dim(1), in = w.values.dim(2);
   const bool over_in = over == SumOver::kIn;
   const int64_t depth = over_in ? in : out, width = over_in ? out : in;
-  if (ctx.batch_invariant && over_in) {
+  if (over_in && are_few<Real>(ceil_div(rows.num_rows(), weights.dim(0))) && rounding.format == OperandFormat::kAct) {
     return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scope, x.rows, offsets), w.values, offsets, result);
   }
   parallel_expert_rows<Real>(

@@ -1,6 +1,6 @@
-// Matrix products that treat every row of their left operand alike: a row of the result has the same bits whatever the
-// other rows are and however many. For few rows they are also faster than a general product, which packs its operands
-// first. One thread; float and double. Between processors with and without AVX-512 the bits differ.
+// Matrix products for few rows of the left operand, where they are faster than a general product, which packs its
+// operands first. One thread; float and double. In float, an element of dot_rows has the bits that gemm
+// (ops/cpu/gemm.h) gives it.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace nmoe::cpu {
 // What one instruction set has to offer.
 template <class Real>
 struct RowProducts {
-  // c[i][j] = or += alpha * (a[i] . b[j]) for i < m, j < n, over `depth` elements. c overlaps neither a nor b.
+  // c[i][j] = or += alpha * (a[i] . b[j]) for i < m, j < n, over `depth` elements, in the order of products
+  // (contracts/linear.h). c overlaps neither a nor b.
   void (*dot)(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
               bool accumulate);
   // c[i] = sum over j < depth of a[i][j] * b[j], rows of `n` elements, for i < m. The sum goes from j = 0 on.

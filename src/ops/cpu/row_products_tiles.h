@@ -2,15 +2,15 @@
 // is local to the file that includes it, and nothing of the standard library is called: code for one instruction set
 // must not be linked into the other's callers.
 //
-// Both products work on tiles of a few rows whose sums stay in registers. An element's sum is made in the same lanes
-// and the same order in every tile, whatever the tile's height; ends of rows are loaded with zeros behind them.
+// Both products work on tiles of a few rows whose sums stay in registers. An element's sum has a lane of its own, in
+// which it is made from the first term to the last.
 //
-// V has Real, Type, Mask, Quad (four values), kLanes, kTileRows (rows of a that a tile of dot_rows holds) and the
-// operations used below.
+// V has Real, Type, Mask, kLanes, kTileRows (rows of a that a tile of dot_rows holds) and the operations used below.
 #pragma once
 
 #include <cstdint>
 
+#include "ops/cpu/gemm_kernels.h"
 #include "ops/cpu/rows.h"
 
 namespace nmoe::cpu {
@@ -18,61 +18,61 @@ namespace {
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// c[0 ... min(count, 4)) = or += alpha * sums.
-template <class V, class Real = typename V::Real>
-[[gnu::always_inline]] inline void add_quad(Real alpha, typename V::Quad sums, Real* c, int64_t count,
-                                            bool accumulate) {
-  if (count >= 4) {
-    V::store_quad(c, V::scale_quad(alpha, sums, accumulate ? V::load_quad(c) : V::zero_quad()));
-    return;
-  }
-  Real quad[4] = {};
-  for (int64_t j = 0; j < count && accumulate; ++j) quad[j] = c[j];
-  V::store_quad(quad, V::scale_quad(alpha, sums, V::load_quad(quad)));
-  for (int64_t j = 0; j < count; ++j) c[j] = quad[j];
-}
-
 // Loops over a tile are unrolled, for sums that are indexed at run time live in memory.
 //
-// One tile: `height` rows of a against `width` rows of b, of which `columns` are written. width is a multiple of 4.
-template <class V, int height, int width, class Real = typename V::Real>
+// One tile: `height` rows of a against `vectors` vectors of rows of b, of which `columns` are written. b has pointers
+// to vectors * kLanes rows. Blocks of b are transposed on their way, so that a vector has one k of many rows.
+template <class V, int height, int vectors, class Real = typename V::Real>
 [[gnu::always_inline]] inline void dot_tile(int64_t depth, Real alpha, const Real* const* a, const Real* const* b,
                                             Real* const* c, int64_t columns, bool accumulate) {
-  typename V::Type sums[height][width];
+  typename V::Type sums[height][vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < height; ++i) {
 #pragma GCC unroll 8
-    for (int j = 0; j < width; ++j) sums[i][j] = V::zero();
+    for (int v = 0; v < vectors; ++v) sums[i][v] = V::zero();
   }
   int64_t k = 0;
   for (; k + V::kLanes <= depth; k += V::kLanes) {
-    typename V::Type right[width];
 #pragma GCC unroll 8
-    for (int j = 0; j < width; ++j) right[j] = V::load(b[j] + k);
+    for (int v = 0; v < vectors; ++v) {
+      typename V::Type right[V::kLanes];
+#pragma GCC unroll 16
+      for (int j = 0; j < V::kLanes; ++j) right[j] = V::load(b[v * V::kLanes + j] + k);
+      V::transpose(right);
+#pragma GCC unroll 16
+      for (int j = 0; j < V::kLanes; ++j) {
 #pragma GCC unroll 8
-    for (int i = 0; i < height; ++i) {
-      const typename V::Type left = V::load(a[i] + k);
-#pragma GCC unroll 8
-      for (int j = 0; j < width; ++j) sums[i][j] = V::multiply_add(left, right[j], sums[i][j]);
+        for (int i = 0; i < height; ++i) {
+          sums[i][v] = V::multiply_add(V::broadcast(a[i] + k + j), right[j], sums[i][v]);
+        }
+      }
     }
   }
   if (k < depth) {
     const typename V::Mask mask = V::first(depth - k);
-    typename V::Type right[width];
 #pragma GCC unroll 8
-    for (int j = 0; j < width; ++j) right[j] = V::load(b[j] + k, mask);
+    for (int v = 0; v < vectors; ++v) {
+      typename V::Type right[V::kLanes];
+#pragma GCC unroll 16
+      for (int j = 0; j < V::kLanes; ++j) right[j] = V::load(b[v * V::kLanes + j] + k, mask);
+      V::transpose(right);
+      for (int64_t j = 0; j < depth - k; ++j) {
 #pragma GCC unroll 8
-    for (int i = 0; i < height; ++i) {
-      const typename V::Type left = V::load(a[i] + k, mask);
-#pragma GCC unroll 8
-      for (int j = 0; j < width; ++j) sums[i][j] = V::multiply_add(left, right[j], sums[i][j]);
+        for (int i = 0; i < height; ++i) {
+          sums[i][v] = V::multiply_add(V::broadcast(a[i] + k + j), right[j], sums[i][v]);
+        }
+      }
     }
   }
+  const typename V::Type factor = V::broadcast(&alpha);
 #pragma GCC unroll 8
-  for (int i = 0; i < height; ++i) {
+  for (int v = 0; v < vectors; ++v) {
+    const typename V::Mask mask = V::first(columns - v * V::kLanes);
 #pragma GCC unroll 8
-    for (int j = 0; j < width; j += 4) {
-      add_quad<V>(alpha, V::sum_lanes(sums[i] + j), c[i] + j, columns - j, accumulate);
+    for (int i = 0; i < height; ++i) {
+      Real* const place = c[i] + v * V::kLanes;
+      const typename V::Type old = accumulate ? V::load(place, mask) : V::zero();
+      V::store(place, mask, V::multiply_add(factor, sums[i][v], old));
     }
   }
 }
@@ -81,15 +81,20 @@ template <class V, int height, int width, class Real = typename V::Real>
 template <class V, int height, class Real = typename V::Real>
 void dot_strip(int64_t i, int64_t begin, int64_t end, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b,
                Rows<Real> c, bool accumulate) {
-  constexpr int kWidth = height == 1 ? 8 : 4;  // enough sums to hide the latency of additions
+  constexpr int kVectors = height == 1 ? 4 : 2;  // enough sums to hide the latency of additions
+  constexpr int64_t kWidth = kVectors * V::kLanes;
   const Real* left[height];
-  for (int row = 0; row < height; ++row) left[row] = a[i + row];
+  const Real* right[kWidth];
+  Real* out[height];
   for (int64_t j = begin; j < end; j += kWidth) {
-    const Real* right[kWidth];
-    Real* out[height];
-    for (int column = 0; column < kWidth; ++column) right[column] = b[least(j + column, end - 1)];
-    for (int row = 0; row < height; ++row) out[row] = c[i + row] + j;
-    dot_tile<V, height, kWidth>(depth, alpha, left, right, out, least(kWidth, end - j), accumulate);
+    for (int64_t k = 0, piece = 0; k < depth || k == 0; k += piece) {
+      piece = product_piece(depth - k);
+      for (int row = 0; row < height; ++row) left[row] = a[i + row] + k;
+      for (int64_t column = 0; column < kWidth; ++column) right[column] = b[least(j + column, end - 1)] + k;
+      for (int row = 0; row < height; ++row) out[row] = c[i + row] + j;
+      dot_tile<V, height, kVectors>(piece, alpha, left, right, out, least(kWidth, end - j), accumulate || k > 0);
+      if (piece == 0) break;
+    }
   }
 }
 
@@ -97,7 +102,7 @@ template <class V, class Real = typename V::Real>
 void dot_rows_of(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
                  bool accumulate) {
   // Rows of b that stay in the first-level cache while all rows of a pass by.
-  constexpr int64_t kBlockBytes = 16 << 10, kLeastRows = 8;
+  constexpr int64_t kBlockBytes = 16 << 10, kLeastRows = 4 * V::kLanes;
   const int64_t row_bytes = (depth < 1 ? 1 : depth) * static_cast<int64_t>(sizeof(Real));
   const int64_t fitting = kBlockBytes / row_bytes / kLeastRows * kLeastRows;
   const int64_t block = fitting < kLeastRows ? kLeastRows : fitting;
