@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 
+#include "ops/cpu/attention_rows.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
@@ -12,17 +13,30 @@
 namespace nmoe::cpu {
 namespace {
 
-constexpr int64_t kQueryBlock = 64;
-constexpr int64_t kKeyBlock = 256;
-
 // Letters as in ops/ops.h.
 struct Geometry {
   int64_t B, S, H, G, Dk, Dv, window;
-  // [B, S] where, in its sequence, the document of a position begins; null: at 0.
+  // With documents, else null: [B, S] where, in its sequence, the document of a position begins; [B, S + 1] where each
+  // query block begins, and at the end S; [B] how many these are.
   const int32_t* document_begin = nullptr;
+  const int32_t* block_begin = nullptr;
+  const int32_t* block_count = nullptr;
 
-  int64_t query_blocks() const { return ceil_div(S, kQueryBlock); }
   int64_t group_size() const { return H / G; }  // query heads to a key/value head
+  int64_t query_blocks(int64_t seq) const {
+    return block_count == nullptr ? ceil_div(S, kQueryBlock) : block_count[seq];
+  }
+  int64_t most_query_blocks() const {
+    int64_t most = 0;
+    for (int64_t seq = 0; seq < B; ++seq) most = std::max(most, query_blocks(seq));
+    return most;
+  }
+  // The queries of a block, positions in their sequence and of one document.
+  Columns query_block(int64_t seq, int64_t block) const {
+    if (block_begin == nullptr) return {block * kQueryBlock, std::min((block + 1) * kQueryBlock, S)};
+    const int32_t* begin = block_begin + seq * (S + 1) + block;
+    return {begin[0], begin[1]};
+  }
   // First key that the query at position i of a sequence sees. It never falls as i grows.
   int64_t first_key(int64_t seq, int64_t i) const {
     const int64_t first = document_begin == nullptr ? 0 : document_begin[seq * S + i];
@@ -34,27 +48,45 @@ Geometry geometry_of(const AttentionShape& shape, const Tensor& q, const Tensor&
   return {shape.num_seqs, shape.seq_len, q.dim(1), k.dim(1), q.dim(2), v.dim(2), shape.window};
 }
 
-// Geometry::document_begin's storage, undefined without documents.
-Tensor claim_document_begin(ArenaScope& scope, const AttentionShape& shape) {
-  return shape.cu_seqlens.defined() ? scope.allocate(DType::kI32, {shape.num_seqs, shape.seq_len}) : Tensor();
-}
+// Storage for what Geometry knows of documents; undefined without them.
+struct DocumentTables {
+  DocumentTables(ArenaScope& scope, const AttentionShape& shape) {
+    if (!shape.cu_seqlens.defined()) return;
+    document_begin = scope.allocate(DType::kI32, {shape.num_seqs, shape.seq_len});
+    block_begin = scope.allocate(DType::kI32, {shape.num_seqs, shape.seq_len + 1});
+    block_count = scope.allocate(DType::kI32, {shape.num_seqs});
+  }
+  Tensor document_begin, block_begin, block_count;
+};
 
-// Fills `begin` from shape.cu_seqlens and gives it to `g`.
-void set_documents(const AttentionShape& shape, const Tensor& begin, Geometry& g) {
-  if (!begin.defined()) return;
+// Fills the tables from shape.cu_seqlens and gives them to `g`.
+void set_documents(const AttentionShape& shape, const DocumentTables& tables, Geometry& g) {
+  if (!tables.document_begin.defined()) return;
   const std::span<const int32_t> bounds = shape.cu_seqlens.span<int32_t>();
-  const int64_t num_tokens = begin.num_elements();
+  const int64_t num_tokens = tables.document_begin.num_elements(), S = shape.seq_len;
   NMOE_CHECK(!bounds.empty(), "no documents for {} tokens", num_tokens);
   NMOE_CHECK(bounds.front() == 0 && bounds.back() == num_tokens, "documents of {} tokens from {} to {}", num_tokens,
              bounds.front(), bounds.back());
-  int32_t* out = begin.data<int32_t>();
+  int32_t* out = tables.document_begin.data<int32_t>();
+  int32_t* blocks = tables.block_begin.data<int32_t>();
+  const std::span<int32_t> counts = tables.block_count.span<int32_t>();
+  std::ranges::fill(counts, 0);
   for (size_t document = 0; document + 1 < bounds.size(); ++document) {
-    const int64_t first = bounds[document], end = bounds[document + 1], place = first % shape.seq_len;
-    NMOE_CHECK(first <= end && place + end - first <= shape.seq_len, "document {} is [{}, {}), with sequences of {}",
-               document, first, end, shape.seq_len);
+    const int64_t first = bounds[document], end = bounds[document + 1], place = first % S, seq = first / S;
+    NMOE_CHECK(first <= end && place + end - first <= S, "document {} is [{}, {}), with sequences of {}", document,
+               first, end, S);
     std::fill(out + first, out + end, static_cast<int32_t>(place));
+    for (int64_t begin = place; begin < place + end - first; begin += kQueryBlock) {
+      int32_t& count = counts[static_cast<size_t>(seq)];
+      blocks[seq * (S + 1) + count++] = static_cast<int32_t>(begin);
+    }
+  }
+  for (int64_t seq = 0; seq < shape.num_seqs; ++seq) {
+    blocks[seq * (S + 1) + counts[static_cast<size_t>(seq)]] = static_cast<int32_t>(S);
   }
   g.document_begin = out;
+  g.block_begin = blocks;
+  g.block_count = counts.data();
 }
 
 // One head of one sequence of a [T, heads, size] tensor, a strided matrix whose rows are positions.
@@ -81,22 +113,18 @@ struct Tile {
 
   int64_t rows() const { return q_end - q_begin; }
   int64_t cols() const { return k_end - k_begin; }
+  int64_t width() const { return key_block_width(q_begin, k_begin); }  // cols(), or more where the document ends
 };
 
 // Calls fn(tile) for the tiles of a query block, in order of keys; tiles that no query sees are left out.
 template <class Fn>
 void for_each_tile(const Geometry& g, int64_t seq, int64_t query_block, const Fn& fn) {
-  const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
+  const auto [q_begin, q_end] = g.query_block(seq, query_block);
   const int64_t first_key = g.first_key(seq, q_begin);
   for (int64_t k_begin = first_key; k_begin < q_end; k_begin += kKeyBlock) {
     fn(Tile{seq, q_begin, q_end, k_begin, std::min(k_begin + kKeyBlock, q_end), k_begin == first_key});
   }
 }
-
-// Columns of a tile; none where begin >= end.
-struct Columns {
-  int64_t begin, end;
-};
 
 Columns seen_by(const Geometry& g, const Tile& tile, int64_t row) {
   const int64_t i = tile.q_begin + row;
@@ -108,13 +136,6 @@ void scale_row(Real* x, int64_t size, Real factor) {
 #pragma omp simd
   for (int64_t j = 0; j < size; ++j) x[j] *= factor;
 }
-
-// What is known of a row after some of its tiles: the highest score and the sum of exp(score - highest).
-template <class Real>
-struct RunningSoftmax {
-  Real highest = -std::numeric_limits<Real>::infinity();
-  Real sum = 0;
-};
 
 // Masks a row of scores and returns the columns left to compute: a little more than is seen, so that loops run over
 // whole vectors. Scores outside what is seen become -inf, whose exp is 0; outside what is returned they become 0.
@@ -132,26 +153,6 @@ Columns mask_row(Real* scores, Columns seen, int64_t cols) {
   std::fill(scores + seen.end, scores + padded.end, kMasked);
   std::fill(scores + padded.end, scores + cols, Real{0});
   return padded;
-}
-
-// Scores of a row become exp(score - highest), 0 where masked. Returns the factor that what was summed before this tile
-// has to be multiplied by.
-template <class Real>
-Real softmax_row(Real* scores, Columns seen, int64_t cols, RunningSoftmax<Real>& state) {
-  const Columns computed = mask_row(scores, seen, cols);
-  const int64_t begin = computed.begin, end = computed.end;
-  if (begin == end) return 1;
-  const Real highest = std::max(state.highest, highest_of(scores + begin, end - begin));
-  const Real correction = exp_approx(state.highest - highest);
-  Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = begin; j < end; ++j) {
-    scores[j] = exp_approx(scores[j] - highest);
-    sum += scores[j];
-  }
-  state.highest = highest;
-  state.sum = state.sum * correction + sum;
-  return correction;
 }
 
 // The probabilities p = exp(score - lse) of a row take the place of its scores, p (dp - delta) that of dp: the scores'
@@ -172,21 +173,43 @@ void backward_row(Real* scores, Real* dp, Columns seen, int64_t cols, Real lse, 
 
 }  // namespace
 
+// Not put into its callers: where the compiler fuses and cuts loops is then the same for all of them.
+template <class Real>
+[[gnu::noinline]] Real softmax_row(Real* scores, Columns seen, int64_t width, RunningSoftmax<Real>& state) {
+  const Columns computed = mask_row(scores, seen, width);
+  const int64_t begin = computed.begin, end = computed.end;
+  if (begin == end) return 1;
+  const Real highest = std::max(state.highest, highest_of(scores + begin, end - begin));
+  const Real correction = exp_approx(state.highest - highest);
+  Real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = begin; j < end; ++j) {
+    scores[j] = exp_approx(scores[j] - highest);
+    sum += scores[j];
+  }
+  state.highest = highest;
+  state.sum = state.sum * correction + sum;
+  return correction;
+}
+template float softmax_row(float*, Columns, int64_t, RunningSoftmax<float>&);
+template double softmax_row(double*, Columns, int64_t, RunningSoftmax<double>&);
+
 template <class Real>
 void attention_forward(Context& ctx, const AttentionForward& args) {
   Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
   ArenaScope scope(ctx.scratch);
   const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kQueryBlock, kKeyBlock});
   const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
-  const Tensor document_begin = claim_document_begin(scope, args.shape);
+  const DocumentTables tables(scope, args.shape);
   if (ctx.counting()) return;
-  set_documents(args.shape, document_begin, g);
+  set_documents(args.shape, tables, g);
 
   const Real scale = static_cast<Real>(args.shape.scale);
-  const int64_t blocks = g.query_blocks();
+  const int64_t blocks = g.most_query_blocks();
   ctx.pool.parallel_for(g.B * g.H * blocks, [&](int64_t task, int thread) {
     const int64_t query_block = blocks - 1 - task % blocks;  // the longest task of a head first
     const int64_t head = task / blocks % g.H, seq = task / blocks / g.H, kv_head = head / g.group_size();
+    if (query_block >= g.query_blocks(seq)) return;
     const HeadView<Real> q = head_of<Real>(args.q, g.S, seq, head);
     const HeadView<Real> k = head_of<Real>(args.k, g.S, seq, kv_head);
     const HeadView<Real> v = head_of<Real>(args.v, g.S, seq, kv_head);
@@ -197,17 +220,17 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
 
     RunningSoftmax<Real> states[kQueryBlock];
     for_each_tile(g, seq, query_block, [&](const Tile& tile) {
-      const int64_t rows = tile.rows(), cols = tile.cols();
+      const int64_t rows = tile.rows(), cols = tile.cols(), width = tile.width();
       gemm<Real>(gemm_scratch, rows, cols, g.Dk, scale, q.rows_from(tile.q_begin),
-                 k.rows_from(tile.k_begin, Transpose::kYes), 0, scores, cols);
+                 k.rows_from(tile.k_begin, Transpose::kYes), 0, scores, width);
       for (int64_t row = 0; row < rows; ++row) {
-        const Real correction = softmax_row(scores + row * cols, seen_by(g, tile, row), cols, states[row]);
+        const Real correction = softmax_row(scores + row * width, seen_by(g, tile, row), width, states[row]);
         if (!tile.first && correction != 1) scale_row(out.row(tile.q_begin + row), g.Dv, correction);
       }
-      gemm<Real>(gemm_scratch, rows, g.Dv, cols, 1, {scores, cols}, v.rows_from(tile.k_begin), tile.first ? 0 : 1,
+      gemm<Real>(gemm_scratch, rows, g.Dv, cols, 1, {scores, width}, v.rows_from(tile.k_begin), tile.first ? 0 : 1,
                  out.row(tile.q_begin), out.stride);
     });
-    const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
+    const auto [q_begin, q_end] = g.query_block(seq, query_block);
     for (int64_t i = q_begin; i < q_end; ++i) {
       const RunningSoftmax<Real>& state = states[i - q_begin];
       scale_row(out.row(i), g.Dv, 1 / state.sum);
@@ -233,7 +256,7 @@ void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real
                           Real* scores, Real* dp, Real* gemm_scratch) {
   // delta = sum over v of dout * out, the constant of a row in the softmax's backward.
   Real delta[kQueryBlock];
-  const int64_t q_begin = query_block * kQueryBlock, q_end = std::min(q_begin + kQueryBlock, g.S);
+  const auto [q_begin, q_end] = g.query_block(seq, query_block);
   for (int64_t i = q_begin; i < q_end; ++i) delta[i - q_begin] = dot(x.dout.row(i), x.out.row(i), g.Dv);
 
   const Operand<Real> q = x.q.rows_from(q_begin), dout = x.dout.rows_from(q_begin);
@@ -279,8 +302,7 @@ template <class Real>
 void attention_backward(Context& ctx, const AttentionBackward& args) {
   constexpr int64_t kWantedTasks = 16;
   Geometry g = geometry_of(args.shape, args.q, args.k, args.v);
-  const int64_t pairs = g.group_size() * g.query_blocks();
-  const int64_t deals = std::min(pairs, ceil_div(kWantedTasks, g.B * g.G));
+  const int64_t deals = std::min(g.group_size() * ceil_div(g.S, kQueryBlock), ceil_div(kWantedTasks, g.B * g.G));
 
   ArenaScope scope(ctx.scratch);
   const DType dtype = DTypeOf<Real>::value;
@@ -289,9 +311,9 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   const Tensor dk_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dk});
   const Tensor dv_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dv});
   const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
-  const Tensor document_begin = claim_document_begin(scope, args.shape);
+  const DocumentTables tables(scope, args.shape);
   if (ctx.counting()) return;
-  set_documents(args.shape, document_begin, g);
+  set_documents(args.shape, tables, g);
 
   ctx.pool.parallel_for(g.B * g.G * deals, [&](int64_t task, int thread) {
     const int64_t deal = task % deals, kv_head = task / deals % g.G, seq = task / deals / g.G;
@@ -306,14 +328,15 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
       std::fill_n(x.dk.row(j), g.Dk, Real{0});
       std::fill_n(x.dv.row(j), g.Dv, Real{0});
     }
-    for (int64_t pair = deal; pair < pairs; pair += deals) {
-      const int64_t head = kv_head * g.group_size() + pair / g.query_blocks();
+    const int64_t blocks = g.query_blocks(seq);
+    for (int64_t pair = deal; pair < g.group_size() * blocks; pair += deals) {
+      const int64_t head = kv_head * g.group_size() + pair / blocks;
       x.q = head_of<Real>(args.q, g.S, seq, head);
       x.out = head_of<Real>(args.out, g.S, seq, head);
       x.dout = head_of<Real>(args.dout, g.S, seq, head);
       x.lse = args.lse.data<Real>() + (seq * g.H + head) * g.S;
       x.dq = head_of<Real>(args.dq, g.S, seq, head);
-      backward_query_block(g, static_cast<Real>(args.shape.scale), x, seq, pair % g.query_blocks(),
+      backward_query_block(g, static_cast<Real>(args.shape.scale), x, seq, pair % blocks,
                            scratch[thread][0].data<Real>(), scratch[thread][1].data<Real>(),
                            panels[thread].data<Real>());
     }

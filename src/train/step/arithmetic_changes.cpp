@@ -26,6 +26,12 @@ bool has_wide_attention(const Config& config) {
          });
 }
 
+// Of query blocks on the CPU, which documents may begin in, or which a sequence may end in.
+bool cuts_query_blocks(const Config& config) {
+  constexpr int64_t kQueryBlock = 64;
+  return config.run.device == "cpu" && (config.data.mask_documents || config.data.seq_len % kQueryBlock != 0);
+}
+
 bool muon_trains_gate_and_up(const Config& config) {
   return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
     return weight.num_matrices > 1 && group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
@@ -43,9 +49,11 @@ std::span<const ArithmeticChange> arithmetic_changes() {
        masks_documents},
       {"steps without a token to learn, if the run has any, move no weight", any_run},
       {"attention's sums of a row with values of 128 follow its highest score when its own scores ask for it, not "
-       "those "
-       "of the rows beside it",
+       "those of the rows beside it",
        has_wide_attention},
+      {"on the CPU, attention's sums depend on a token's position in its document, not on where that lies in a "
+       "sequence",
+       cuts_query_blocks},
   };
   return changes;
 }
