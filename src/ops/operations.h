@@ -64,6 +64,7 @@
   X(cache_write, CacheWrite)                                     \
   X(cached_attention, CachedAttention)                           \
   X(mla_cached_attention, MlaCachedAttention)                    \
+  X(mla_expanded_attention, MlaExpandedAttention)                \
   X(router_forward, RouterForward)                               \
   X(router_backward, RouterBackward)                             \
   X(route_tokens, RouteTokens)                                   \

@@ -497,6 +497,20 @@ TEST_F(ContractChecks, Caches) {
           [](auto& a) {
             a.cos = floats({9, 2});
           }});
+  expect(&Ops::mla_expanded_attention,
+         {.q = floats({3, 4, 6}),
+          .slots = slots,
+          .positions = positions,
+          .kv = floats({2, 5, 36}),
+          .k_rope = floats({2, 5, 2}),
+          .out = floats({3, 4, 5})},
+         {[](auto& a) {
+            a.kv = floats({2, 5, 35});
+          },
+          [](auto& a) {
+            a.k_rope = floats({2, 4, 2});
+          },
+          [](auto& a) { a.positions = ints({2}); }});
 }
 
 TEST_F(ContractChecks, Routing) {

@@ -60,7 +60,21 @@ struct MlaCachedAttention {
   Tensor cache;      // = [Z, C, Rkv + rope], at the rows' places
   Tensor out;        // = [T, H, Dv]
 };
-// Its sizes.
+// Attention of single tokens to cached keys and values of MLA as training has them (MlaAttentionForward), whose parts
+// lie in two caches: the key of head h at a position is kv[h, :nope] and behind it k_rope, its value kv[h, nope:]. Rows
+// are as in CachedAttention.
+struct MlaExpandedAttention {
+  double scale = 1.0;
+  int64_t window = 0;
+  Tensor q;          // [T, H, nope + rope], apart; rotated
+  Tensor slots;      // [T] i32
+  Tensor positions;  // [T] i32
+  Tensor kv;         // [Z, C, H * (nope + Dv)]
+  Tensor k_rope;     // [Z, C, rope]; rotated
+  Tensor out;        // = [T, H, Dv]
+};
+
+// The sizes of MlaCachedAttention.
 struct MlaSizes {
   int64_t tokens, heads, nope, rope, rank, value;
 };

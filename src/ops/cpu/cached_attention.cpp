@@ -1,10 +1,11 @@
-// A row is computed on its own: scores of a few heads against everything it sees, softmax, sum of values. All orders
-// depend on the row's position and window alone, so its bits do too.
+// A row is computed on its own, a few heads at a time: the same products and softmax in the same blocks of keys as
+// training's (attention.cpp), for those that the row sees.
 #include <algorithm>
 
+#include "ops/cpu/attention_rows.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_products.h"
-#include "ops/cpu/vector_math.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -18,21 +19,6 @@ void check_places(const Tensor& slots, const Tensor& positions, const Tensor& ca
     NMOE_CHECK(slot >= 0 && slot < cache.dim(0) && position >= 0 && position < cache.dim(1),
                "row {} is position {} of slot {}, the cache is {}", t, position, slot, cache.shape());
   }
-}
-
-// x = exp(x - max(x)) / their sum.
-template <class Real>
-void softmax(Real* x, int64_t size) {
-  const Real highest = highest_of(x, size);
-  Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < size; ++i) {
-    x[i] = exp_approx(x[i] - highest);
-    sum += x[i];
-  }
-  const Real inverse = 1 / sum;
-#pragma omp simd
-  for (int64_t i = 0; i < size; ++i) x[i] *= inverse;
 }
 
 // Tasks of (token, head) of which each does `products` multiplications: fn(token, head, thread).
@@ -58,16 +44,34 @@ void cache_write(Context& ctx, const CacheWrite& args) {
   }
 }
 
+namespace {
+
+// Rows that attend: as in CachedAttention.
+struct Attending {
+  double scale;
+  int64_t window;
+  Tensor q, slots, positions, out;
+  int64_t capacity, num_kv_heads;
+
+  int64_t group() const { return q.dim(1) / num_kv_heads; }
+  int64_t task_heads() const { return std::min(group(), kTaskHeads); }
+};
+
+// Keys and values of a key/value head at consecutive positions of a slot, a row each.
 template <class Real>
-void cached_attention(Context& ctx, const CachedAttention& args) {
+struct KeyBlock {
+  Operand<Real> keys, values;  // keys with kYes
+};
+
+// fetch(place, count, kv_head, thread) gives a KeyBlock: `count` positions from the cache's row `place` on.
+template <class Real, class Fetch>
+void attend(Context& ctx, const Attending& args, const Fetch& fetch) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
-  const int64_t G = args.num_kv_heads, capacity = args.keys.dim(1), group = H / G;
-  const Tensor values = args.values.defined() ? args.values : args.keys;
+  const int64_t group = args.group(), task_heads = args.task_heads();
   ArenaScope scope(ctx.scratch);
-  const int64_t task_heads = std::min(group, kTaskHeads);
-  const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), task_heads, capacity});
+  const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), task_heads, kKeyBlock});
+  const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   if (ctx.counting()) return;
-  check_places(args.slots, args.positions, args.keys);
 
   const int32_t* slots = args.slots.data<int32_t>();
   const int32_t* positions = args.positions.data<int32_t>();
@@ -79,21 +83,81 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
 
   const int64_t chunks = ceil_div(group, task_heads);  // of a key/value head's query heads
   const int64_t products = T == 0 ? 0 : seen_in_all / T * task_heads * (Dk + Dv);
-  for_each_head(ctx, T, G * chunks, products, [&](int64_t t, int64_t chunk, int thread) {
+  for_each_head(ctx, T, args.num_kv_heads * chunks, products, [&](int64_t t, int64_t chunk, int thread) {
     const int64_t kv_head = chunk / chunks, begin = chunk % chunks * task_heads;
     const int64_t head = kv_head * group + begin, heads = std::min(task_heads, group - begin);
-    const int64_t first = first_seen(positions[t]), seen = positions[t] + 1 - first;
-    const int64_t place = slots[t] * capacity + first;
-    const Rows<const Real> keys{args.keys.data<Real>() + place * G * Dk + kv_head * Dk, G * Dk};
-    const Rows<const Real> sources{
-        values.data<Real>() + place * values.dim(2) + kv_head * (args.values.defined() ? Dv : 0), values.dim(2)};
-    const Rows<Real> scores{scratch[thread].data<Real>(), capacity};
-    dot_rows<Real>(heads, seen, Dk, static_cast<Real>(args.scale),
-                   {args.q.rows_data<Real>() + t * args.q.stride() + head * Dk, Dk}, keys, scores,
-                   /*accumulate=*/false);
-    for (int64_t h = 0; h < heads; ++h) softmax(scores[h], seen);
-    combine_rows<Real>(heads, Dv, seen, {scores.data, scores.stride}, sources,
-                       {args.out.data<Real>() + (t * H + head) * Dv, Dv});
+    const int64_t position = positions[t], q_begin = position / kQueryBlock * kQueryBlock;
+    const Real* q = args.q.rows_data<Real>() + t * args.q.stride() + head * Dk;
+    Real* out = args.out.data<Real>() + (t * H + head) * Dv;
+    Real* scores = scratch[thread].data<Real>();
+    Real* gemm_scratch = panels[thread].data<Real>();
+    RunningSoftmax<Real> states[kTaskHeads];
+    const int64_t first_key = first_seen(q_begin);
+    for (int64_t key = first_key; key <= position; key += kKeyBlock) {
+      const int64_t width = key_block_width(q_begin, key), cols = std::min(width, position + 1 - key);
+      const KeyBlock<Real> block = fetch(slots[t] * args.capacity + key, cols, kv_head, thread);
+      gemm<Real>(gemm_scratch, heads, cols, Dk, static_cast<Real>(args.scale), {q, Dk}, block.keys, 0, scores, width);
+      const Columns seen{std::max<int64_t>(0, first_seen(position) - key), cols};
+      for (int64_t h = 0; h < heads; ++h) {
+        const Real correction = softmax_row(scores + h * width, seen, width, states[h]);
+        for (int64_t d = 0; d < Dv && key > first_key && correction != 1; ++d) out[h * Dv + d] *= correction;
+      }
+      gemm<Real>(gemm_scratch, heads, Dv, cols, 1, {scores, width}, block.values, key == first_key ? 0 : 1, out, Dv);
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      const Real inverse = 1 / states[h].sum;
+      for (int64_t d = 0; d < Dv; ++d) out[h * Dv + d] *= inverse;
+    }
+  });
+}
+
+}  // namespace
+
+template <class Real>
+void cached_attention(Context& ctx, const CachedAttention& args) {
+  const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2), key_width = args.keys.dim(2);
+  const bool has_values = args.values.defined();
+  const Tensor values = has_values ? args.values : args.keys;
+  const int64_t value_width = values.dim(2);
+  if (!ctx.counting()) check_places(args.slots, args.positions, args.keys);
+  const Attending rows{.scale = args.scale,
+                       .window = args.window,
+                       .q = args.q,
+                       .slots = args.slots,
+                       .positions = args.positions,
+                       .out = args.out,
+                       .capacity = args.keys.dim(1),
+                       .num_kv_heads = args.num_kv_heads};
+  attend<Real>(ctx, rows, [&](int64_t place, int64_t, int64_t kv_head, int) -> KeyBlock<Real> {
+    return {.keys = {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width, Transpose::kYes},
+            .values = {values.data<Real>() + place * value_width + (has_values ? kv_head * Dv : 0), value_width}};
+  });
+}
+
+// Keys are put together in scratch, as training's are: a score is then the same sum.
+template <class Real>
+void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args) {
+  const int64_t H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2), rope = args.k_rope.dim(2),
+                nope = Dk - rope, width = args.kv.dim(2);
+  ArenaScope scope(ctx.scratch);
+  const Tensor assembled = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kKeyBlock, Dk});
+  if (!ctx.counting()) check_places(args.slots, args.positions, args.kv);
+  const Attending rows{.scale = args.scale,
+                       .window = args.window,
+                       .q = args.q,
+                       .slots = args.slots,
+                       .positions = args.positions,
+                       .out = args.out,
+                       .capacity = args.kv.dim(1),
+                       .num_kv_heads = H};
+  attend<Real>(ctx, rows, [&](int64_t place, int64_t count, int64_t head, int thread) -> KeyBlock<Real> {
+    const Real* own = args.kv.data<Real>() + place * width + head * (nope + Dv);
+    const Real* shared = args.k_rope.data<Real>() + place * rope;
+    Real* const keys = assembled[thread].template data<Real>();
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(shared + i * rope, rope, std::copy_n(own + i * width, nope, keys + i * Dk));
+    }
+    return {.keys = {keys, Dk, Transpose::kYes}, .values = {own + nope, width}};
   });
 }
 
@@ -164,5 +228,6 @@ void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
 NMOE_CPU_INSTANTIATE(cache_write, CacheWrite)
 NMOE_CPU_INSTANTIATE(cached_attention, CachedAttention)
 NMOE_CPU_INSTANTIATE(mla_cached_attention, MlaCachedAttention)
+NMOE_CPU_INSTANTIATE(mla_expanded_attention, MlaExpandedAttention)
 
 }  // namespace nmoe::cpu

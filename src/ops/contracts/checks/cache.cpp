@@ -49,4 +49,15 @@ void check(const MlaCachedAttention& args) {
              args.kv_latent.shape(), args.k_rope.shape(), args.kv_up.shape(), args.cache.shape(), args.out.shape());
 }
 
+void check(const MlaExpandedAttention& args) {
+  const Tensor &q = args.q, &kv = args.kv, &out = args.out;
+  const int64_t T = q.dim(0), H = q.dim(1), Dv = out.dim(2), rope = args.k_rope.dim(2), nope = q.dim(2) - rope;
+  check_places(kv, args.slots, args.positions, T);
+  NMOE_CHECK(is_act(q.dtype()) && nope >= 0 && kv.dtype() == q.dtype() && kv.dim(2) == H * (nope + Dv) &&
+                 is(args.k_rope, q.dtype(), {kv.dim(0), kv.dim(1), rope}) && is(out, q.dtype(), {T, H, Dv}) &&
+                 args.window >= 0,
+             "MLA of q {} {} over caches of keys and values {} and shared keys {}, out {}", dtype_name(q.dtype()),
+             q.shape(), kv.shape(), args.k_rope.shape(), out.shape());
+}
+
 }  // namespace nmoe

@@ -52,10 +52,17 @@ inline bool takes_head_groups(const CachedAttention& args) {
 // --- by rows (kernels/attention/cached_attention.cu): the rest
 
 // What a block has of its head in shared memory, where they are not: a query and a sum of values, F32.
-inline int64_t cached_head_bytes(const CachedAttention& args) {
+template <class Arguments>
+int64_t cached_head_bytes(const Arguments& args) {
   return (args.q.dim(2) + args.out.dim(2)) * static_cast<int64_t>(sizeof(float));
 }
 constexpr int64_t kMaxCachedHeadBytes = int64_t{47} << 10;
+
+template <class Arguments>
+void check_head_fits(const Arguments& args) {
+  const int64_t bytes = cached_head_bytes(args);
+  NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
+}
 
 enum class CachedAttentionWay { kBlocks, kGroups, kRows };
 struct CachedAttentionPlan {
@@ -75,8 +82,7 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
     return plan;
   }
   if (!takes_head_groups(args)) {
-    const int64_t bytes = cached_head_bytes(args);
-    NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
+    check_head_fits(args);
     return {};
   }
   const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
@@ -86,7 +92,14 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   return plan;
 }
 
-// Its attention, of queries in latent space [T, H, Rkv + rope] to sums of latents [T, H, Rkv].
+// There is one kernel, for heads that it has room for.
+struct MlaExpandedAttentionPlan {};
+inline MlaExpandedAttentionPlan plan(Planner&, const MlaExpandedAttention& args) {
+  check_head_fits(args);
+  return {};
+}
+
+// Of MlaCachedAttention, its attention of queries in latent space [T, H, Rkv + rope] to sums of latents [T, H, Rkv].
 struct MlaCachedAttentionPlan {
   CachedAttention latents;
   CachedAttentionPlan attention;

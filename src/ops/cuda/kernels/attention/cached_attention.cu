@@ -43,21 +43,39 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Sizes of cached attention. `query_stride`: from a token's queries to the next's. `value_width` is that of a cached
-// position's values, `value_step` from one head's to the next's: 0 where keys are values.
+// Sizes of cached attention. `query_stride`: from a token's queries to the next's. Of a cached position, keys are
+// `key_width` wide in all, and `key_step` lies between those of two heads; so it is with values, whose step is 0 where
+// keys are values. Behind a head's own `key` elements come `shared_key` that all heads have.
 struct CachedSizes {
-  int64_t num_heads, num_kv_heads, key, value, query_stride, value_width, value_step;
+  int64_t num_heads, num_kv_heads, key, shared_key, value, query_stride, key_width, key_step, value_width, value_step;
   int64_t window;
   float scale;
   bool vector;
 };
 
+// A lane's part of the product of a query with `size` elements of a key.
+template <class T>
+__device__ float part_of_score(const float* query, const T* key, int64_t size, bool vector, int lane) {
+  float score = 0.0F;
+  for (int64_t d = lane * 8; d < size; d += kWarp * 8) {
+    float part[8];
+    load8(key, d, size, vector, part);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (d + i < size) score += query[d + i] * part[i];
+    }
+  }
+  return score;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(const T* q, CachePlaces places, const T* keys, const T* values, T* out, CachedSizes sizes) {
+    attention_kernel(const T* q, CachePlaces places, const T* keys, const T* shared_keys, const T* values, T* out,
+                     CachedSizes sizes) {
   extern __shared__ float shared[];
-  float* query = shared;            // [key], times scale
-  float* sums = query + sizes.key;  // [value]: of values, weighted by exp(score - highest)
+  const int64_t whole_key = sizes.key + sizes.shared_key;
+  float* query = shared;            // [whole_key], times scale
+  float* sums = query + whole_key;  // [value]: of values, weighted by exp(score - highest)
   __shared__ float scores[kKeys];
   __shared__ float weights[kKeys];
   begin_behind_work_before();
@@ -71,11 +89,11 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) out[d] = from_float<T>(nan_value());
     return;
   }
-  const int64_t key_width = sizes.num_kv_heads * sizes.key;
-  keys += seen.slot * places.capacity * key_width + kv_head * sizes.key;
+  keys += seen.slot * places.capacity * sizes.key_width + kv_head * sizes.key_step;
+  shared_keys += seen.slot * places.capacity * sizes.shared_key;
   values += seen.slot * places.capacity * sizes.value_width + kv_head * sizes.value_step;
-  q += token * sizes.query_stride + head * sizes.key;
-  for (int64_t d = threadIdx.x; d < sizes.key; d += kThreads) query[d] = to_float(q[d]) * sizes.scale;
+  q += token * sizes.query_stride + head * whole_key;
+  for (int64_t d = threadIdx.x; d < whole_key; d += kThreads) query[d] = to_float(q[d]) * sizes.scale;
   for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) sums[d] = 0.0F;  // a thread's own throughout
   __syncthreads();
 
@@ -84,15 +102,10 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t tile = seen.begin; tile < seen.end; tile += kKeys) {
     const int num_keys = static_cast<int>(min(int64_t{kKeys}, seen.end - tile));
     for (int j = warp; j < num_keys; j += kWarps) {
-      const T* key = keys + (tile + j) * key_width;
-      float score = 0.0F;
-      for (int64_t d = lane * 8; d < sizes.key; d += kWarp * 8) {
-        float part[8];
-        load8(key, d, sizes.key, sizes.vector, part);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (d + i < sizes.key) score += query[d + i] * part[i];
-        }
+      float score = part_of_score(query, keys + (tile + j) * sizes.key_width, sizes.key, sizes.vector, lane);
+      if (sizes.shared_key > 0) {
+        score += part_of_score(query + sizes.key, shared_keys + (tile + j) * sizes.shared_key, sizes.shared_key,
+                               sizes.vector, lane);
       }
       score = warp_sum(score);
       if (lane == 0) scores[j] = score;
@@ -130,6 +143,20 @@ CachePlaces places_of(Tensor slots, Tensor positions, Tensor cache) {
 
 static_assert(kMaxCachedHeadBytes <= kDefaultSharedBytes - 1024);
 
+// Args: CachedAttention or MlaExpandedAttention.
+template <class Args>
+void launch_attention(Context& ctx, const Args& args, Tensor keys, Tensor shared_keys, Tensor values,
+                      int64_t value_offset, const CachedSizes& sizes) {
+  if (args.out.num_elements() == 0) return;
+  dispatch_act(args.q.dtype(), [&](auto element) {
+    using Act = decltype(element);
+    launch_early(ctx, attention_kernel<Act>, grid_size(args.q.dim(0) * sizes.num_heads), kThreads,
+                 cached_head_bytes(args), args.q.template rows_data<Act>(), places_of(args.slots, args.positions, keys),
+                 keys.data<Act>(), shared_keys.data<Act>(), values.data<Act>() + value_offset,
+                 args.out.template data<Act>(), sizes);
+  });
+}
+
 }  // namespace
 
 void cache_write(Context& ctx, const CacheWrite& args) {
@@ -147,29 +174,42 @@ void cache_write(Context& ctx, const CacheWrite& args) {
 }
 
 void cached_attention(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
-  const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
-  const int64_t G = args.num_kv_heads;
-  const Tensor values = args.values.defined() ? args.values : args.keys;
   if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan);
   if (plan.way == CachedAttentionWay::kGroups) return cached_attention_by_groups(ctx, args, plan);
-  const int64_t num_bytes = cached_head_bytes(args);
-  if (args.out.num_elements() == 0) return;
-  const CachedSizes sizes{H,
-                          G,
-                          Dk,
-                          Dv,
-                          args.q.stride(),
-                          values.dim(2),
-                          args.values.defined() ? Dv : 0,
-                          args.window,
-                          static_cast<float>(args.scale),
-                          can_vectorise(Dk, args.keys)};
-  dispatch_act(args.q.dtype(), [&](auto element) {
-    using Act = decltype(element);
-    launch_early(ctx, attention_kernel<Act>, grid_size(T * H), kThreads, num_bytes, args.q.rows_data<Act>(),
-                 places_of(args.slots, args.positions, args.keys), args.keys.data<Act>(), values.data<Act>(),
-                 args.out.data<Act>(), sizes);
-  });
+  const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
+  const Tensor values = args.values.defined() ? args.values : args.keys;
+  launch_attention(ctx, args, args.keys, args.keys, values, 0,
+                   {.num_heads = args.q.dim(1),
+                    .num_kv_heads = args.num_kv_heads,
+                    .key = Dk,
+                    .shared_key = 0,
+                    .value = Dv,
+                    .query_stride = args.q.stride(),
+                    .key_width = args.keys.dim(2),
+                    .key_step = Dk,
+                    .value_width = values.dim(2),
+                    .value_step = args.values.defined() ? Dv : 0,
+                    .window = args.window,
+                    .scale = static_cast<float>(args.scale),
+                    .vector = can_vectorise(Dk, args.keys)});
+}
+
+void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, const MlaExpandedAttentionPlan&) {
+  const int64_t H = args.q.dim(1), Dv = args.out.dim(2), rope = args.k_rope.dim(2), nope = args.q.dim(2) - rope;
+  launch_attention(ctx, args, args.kv, args.k_rope, args.kv, nope,
+                   {.num_heads = H,
+                    .num_kv_heads = H,
+                    .key = nope,
+                    .shared_key = rope,
+                    .value = Dv,
+                    .query_stride = args.q.stride(),
+                    .key_width = args.kv.dim(2),
+                    .key_step = nope + Dv,
+                    .value_width = args.kv.dim(2),
+                    .value_step = nope + Dv,
+                    .window = args.window,
+                    .scale = static_cast<float>(args.scale),
+                    .vector = can_vectorise(nope, args.kv) && can_vectorise(rope, args.k_rope) && Dv % 8 == 0});
 }
 
 }  // namespace nmoe::cuda
