@@ -66,12 +66,13 @@ size_t InferenceEngine::Slot::reusable(std::span<const int32_t> prompt, bool goe
 
 namespace {
 
-// Of a PromptToken or a GeneratedToken.
+// Of a PromptToken or a GeneratedToken; `num_ids` of the logits are of ids that mean something.
 template <class Token>
-void set_logprob(Token& token, int top, std::span<const float> logits) {
-  const double log_sum = log_sum_exp(logits);
-  token.logprob = static_cast<float>(static_cast<double>(logits[static_cast<size_t>(token.id)]) - log_sum);
-  if (top > 0) token.top = top_logprobs(logits, log_sum, top);
+void set_logprob(Token& token, int top, std::span<const float> logits, size_t num_ids) {
+  LogSums sums;
+  const LogSum log_sum = sums.of(logits);
+  token.logprob = log_sum.logprob(logits[static_cast<size_t>(token.id)]);
+  if (top > 0) token.top = top_logprobs(logits.first(num_ids), log_sum, top);
 }
 
 }  // namespace
@@ -342,7 +343,7 @@ std::vector<InferenceEngine::Part> InferenceEngine::plan_step() const {
 
 void InferenceEngine::advance(const Part& part, std::span<const float> logits, std::optional<int32_t> token) {
   Sequence& sequence = *part.sequence;
-  const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
+  const auto vocab = static_cast<size_t>(model_->vocab_size());
   if (!logits.empty()) logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
   const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
   if (sequence.reading_prompt_logprobs()) {
@@ -366,26 +367,29 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits, s
 // Row `position` gives the probabilities of the token after it.
 void InferenceEngine::add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end,
                                           std::span<const float> logits) const {
-  const auto vocab = static_cast<size_t>(tokenizer().vocab_size());
+  const auto vocab = static_cast<size_t>(model_->vocab_size()), num_ids = static_cast<size_t>(tokenizer().vocab_size());
   for (int64_t position = begin; position < std::min(end, std::ssize(sequence.prompt) - 1); ++position) {
     const std::span<const float> row = logits.subspan(static_cast<size_t>(position - begin) * vocab, vocab);
-    set_logprob(sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs, row);
+    set_logprob(sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs, row, num_ids);
   }
 }
 
 GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& request,
                                          std::span<const float> logits) const {
   GeneratedToken token{.id = id, .bytes = tokenizer().token_bytes(id), .logprob = {}, .top = {}};
-  if (request.logprobs) set_logprob(token, request.top_logprobs, logits);
+  if (request.logprobs) {
+    set_logprob(token, request.top_logprobs, logits, static_cast<size_t>(tokenizer().vocab_size()));
+  }
   return token;
 }
 
 void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits, std::optional<int32_t> token) {
   const GenerationRequest& request = sequence.request;
   if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
-  const int32_t id = token ? *token
-                           : sampler_.sample(logits, request.sampling,
-                                             static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen.ids());
+  const int32_t id =
+      token ? *token
+            : sampler_.sample(logits.first(static_cast<size_t>(tokenizer().vocab_size())), request.sampling,
+                              static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen.ids());
   if (id < 0) throw no_finite_logit(sequence.result.output_tokens);
   const bool ends = (id == tokenizer().eos_id() && !request.ignore_eos) ||
                     std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();

@@ -1,19 +1,16 @@
 #include "infer/logprobs.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace nmoe {
 
-double log_sum_exp(std::span<const float> logits) {
-  const auto highest = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
-  double sum = 0.0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - highest);
-  return highest + std::log(sum);
+LogSum LogSums::of(std::span<const float> logits) {
+  row_.assign(logits.begin(), logits.end());
+  return log_sum_of(row_.data(), std::ssize(row_));
 }
 
-std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, double log_sum, int count) {
+std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, const LogSum& log_sum, int count) {
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   const auto end = ids.begin() + std::min<std::ptrdiff_t>(count, static_cast<std::ptrdiff_t>(ids.size()));
@@ -22,7 +19,7 @@ std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, double log
                     [&](int32_t a, int32_t b) { return at(a) != at(b) ? at(a) > at(b) : a < b; });
   std::vector<TokenLogprob> top;
   for (auto id = ids.begin(); id != end; ++id) {
-    top.push_back({.id = *id, .logprob = static_cast<float>(static_cast<double>(at(*id)) - log_sum)});
+    top.push_back({.id = *id, .logprob = log_sum.logprob(at(*id))});
   }
   return top;
 }

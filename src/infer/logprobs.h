@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "ops/log_sum.h"
+
 namespace nmoe {
 
 // Natural logarithm of a probability under the model itself: before penalty, temperature and truncation.
@@ -13,10 +15,17 @@ struct TokenLogprob {
   float logprob = 0.0F;
 };
 
-// The logarithm of the sum of exp(logits): log p(id) is logits[id] less this.
-double log_sum_exp(std::span<const float> logits);
+// Makes the sums of rows of logits of the model's whole vocabulary. Holds a buffer; not thread-safe.
+class LogSums {
+ public:
+  LogSum of(std::span<const float> logits);
 
-// The `count` likeliest ids, or all where there are fewer: the likeliest first, the lower of equals first.
-std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, double log_sum, int count);
+ private:
+  std::vector<float> row_;
+};
+
+// The `count` likeliest ids, or all where there are fewer: the likeliest first, the lower of equals first. `logits` may
+// be of fewer ids than the sum is.
+std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, const LogSum& log_sum, int count);
 
 }  // namespace nmoe

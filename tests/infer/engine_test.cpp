@@ -154,7 +154,7 @@ std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_
   std::vector<float> logprobs;
   for (size_t i = 1; i < ids.size(); ++i) {
     const auto id = static_cast<size_t>(ids[i]);
-    logprobs.push_back(static_cast<float>(static_cast<double>(rows[i - 1][id]) - log_sum_exp(rows[i - 1])));
+    logprobs.push_back(LogSums().of(rows[i - 1]).logprob(rows[i - 1][id]));
   }
   return logprobs;
 }

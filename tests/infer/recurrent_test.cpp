@@ -42,8 +42,7 @@ void expect_right(const GenerationRequest& request, const Transcript& got) {
   const auto rows = test::logits_of_text(text);
   for (size_t i = 0; i < got.ids.size(); ++i) {
     const std::vector<float>& logits = rows[request.prompt.size() + i - 1];
-    const auto expected =
-        static_cast<float>(static_cast<double>(logits[static_cast<size_t>(got.ids[i])]) - log_sum_exp(logits));
+    const float expected = LogSums().of(logits).logprob(logits[static_cast<size_t>(got.ids[i])]);
     EXPECT_EQ(got.tokens[i].logprob, expected) << "token " << i;
   }
 }
@@ -119,8 +118,7 @@ TEST(RecurrentGeneration, PromptsAreScoredFromTheirFirstToken) {
   ASSERT_EQ(got.prompt.size(), request.prompt.size());
   for (size_t i = 1; i < got.prompt.size(); ++i) {
     const auto id = static_cast<size_t>(request.prompt[i]);
-    EXPECT_EQ(got.prompt[i].logprob,
-              static_cast<float>(static_cast<double>(rows[i - 1][id]) - log_sum_exp(rows[i - 1])));
+    EXPECT_EQ(got.prompt[i].logprob, LogSums().of(rows[i - 1]).logprob(rows[i - 1][id]));
   }
 }
 

@@ -1,8 +1,7 @@
 #include <algorithm>
-#include <cmath>
 
 #include "ops/cpu/operations.h"
-#include "ops/cpu/vector_math.h"
+#include "ops/log_sum.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -28,23 +27,17 @@ RowLosses<Real> losses_of_row(Real* logits, int64_t vocab, int32_t target, bool 
     std::fill_n(logits, vocab, Real{0});
     return {};
   }
-  const Real highest = highest_of(logits, vocab);
-  const Real target_logit = logits[target] - highest;
-  Real sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t v = 0; v < vocab; ++v) {
-    logits[v] = exp_approx(logits[v] - highest);
-    sum += logits[v];
-  }
-  const Real log_sum = std::log(sum), log_z = log_sum + highest;
+  const Real target_logit = logits[target];
+  const LogSumOf<Real> sum = log_sum_of(logits, vocab);
+  const Real log_z = sum.log_z();
   if (want_gradient) {
     const Real pull = scales.z == 0 ? scales.entropy : scales.entropy + 2 * scales.z * log_z;
-    const Real factor = pull / sum;
+    const Real factor = pull / sum.sum;
 #pragma omp simd
     for (int64_t v = 0; v < vocab; ++v) logits[v] *= factor;
     logits[target] -= scales.entropy;
   }
-  return {log_sum - target_logit, log_z * log_z};
+  return {sum.loss(target_logit), log_z * log_z};
 }
 
 }  // namespace
