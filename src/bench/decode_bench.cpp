@@ -61,8 +61,9 @@ double bytes_per_step(const Config& config, const std::string& device, int64_t s
   }
   double cached = 0.0, fixed = 0.0;  // of a position; of a sequence
   for (const DescribedPart& part : spec.parts()) {
-    for (const int64_t width : part.traits.state.widths) cached += static_cast<double>(width) * act_bytes;
-    for (const FixedState& state : part.traits.state.fixed) {
+    const StateSpec& kept = part.traits.state_in(config.generation.arithmetic);
+    for (const int64_t width : kept.widths) cached += static_cast<double>(width) * act_bytes;
+    for (const FixedState& state : kept.fixed) {
       fixed += static_cast<double>(state.shape.num_elements()) * (state.is_stat ? 4.0 : act_bytes);
     }
   }

@@ -270,6 +270,15 @@ struct TrackConfig {
   std::vector<std::string> alert_command;  // a program and its arguments (train/report/alert_desk.h); empty: none
 };
 
+// How generation computes attention of MLA; everything else it computes in one way.
+enum class GenerationArithmetic {
+  kLatent,    // in latent space: the smallest cache, and other sums than training's
+  kTraining,  // with heads' own keys and values, as training: several times the cache
+};
+struct GenerationConfig {
+  GenerationArithmetic arithmetic = GenerationArithmetic::kLatent;
+};
+
 struct Config {
   RunConfig run;
   PrecisionConfig precision;
@@ -279,6 +288,7 @@ struct Config {
   TrainConfig train;
   ParallelConfig parallel;
   EvalConfig eval;
+  GenerationConfig generation;
   CheckpointConfig checkpoint;
   TrackConfig track;
 };

@@ -131,6 +131,8 @@ constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "s
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
+constexpr Named<GenerationArithmetic> kGenerationArithmetics[] = {{GenerationArithmetic::kLatent, "latent"},
+                                                                  {GenerationArithmetic::kTraining, "training"}};
 constexpr Named<VerifyData> kVerifications[] = {{VerifyData::kNever, "never"}, {VerifyData::kOnResume, "on resume"}};
 constexpr Named<Shuffle> kShuffles[] = {
     {Shuffle::kNone, "none"}, {Shuffle::kWindows, "windows"}, {Shuffle::kDocuments, "documents"}};
@@ -625,6 +627,12 @@ std::vector<Field> describe(Config& config) {
       .not_in_fingerprint();
   f.key("data_dir", config.eval.data_dir, kSomeText, "folder of the tasks' data (scripts/eval_data.sh)")
       .needs(evaluates, "eval.every > 0")
+      .not_in_fingerprint();
+
+  f.section("generation");
+  f.key("arithmetic", config.generation.arithmetic, kGenerationArithmetics,
+        "how generation attends: in MLA's latent space, or bit for bit as training with several times the cache")
+      .needs(LayerUse(config.model).has_mixer(config.model, PartKind::kMla), "a layer with mla")
       .not_in_fingerprint();
 
   f.section("checkpoint");

@@ -101,7 +101,7 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
   NMOE_CHECK(num_rows <= max_rows() && num_logits <= max_logits(), "{} rows, {} logits; room for {} and {}", num_rows,
              num_logits, max_rows(), max_logits());
   const bool all_wanted = num_rows == num_logits && num_rows > 0;
-  const bool recorded = all_wanted && samples();
+  const bool recorded = all_wanted && samples() && options_.records;
   const int64_t run_rows = recorded ? std::min({recorded_rows(num_rows), max_rows(), max_logits()}) : num_rows;
   const int64_t run_logits = recorded ? run_rows : num_logits;
   fill_inputs(rows, run_rows);
@@ -125,11 +125,7 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
 std::span<const float> CachedModel::download_logits(int64_t num_logits) {
   if (num_logits == 0) return {};
   device_.download(host_logits_.data(), logits_.rows(0, num_logits));
-  const int64_t padded = model_.vocab_size(), vocab = tokenizer_->vocab_size();
-  for (int64_t row = 1; row < num_logits && vocab < padded; ++row) {
-    std::copy_n(host_logits_.data() + row * padded, vocab, host_logits_.data() + row * vocab);
-  }
-  return std::span<const float>(host_logits_).first(static_cast<size_t>(num_logits * vocab));
+  return std::span<const float>(host_logits_).first(static_cast<size_t>(num_logits * vocab_size()));
 }
 
 std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {

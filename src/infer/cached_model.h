@@ -35,6 +35,7 @@ struct CachedModelOptions {
   int64_t num_slots = 8;
   int64_t capacity = 0;    // positions of a slot: context_of()
   int64_t max_scores = 0;  // of one call of score()
+  bool records = true;     // false: nothing is recorded, so that passes can be watched (Model::watch)
 };
 
 // The positions of a slot where `asked` were asked for; 0: model.max_positions or, when that is 0, data.seq_len. Error
@@ -67,8 +68,8 @@ class CachedModel {
   CachedModel& operator=(const CachedModel&) = delete;
 
   // Runs `rows` and adds them to the states of their slots: model/states.h (CachedRows) says what must be there.
-  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., consecutively, each of the tokenizer's
-  // vocab_size() ids: a vocabulary padded beyond that has ids without meaning. Valid until the next call.
+  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., consecutively, each of vocab_size() ids. Valid until
+  // the next call.
   std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   // The same for scores, up to CachedModelOptions::max_scores of them, in the order of `scored`.
   std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);
@@ -95,6 +96,8 @@ class CachedModel {
 
   const Config& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
+  // The model's: where it is larger than the tokenizer's, the ids beyond have no meaning, but they have probabilities.
+  int64_t vocab_size() const { return model_.vocab_size(); }
   int64_t num_slots() const { return options_.num_slots; }
   int64_t capacity() const { return options_.capacity; }
   int64_t max_rows() const { return std::max(kMaxRows, 2 * options_.num_slots); }

@@ -10,8 +10,8 @@
 namespace nmoe {
 namespace {
 
-RunnerOptions runner_options(const CachedModelOptions& options) {
-  return {.max_positions = options.capacity, .arithmetic = Arithmetic::kBatchInvariant};
+RunnerOptions runner_options(const Config& config, const LoadOptions& options) {
+  return generation_runner(options.cached.capacity, options.arithmetic.value_or(config.generation.arithmetic));
 }
 
 // A cached model with the weights that it runs.
@@ -22,11 +22,11 @@ struct OwnModel {
         weights(config.model, place,
                 [&](WeightSet& all, Storage& storage) {
                   ModelRunner rehearsed(config.model, all, storage.device(), RunnerRoom::of(storage),
-                                        runner_options(options.cached));
+                                        runner_options(config, options));
                   CachedModel(config, tokenizer, rehearsed.model(), RunnerRoom::of(storage), options.cached);
                 }),
         runner(config.model, weights.weights(), weights.device(), RunnerRoom::of(weights.storage()),
-               runner_options(options.cached)),
+               runner_options(config, options)),
         cached(config, std::move(tokenizer), runner.model(), RunnerRoom::of(weights.storage()), options.cached) {}
 
   Config config;
@@ -61,6 +61,10 @@ std::shared_ptr<CachedModel> cached_of(std::shared_ptr<OwnModel> model) {
 }
 
 }  // namespace
+
+RunnerOptions generation_runner(int64_t capacity, GenerationArithmetic arithmetic) {
+  return {.max_positions = capacity, .arithmetic = Arithmetic::kBatchInvariant, .passes = {.generation = arithmetic}};
+}
 
 DType generation_dtype(const Config& config, const std::string& device) {
   return device == "cpu" || config.run.precision == Precision::kFp32 ? DType::kF32 : DType::kBF16;

@@ -18,7 +18,11 @@ struct LoadOptions {
   std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
   int num_threads = 0;         // 0: one per available CPU
   CachedModelOptions cached = {};
+  std::optional<GenerationArithmetic> arithmetic = {};  // in place of the configuration's generation.arithmetic
 };
+
+// How a runner generates: batch-invariant, in that arithmetic.
+RunnerOptions generation_runner(int64_t capacity, GenerationArithmetic arithmetic);
 
 // The weights, configuration and tokenizer of a checkpoint, or of the latest in a folder of them. The result keeps what
 // it runs on. All memory is taken here. Errors: CheckpointReader's; usage, when options are out of their range or, with

@@ -125,7 +125,8 @@ Pass Model::make_pass(const Batch& batch, Arena& activations) const {
           .batch = batch,
           .rope = rope_,
           .keep = Keep(ops_, activations),
-          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .loss = {}}};
+          .scale = {.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens(), .loss = {}},
+          .watchers = {.inspect = inspect_}};
 }
 
 void Model::begin_step() {
@@ -190,6 +191,7 @@ Tensor Model::hidden_states(const Pass& pass) {
   const Shape stream({pass.batch.num_tokens(), config_.dim});
   const Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = pass.batch.tokens, .table = embedding_.value, .y = x});
+  pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   for (const auto& block : blocks_) {
     const ArenaScope scope(pass.activations);
     Block::Kept kept;
@@ -197,6 +199,7 @@ Tensor Model::hidden_states(const Pass& pass) {
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
+  pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
   return normed;
 }
 
@@ -233,7 +236,7 @@ void Model::scores(const Batch& batch, Arena& activations, const ScoredRows& sco
 
 std::vector<StateSpec> Model::states() const {
   std::vector<StateSpec> states;
-  for (const DescribedPart& part : spec_.parts()) states.push_back(part.traits.state);
+  for (const DescribedPart& part : spec_.parts()) states.push_back(part.traits.state_in(passes_.generation));
   return states;
 }
 
@@ -245,6 +248,7 @@ Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, con
   const Shape stream({rows.tokens.dim(0), config_.dim});
   const Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
+  pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   std::span<const PartStates> parts = states.parts;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const size_t num_parts = spec_.layers[layer].parts.size();
@@ -253,6 +257,7 @@ Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, con
   }
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
+  pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
   return normed;
 }
 

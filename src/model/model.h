@@ -26,6 +26,7 @@ struct PassOptions {
   RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
   RowFormat saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
   Objectives objectives = next_token_alone();
+  GenerationArithmetic generation = GenerationArithmetic::kLatent;  // of cached passes
 };
 
 class Model final : public SequenceModel {
@@ -47,6 +48,8 @@ class Model final : public SequenceModel {
   // Sets where the experts of each MoE layer are from now on; initially they are in order. Only after
   // share_experts(). Moves nothing: a slot's contents are taken to be the expert that is now there.
   void place_experts(const ExpertPlacement& placement);
+  // Who follows all passes that belong to no step, from now on; nobody if it is empty.
+  void watch(Inspector inspect) { inspect_ = std::move(inspect); }
   // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
   // Computes the gradients of the objectives' losses, the sum of each one's token losses times its element of
@@ -100,6 +103,7 @@ class Model final : public SequenceModel {
   Ops& ops_;
   int64_t max_positions_;
   PassOptions passes_;
+  Inspector inspect_;
   ModelSpec spec_;
   WeightSet& weights_;
   Weight& embedding_;             // [V, D]

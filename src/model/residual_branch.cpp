@@ -28,6 +28,7 @@ void ResidualBranch::cached_forward(const Pass& pass, Tensor x, const PartStates
   const Tensor normed = pass.push(x.shape());
   norm_.forward(pass, x, normed);
   part_->cached_forward(pass, normed, states, slots, x, x);
+  pass.capture(is_mixer_ ? Intermediate::kMixerOut : Intermediate::kFeedForwardOut, layer_, x);
 }
 
 void ResidualBranch::backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const {

@@ -17,10 +17,8 @@ Batch ModelRunner::make_batch(const BatchForm& form) const {
   Batch batch{.num_seqs = form.num_seqs, .seq_len = form.seq_len, .tokens = ints(T), .positions = {}};
   if (form.has_targets) batch.rows[BatchRow::kTargets] = ints(T);
   batch.positions = ints(T);
-  if (form.has_pieces) {
-    batch.cu_seqlens = ints(T + 1);
-    batch.parents = ints(T + 1);
-  }
+  if (form.has_documents || form.has_pieces) batch.cu_seqlens = ints(T + 1);
+  if (form.has_pieces) batch.parents = ints(T + 1);
   return batch;
 }
 

@@ -51,7 +51,8 @@ struct BatchForm {
   int64_t num_seqs = 1;
   int64_t seq_len = 1;
   bool has_targets = false;
-  bool has_pieces = false;  // cu_seqlens and parents, of as many pieces as tokens
+  bool has_documents = false;  // cu_seqlens, of as many documents as tokens
+  bool has_pieces = false;     // cu_seqlens and parents, of as many pieces as tokens
 };
 
 class ModelRunner {

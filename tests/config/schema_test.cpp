@@ -52,6 +52,7 @@ TEST(Schema, DescribesEveryMember) {
       {"train", num_members<TrainConfig>()},
       {"parallel", num_members<ParallelConfig>()},
       {"eval", num_members<EvalConfig>()},
+      {"generation", num_members<GenerationConfig>()},
       {"checkpoint", num_members<CheckpointConfig>()},
       {"track", num_members<TrackConfig>()},
   };
@@ -59,7 +60,7 @@ TEST(Schema, DescribesEveryMember) {
   std::map<std::string, size_t> described;
   for (const Field& field : describe(config)) ++described[std::string(field.section())];
   EXPECT_EQ(described, expected);
-  EXPECT_EQ(num_members<Config>(), 10u);
+  EXPECT_EQ(num_members<Config>(), 11u);
 }
 
 TEST(Schema, KeysDiffer) {

@@ -101,6 +101,7 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
                         .values = values,
                         .num_kv_heads = G,
                         .out = out});
+  pass.capture(Intermediate::kAttentionHeads, layer_, out);
   out_.forward(ops, out.reshape({T, H * C}), y, residual);
 }
 

@@ -69,19 +69,22 @@ LatentAttention::Kept LatentAttention::project(const Pass& pass, const Rows& x) 
   return kept;
 }
 
-Application LatentAttention::forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const {
-  Ops& ops = pass.ops;
-  const MlaConfig& mla = config_.mla;
-  const int64_t T = x.tensor().dim(0), H = config_.num_heads, N = mla.qk_nope_head_dim, U = mla.v_head_dim;
-  Kept kept = project(pass, x);
-  kept.kv = pass.push({T, H, N + U});
-  kept.out = pass.push({T, H, U});
-  kept.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
-  kv_up_.forward(ops, kept.kv_latent, kept.kv.reshape({T, H * (N + U)}));
+void LatentAttention::expand(const Pass& pass, Kept& kept) const {
+  const int64_t T = kept.q.dim(0), H = config_.num_heads, W = config_.mla.qk_nope_head_dim + config_.mla.v_head_dim;
+  kept.kv = pass.push({T, H, W});
+  kv_up_.forward(pass.ops, kept.kv_latent, kept.kv.reshape({T, H * W}));
   pass.capture(Intermediate::kAttentionQuery, layer_, kept.q);
   pass.capture(Intermediate::kAttentionKey, layer_, kept.k_rope);
   pass.capture(Intermediate::kAttentionValue, layer_, kept.kv);
+}
 
+Application LatentAttention::forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const {
+  Ops& ops = pass.ops;
+  const int64_t T = x.tensor().dim(0), H = config_.num_heads, U = config_.mla.v_head_dim;
+  Kept kept = project(pass, x);
+  expand(pass, kept);
+  kept.out = pass.push({T, H, U});
+  kept.lse = pass.push_stat({pass.batch.num_seqs, H, pass.batch.seq_len});
   if (const Batch& batch = pass.batch; batch.parents.defined()) {
     ops.mla_tree_attention({.scale = softmax_scale(),
                             .window = window_,
@@ -108,11 +111,41 @@ Application LatentAttention::forward(const Pass& pass, const Rows& x, Tensor res
 void LatentAttention::cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
                                      Tensor residual, Tensor y) const {
   const int64_t T = x.dim(0), H = config_.num_heads, U = config_.mla.v_head_dim;
+  const Tensor out = pass.push({T, H, U});
+  if (states.by_position.size() == 2) {
+    attend_expanded(pass, x, states, slots, out);
+  } else {
+    attend_in_latent_space(pass, x, states, slots, out);
+  }
+  pass.capture(Intermediate::kAttentionHeads, layer_, out);
+  out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
+}
+
+void LatentAttention::attend_expanded(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
+                                      Tensor out) const {
+  Ops& ops = pass.ops;
+  const int64_t T = x.dim(0), H = config_.num_heads, W = config_.mla.qk_nope_head_dim + config_.mla.v_head_dim;
+  const Tensor positions = pass.batch.positions, all_kv = states.by_position[0], all_k_rope = states.by_position[1];
+  Kept kept = project(pass, x);
+  expand(pass, kept);
+  ops.cache_write({.rows = kept.kv.reshape({T, H * W}), .slots = slots, .positions = positions, .cache = all_kv});
+  ops.cache_write({.rows = kept.k_rope, .slots = slots, .positions = positions, .cache = all_k_rope});
+  ops.mla_expanded_attention({.scale = softmax_scale(),
+                              .window = window_,
+                              .q = kept.q,
+                              .slots = slots,
+                              .positions = positions,
+                              .kv = all_kv,
+                              .k_rope = all_k_rope,
+                              .out = out});
+}
+
+void LatentAttention::attend_in_latent_space(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
+                                             Tensor out) const {
   const RopeTable& rope = pass.rope.of(config_.mla.qk_rope_head_dim);
-  const Projections raw = push_projections(pass, T);
+  const Projections raw = push_projections(pass, x.dim(0));
   projections_.forward(pass.ops, x, raw.all);
   Kept kept;
-  const Tensor out = pass.push({T, H, U});
   pass.ops.mla_cached_attention({.scale = softmax_scale(),
                                  .window = window_,
                                  .q = queries(pass, raw, kept),
@@ -128,7 +161,6 @@ void LatentAttention::cached_forward(const Pass& pass, Tensor x, const PartState
                                  .kv_up = kv_up_.weight().value,
                                  .cache = states.by_position[0],
                                  .out = out});
-  out_.forward(pass.ops, out.reshape({T, H * U}), y, residual);
 }
 
 void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const {

@@ -3,8 +3,10 @@
 //
 // T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size, Rq and Rkv
 // latent widths. One product projects a block's input to queries, key/value latent and key part; its query columns, Q,
-// are those of all heads or of the query latent. The cache holds, for all heads together, a token's normed latent
-// followed by the rotated key part: [slots, capacity, Rkv + P]. It is never expanded (mla_cached_attention).
+// are those of all heads or of the query latent. What generation caches of a token (GenerationArithmetic): for all
+// heads together its normed latent followed by the rotated key part, [slots, capacity, Rkv + P], which is never
+// expanded (mla_cached_attention); or, as training computes, heads' own keys and values, [slots, capacity, H * (N +
+// U)], and the rotated key part, [slots, capacity, P].
 #pragma once
 
 #include <optional>
@@ -55,6 +57,11 @@ class LatentAttention final : public Part {
   Tensor queries(const Pass& pass, const Projections& raw, Kept& kept) const;
   // All but kv, out and lse.
   Kept project(const Pass& pass, const Rows& x) const;
+  // Makes kv.
+  void expand(const Pass& pass, Kept& kept) const;
+  // Both forms of cached_forward: the states of x's rows, and their attention [T, H, U].
+  void attend_expanded(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor out) const;
+  void attend_in_latent_space(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor out) const;
   // The rotation of k_rope [T, P], as one head.
   Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
 

@@ -310,15 +310,19 @@ void Moe::cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*
   const Tensor logits = pass.push_stat({T, E}), row_weight = pass.push_stat({R});
   const MoePlan plan{
       .offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of = pass.push_i32({R})};
+  const Tensor choices = pass.push_i32({T, K}), weights = pass.push_stat({T, K});
   router_.forward(ops, x, logits);
+  pass.capture(Intermediate::kRouterLogits, layer_, logits);
   ops.route_tokens({.rule = rule(),
                     .logits = logits,
                     .bias = router_bias_.value,
                     .scores = pass.push_stat({T, E}),
-                    .top_idx = pass.push_i32({T, K}),
-                    .weights = pass.push_stat({T, K}),
+                    .top_idx = choices,
+                    .weights = weights,
                     .plan = plan,
                     .row_weight = row_weight});
+  pass.capture(Intermediate::kExpertChoices, layer_, choices);
+  pass.capture(Intermediate::kGateWeights, layer_, weights);
   if (shared_) {
     shared_->forward(pass, x, residual, y);
   } else if (residual.raw() != y.raw()) {

@@ -24,7 +24,8 @@ PartTraits describe_mla(const LayerPart& part, WeightList& weights) {
   weights.add(weights.output(name + "out", D, H * U));
   return {.flops_per_position = 6.0 * static_cast<double>(H * (N + P + U)),
           .rope_dim = P,
-          .state = {.widths = {mla.kv_lora_rank + P}, .fixed = {}}};
+          .state = {.widths = {mla.kv_lora_rank + P}, .fixed = {}},
+          .training_state = StateSpec{.widths = {H * (N + U), P}, .fixed = {}}};
 }
 
 }  // namespace nmoe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -26,6 +27,12 @@ struct PartTraits {
   double flops_per_position = 0.0;
   int64_t rope_dim = 0;  // number of values of a head that RoPE rotates; 0: none
   StateSpec state = {};
+  // Where generation in training's arithmetic keeps something else (GenerationArithmetic).
+  std::optional<StateSpec> training_state = {};
+
+  const StateSpec& state_in(GenerationArithmetic arithmetic) const {
+    return arithmetic == GenerationArithmetic::kTraining && training_state ? *training_state : state;
+  }
 };
 
 }  // namespace nmoe
