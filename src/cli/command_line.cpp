@@ -382,13 +382,20 @@ class CommandLine::Commands {
       };
     });
 
-    CLI::App* parity = app.add_subcommand("parity", "compare a Hugging Face model with what transformers computes");
-    parity->add_option("model", parity_.options.model, "its folder: config.json, safetensors")->required();
-    parity
-        ->add_option("expected", parity_.options.expected, "its loss, logits and gradients, from scripts/hf_fixture.py")
-        ->required();
-    const auto add_tolerance = [parity](const char* name, std::optional<double>& tolerance, const char* meaning) {
-      parity->add_option(name, tolerance, meaning)->check(number(0));
+    add_parity(app);
+  }
+
+  void add_parity(CLI::App& app) {
+    CLI::App* parity = app.add_subcommand(
+        "parity", "compare a Hugging Face model with what transformers computes, or generation with training");
+    CLI::Option* model = parity->add_option("model", parity_.options.model, "its folder: config.json, safetensors");
+    CLI::Option* expected = parity->add_option("expected", parity_.options.expected,
+                                               "its loss, logits and gradients, from scripts/hf_fixture.py");
+    CLI::Option* generation = add_generation_parity(parity);
+    generation->excludes(model)->excludes(expected);
+    const auto add_tolerance = [parity, generation](const char* name, std::optional<double>& tolerance,
+                                                    const char* meaning) {
+      parity->add_option(name, tolerance, meaning)->check(number(0))->excludes(generation);
     };
     add_tolerance("--loss-tolerance", parity_.loss_tolerance, "tolerance of the loss, in nats [1e-05]");
     add_tolerance("--logit-tolerance", parity_.logit_tolerance, "tolerance of each logit [0.0001]");
@@ -398,10 +405,50 @@ class CommandLine::Commands {
         ->add_option("--precision", parity_.precision,
                      "arithmetic; the expected cost of a low precision is reported too")
         ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
-        ->capture_default_str();
-    add_device(parity, parity_.options.device, "device to compute on, in fp32: cpu or cuda");
+        ->capture_default_str()
+        ->excludes(generation);
+    add_device(parity, parity_.options.device, "device to compute on, a Hugging Face model in fp32: cpu or cuda");
     add_threads(parity, parity_.options.num_threads);
-    parity->callback([this] { run_ = [this] { parity_command(parity_); }; });
+    parity->callback([this, model, expected, generation] {
+      for (const CLI::Option* required : {model, expected}) {
+        if (generation->empty() && required->empty()) throw CLI::RequiredError(required->get_name());
+      }
+      if (generation->empty()) {
+        run_ = [this] { parity_command(parity_); };
+        return;
+      }
+      generation_parity_.options.device = parity_.options.device;
+      generation_parity_.options.num_threads = parity_.options.num_threads;
+      run_ = [this] { generation_parity_command(generation_parity_); };
+    });
+  }
+
+  // The option --generation, and those that go with it.
+  CLI::Option* add_generation_parity(CLI::App* parity) {
+    CLI::Option* generation = parity->add_option(
+        "--generation", generation_parity_.checkpoint,
+        "a checkpoint: compare the log-probabilities and experts of what it generates with its training's");
+    parity->add_option("--tokens", generation_parity_.options.tokens, "tokens to sample with each size of batch")
+        ->check(number(1))
+        ->capture_default_str()
+        ->needs(generation);
+    parity->add_option("--batches", generation_parity_.options.batches, "sequences at a time, one size after the other")
+        ->delimiter(',')
+        ->capture_default_str()
+        ->needs(generation);
+    parity->add_option("--longest", generation_parity_.options.longest, "tokens of a sequence with its prompt, at most")
+        ->check(number(2))
+        ->capture_default_str()
+        ->needs(generation);
+    parity->add_option("--seed", generation_parity_.options.seed, "of prompts and samples")
+        ->capture_default_str()
+        ->needs(generation);
+    parity->add_option("--prompt-file", generation_parity_.prompt_file, "text to cut prompts from [random ids]")
+        ->needs(generation);
+    parity->add_option("--arithmetic", generation_parity_.arithmetic, "in place of generation.arithmetic")
+        ->check(CLI::IsMember({"latent", "training"}))
+        ->needs(generation);
+    return generation;
   }
 
   void add_conversation(CLI::App& app) {
@@ -593,6 +640,7 @@ class CommandLine::Commands {
   std::string shard_size_;
   std::string max_record_;
   ParityArguments parity_;
+  GenerationParityArguments generation_parity_;
   ChatArguments chat_;
   ServeArguments serve_;
   SpeedrunArguments speedrun_;

@@ -12,6 +12,7 @@
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
 #include "data/tokenizer/bpe_train.h"
+#include "eval/generation_parity.h"
 #include "hf/export.h"
 #include "hf/import.h"
 #include "hf/parity.h"
@@ -77,6 +78,15 @@ struct ParityArguments {
 };
 // Error (runtime) when anything is beyond its tolerance.
 void parity_command(const ParityArguments& arguments);
+
+struct GenerationParityArguments {
+  std::string checkpoint;
+  std::string prompt_file;  // empty: none
+  std::string arithmetic;   // "latent" or "training"; empty: the checkpoint's
+  GenerationParityOptions options;
+};
+// Error (runtime) when anything differs.
+void generation_parity_command(GenerationParityArguments arguments);
 
 void prep_command(PrepOptions options);
 void synthesize_command(const SynthesizeOptions& options);
