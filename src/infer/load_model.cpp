@@ -10,10 +10,6 @@
 namespace nmoe {
 namespace {
 
-RunnerOptions runner_options(const Config& config, const LoadOptions& options) {
-  return generation_runner(options.cached.capacity, options.arithmetic.value_or(config.generation.arithmetic));
-}
-
 // A cached model with the weights that it runs.
 struct OwnModel {
   OwnModel(const Config& the_config, std::shared_ptr<const Tokenizer> tokenizer, const LoadOptions& options,
@@ -22,11 +18,11 @@ struct OwnModel {
         weights(config.model, place,
                 [&](WeightSet& all, Storage& storage) {
                   ModelRunner rehearsed(config.model, all, storage.device(), RunnerRoom::of(storage),
-                                        runner_options(config, options));
+                                        generation_runner(options.cached.capacity, config.generation.arithmetic));
                   CachedModel(config, tokenizer, rehearsed.model(), RunnerRoom::of(storage), options.cached);
                 }),
         runner(config.model, weights.weights(), weights.device(), RunnerRoom::of(weights.storage()),
-               runner_options(config, options)),
+               generation_runner(options.cached.capacity, config.generation.arithmetic)),
         cached(config, std::move(tokenizer), runner.model(), RunnerRoom::of(weights.storage()), options.cached) {}
 
   Config config;

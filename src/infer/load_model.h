@@ -18,7 +18,6 @@ struct LoadOptions {
   std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
   int num_threads = 0;         // 0: one per available CPU
   CachedModelOptions cached = {};
-  std::optional<GenerationArithmetic> arithmetic = {};  // in place of the configuration's generation.arithmetic
 };
 
 // How a runner generates: batch-invariant, in that arithmetic.
