@@ -224,5 +224,67 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
   }
 }
 
+// The bits of attention in training are those of a cache: for a document wherever it lies among others, and for every
+// row of it alone.
+TEST(CachedAttentionBits, AreThoseOfTraining) {
+  constexpr int64_t kHeads = 4, kGroups = 2, kKey = 12, kValue = 10, kSeqLen = 700;
+  const std::vector<double> bounds = {0, 1, 83, 83, 513, 700};
+  for (const int64_t window : {0, 90}) {
+    TensorPool pool(DType::kF32);
+    const Tensor q = pool.normal({kSeqLen, kHeads, kKey}), k = pool.normal({kSeqLen, kGroups, kKey}),
+                 v = pool.normal({kSeqLen, kGroups, kValue}), out = pool.full({kSeqLen, kHeads, kValue}, NAN);
+    const auto device = cpu_device(DType::kF32, 2);
+    device->attention_forward(
+        {.shape =
+             {.num_seqs = 1, .seq_len = kSeqLen, .scale = 0.4, .window = window, .cu_seqlens = pool.ints({6}, bounds)},
+         .q = q,
+         .k = k,
+         .v = v,
+         .out = out,
+         .lse = pool.zeros({1, kHeads, kSeqLen})});
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(83, 513), std::pair<int64_t, int64_t>(513, 700)}) {
+      const int64_t size = end - begin;
+      std::vector<double> positions;
+      for (int64_t i = 0; i < size; ++i) positions.push_back(static_cast<double>(i));
+      const Tensor cached = pool.full({size, kHeads, kValue}, NAN);
+      device->cached_attention({.scale = 0.4,
+                                .window = window,
+                                .q = q.rows(begin, end),
+                                .slots = pool.ints({size}, std::vector<double>(positions.size(), 0)),
+                                .positions = pool.ints({size}, positions),
+                                .keys = k.rows(begin, end).reshape({1, size, kGroups * kKey}),
+                                .values = v.rows(begin, end).reshape({1, size, kGroups * kValue}),
+                                .num_kv_heads = kGroups,
+                                .out = cached});
+      EXPECT_TRUE(same_bits(cached, out.rows(begin, end))) << "window " << window << ", document at " << begin;
+    }
+  }
+}
+
+TEST(MlaExpandedAttentionBits, AreThoseOfTraining) {
+  constexpr int64_t kTokens = 300, kHeads = 3, kNope = 7, kRope = 4, kValue = 10, kWidth = kNope + kValue;
+  TensorPool pool(DType::kF32);
+  const Tensor q = pool.normal({kTokens, kHeads, kNope + kRope}), kv = pool.normal({kTokens, kHeads, kWidth}),
+               k_rope = pool.normal({kTokens, kRope}), out = pool.full({kTokens, kHeads, kValue}, NAN),
+               cached = pool.full({kTokens, kHeads, kValue}, NAN);
+  const auto device = cpu_device(DType::kF32, 2);
+  device->mla_attention_forward({.shape = {.num_seqs = 1, .seq_len = kTokens, .scale = 0.3},
+                                 .q = q,
+                                 .kv = kv,
+                                 .k_rope = k_rope,
+                                 .out = out,
+                                 .lse = pool.zeros({1, kHeads, kTokens})});
+  std::vector<double> positions;
+  for (int64_t i = 0; i < kTokens; ++i) positions.push_back(static_cast<double>(i));
+  device->mla_expanded_attention({.scale = 0.3,
+                                  .q = q,
+                                  .slots = pool.ints({kTokens}, std::vector<double>(positions.size(), 0)),
+                                  .positions = pool.ints({kTokens}, positions),
+                                  .kv = kv.reshape({1, kTokens, kHeads * kWidth}),
+                                  .k_rope = k_rope.reshape({1, kTokens, kRope}),
+                                  .out = cached});
+  EXPECT_TRUE(same_bits(cached, out));
+}
+
 }  // namespace
 }  // namespace nmoe::test
