@@ -6,7 +6,8 @@
 namespace nmoe {
 
 // The head fused with losses of its logits: softmax cross-entropy, and z-loss (arXiv 2204.02311, section 5). Logits
-// exist only for chunks of rows at a time: as act if gradients are computed, else as stat.
+// exist only for chunks of rows at a time: as act if gradients are computed, else as stat. On the CPU the sum of
+// exponentials is log_sum_of's (ops/log_sum.h), which generation takes its log-probabilities from, too.
 struct HeadLoss {
   Tensor x;            // [T, D]
   Tensor w;            // [V, D]

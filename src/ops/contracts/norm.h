@@ -1,5 +1,7 @@
 // RMSNorm (arXiv 1910.07467, equation 4): y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last
 // dimension.
+//
+// On the CPU the sum of squares has lanes whose number is the compiler's, and its order depends on D alone.
 #pragma once
 
 #include "ops/contracts/quantize.h"

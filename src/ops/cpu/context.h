@@ -16,7 +16,7 @@ namespace nmoe::cpu {
 struct Context {
   ThreadPool& pool;
   Arena& scratch;
-  bool batch_invariant = false;  // Arithmetic::kBatchInvariant (ops/device.h)
+  bool batch_invariant = false;  // Arithmetic::kBatchInvariant (ops/device.h): operands may not be rounded
 
   bool counting() const { return scratch.counting(); }
   int num_threads() const { return pool.num_threads(); }

@@ -1,8 +1,7 @@
 // Matrix products of one thread. Parallel operations cut their work into tiles and call this once a tile.
 //
-// An element of float's product is a chain of fused multiply-adds over the reduction, begun anew at most every 256
-// terms; where depends on k alone. So its bits are the same wherever the element lies, however rows and columns are
-// cut, on any thread and on any processor, with AVX-512 or without.
+// An element of float's product is summed as contracts/linear.h says. So its bits are the same wherever the element
+// lies, however rows and columns are cut, on any thread and on any processor, with AVX-512 or without.
 #pragma once
 
 #include <cstdint>
