@@ -631,7 +631,7 @@ std::vector<Field> describe(Config& config) {
 
   f.section("generation");
   f.key("arithmetic", config.generation.arithmetic, kGenerationArithmetics,
-        "how generation attends: in MLA's latent space, or bit for bit as training with several times the cache")
+        "how MLA attends; training: its bits, larger cache")
       .needs(LayerUse(config.model).has_mixer(config.model, PartKind::kMla), "a layer with mla")
       .not_in_fingerprint();
 

@@ -108,7 +108,7 @@ TEST(Load, UnknownSections) {
   const std::string sections =
       "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
-      "optim.muon, optim.schedule, train, parallel, eval, checkpoint, track";
+      "optim.muon, optim.schedule, train, parallel, eval, generation, checkpoint, track";
   expect_error("[logging]\n", "bad.toml:1: unknown section [logging]", sections);
   expect_error("[logging]\nlevel = 3\n", "bad.toml:2: unknown key logging.level", sections);
   expect_error("model = 3\n", "bad.toml:1: model is a section, not a key", "write [model] and its keys below");

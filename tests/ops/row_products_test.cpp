@@ -106,7 +106,7 @@ TEST(RowProducts, HaveTheBitsOfGemm) {
 }
 
 ReadyDevice invariant_device(DType real, int num_threads) {
-  return {{.num_threads = num_threads, .compute_dtype = real}, 1 << 20, Arithmetic::kBatchInvariant};
+  return {{.num_threads = num_threads, .compute_dtype = real}, 4 << 20, Arithmetic::kBatchInvariant};
 }
 
 TEST(BatchInvariantLinear, IsTheSameLayerWithBitsOfEachRowAlone) {
