@@ -3,8 +3,8 @@
 // Order of sums. On the CPU in F32, an element of any product is made of chains of fused multiply-adds over ascending
 // terms, of at most 256, into which the sum is cut evenly (product_piece, ops/cpu/gemm_kernels.h). The first chain is
 // added to what the result begins with, 0 or the addend, and every later one to that. It is so for any number of rows,
-// grouped or not. On CUDA each kernel has its own order: batch-invariant products one for any number of rows, others one
-// by shape (docs/arithmetic.md).
+// grouped or not. On CUDA each kernel has its own order: batch-invariant products one for any number of rows, others
+// one by shape (docs/arithmetic.md).
 #pragma once
 
 #include "base/kinds.h"

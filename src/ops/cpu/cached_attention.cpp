@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/cpu/attention_rows.h"
-#include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_products.h"
 
@@ -60,7 +59,7 @@ struct Attending {
 // Keys and values of a key/value head at consecutive positions of a slot, a row each.
 template <class Real>
 struct KeyBlock {
-  Operand<Real> keys, values;  // keys with kYes
+  Rows<const Real> keys, values;
 };
 
 // fetch(place, count, kv_head, thread) gives a KeyBlock: `count` positions from the cache's row `place` on.
@@ -70,7 +69,7 @@ void attend(Context& ctx, const Attending& args, const Fetch& fetch) {
   const int64_t group = args.group(), task_heads = args.task_heads();
   ArenaScope scope(ctx.scratch);
   const Tensor scratch = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), task_heads, kKeyBlock});
-  const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
+  const Tensor sums = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), task_heads, Dv});
   if (ctx.counting()) return;
 
   const int32_t* slots = args.slots.data<int32_t>();
@@ -90,19 +89,21 @@ void attend(Context& ctx, const Attending& args, const Fetch& fetch) {
     const Real* q = args.q.rows_data<Real>() + t * args.q.stride() + head * Dk;
     Real* out = args.out.data<Real>() + (t * H + head) * Dv;
     Real* scores = scratch[thread].data<Real>();
-    Real* gemm_scratch = panels[thread].data<Real>();
+    Real* block_sums = sums[thread].data<Real>();
     RunningSoftmax<Real> states[kTaskHeads];
     const int64_t first_key = first_seen(q_begin);
     for (int64_t key = first_key; key <= position; key += kKeyBlock) {
       const int64_t width = key_block_width(q_begin, key), cols = std::min(width, position + 1 - key);
       const KeyBlock<Real> block = fetch(slots[t] * args.capacity + key, cols, kv_head, thread);
-      gemm<Real>(gemm_scratch, heads, cols, Dk, static_cast<Real>(args.scale), {q, Dk}, block.keys, 0, scores, width);
+      dot_rows<Real>(heads, cols, Dk, static_cast<Real>(args.scale), {q, Dk}, block.keys, {scores, width},
+                     /*accumulate=*/false);
       const Columns seen{std::max<int64_t>(0, first_seen(position) - key), cols};
       for (int64_t h = 0; h < heads; ++h) {
         const Real correction = softmax_row(scores + h * width, seen, width, states[h]);
         for (int64_t d = 0; d < Dv && key > first_key && correction != 1; ++d) out[h * Dv + d] *= correction;
       }
-      gemm<Real>(gemm_scratch, heads, Dv, cols, 1, {scores, width}, block.values, key == first_key ? 0 : 1, out, Dv);
+      combine_rows<Real>(heads, Dv, cols, {scores, width}, block.values, {key == first_key ? out : block_sums, Dv});
+      for (int64_t i = 0; i < heads * Dv && key > first_key; ++i) out[i] += block_sums[i];
     }
     for (int64_t h = 0; h < heads; ++h) {
       const Real inverse = 1 / states[h].sum;
@@ -129,7 +130,7 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
                        .capacity = args.keys.dim(1),
                        .num_kv_heads = args.num_kv_heads};
   attend<Real>(ctx, rows, [&](int64_t place, int64_t, int64_t kv_head, int) -> KeyBlock<Real> {
-    return {.keys = {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width, Transpose::kYes},
+    return {.keys = {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width},
             .values = {values.data<Real>() + place * value_width + (has_values ? kv_head * Dv : 0), value_width}};
   });
 }
@@ -157,7 +158,7 @@ void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args) {
     for (int64_t i = 0; i < count; ++i) {
       std::copy_n(shared + i * rope, rope, std::copy_n(own + i * width, nope, keys + i * Dk));
     }
-    return {.keys = {keys, Dk, Transpose::kYes}, .values = {own + nope, width}};
+    return {.keys = {keys, Dk}, .values = {own + nope, width}};
   });
 }
 

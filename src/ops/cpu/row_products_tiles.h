@@ -77,24 +77,35 @@ template <class V, int height, int vectors, class Real = typename V::Real>
   }
 }
 
-// Rows [i, i + height) of a against rows [begin, end) of b.
+// Rows [i, i + height) of a against rows [begin, end) of b, of which there are at most `vectors` vectors.
+template <class V, int height, int vectors, class Real = typename V::Real>
+void dot_columns(int64_t i, int64_t begin, int64_t end, int64_t depth, Real alpha, Rows<const Real> a,
+                 Rows<const Real> b, Rows<Real> c, bool accumulate) {
+  constexpr int64_t kWidth = vectors * V::kLanes;
+  const Real* left[height];
+  const Real* right[kWidth];
+  Real* out[height];
+  for (int row = 0; row < height; ++row) out[row] = c[i + row] + begin;
+  for (int64_t k = 0, piece = 0; k < depth || k == 0; k += piece) {
+    piece = product_piece(depth - k);
+    for (int row = 0; row < height; ++row) left[row] = a[i + row] + k;
+    for (int64_t column = 0; column < kWidth; ++column) right[column] = b[least(begin + column, end - 1)] + k;
+    dot_tile<V, height, vectors>(piece, alpha, left, right, out, end - begin, accumulate || k > 0);
+    if (piece == 0) break;
+  }
+}
+
+// The same for any number.
 template <class V, int height, class Real = typename V::Real>
 void dot_strip(int64_t i, int64_t begin, int64_t end, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b,
                Rows<Real> c, bool accumulate) {
   constexpr int kVectors = height == 1 ? 4 : 2;  // enough sums to hide the latency of additions
   constexpr int64_t kWidth = kVectors * V::kLanes;
-  const Real* left[height];
-  const Real* right[kWidth];
-  Real* out[height];
-  for (int64_t j = begin; j < end; j += kWidth) {
-    for (int64_t k = 0, piece = 0; k < depth || k == 0; k += piece) {
-      piece = product_piece(depth - k);
-      for (int row = 0; row < height; ++row) left[row] = a[i + row] + k;
-      for (int64_t column = 0; column < kWidth; ++column) right[column] = b[least(j + column, end - 1)] + k;
-      for (int row = 0; row < height; ++row) out[row] = c[i + row] + j;
-      dot_tile<V, height, kVectors>(piece, alpha, left, right, out, least(kWidth, end - j), accumulate || k > 0);
-      if (piece == 0) break;
-    }
+  for (; begin + kWidth <= end; begin += kWidth) {
+    dot_columns<V, height, kVectors>(i, begin, begin + kWidth, depth, alpha, a, b, c, accumulate);
+  }
+  for (; begin < end; begin += V::kLanes) {
+    dot_columns<V, height, 1>(i, begin, least(begin + V::kLanes, end), depth, alpha, a, b, c, accumulate);
   }
 }
 
