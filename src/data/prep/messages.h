@@ -29,7 +29,8 @@ bool is_field_beside_messages(std::string_view name, const RecordOptions& option
 // A content may be a list of parts in OpenAI's form, each {"type": "text", "text": string}. What is wrong with such a
 // list, as the end of a sentence about its message ("a part of the type \"image_url\"..."); "" where nothing is.
 std::string wrong_part(const nlohmann::ordered_json& parts);
-// A content as one text: a string as it is, nothing for null, parts joined by line ends. Error (runtime) for wrong parts.
+// A content as one text: a string as it is, nothing for null, parts joined by line ends. Error (runtime) for wrong
+// parts.
 std::string content_text(const nlohmann::ordered_json& content);
 
 // `messages`: JSON, a list of {"role": string, "content": string or parts, ...}; no content, or null, only beside

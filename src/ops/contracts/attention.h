@@ -50,8 +50,8 @@ struct Rope {
 // block's first query sees and all behind it into key blocks of 256. A row goes through its key blocks in ascending
 // order with a running softmax: scores are products (contracts/linear.h), exponentials of a block are added in lanes
 // whose number is the compiler's, by the block's width as if the document had no end, and values in one chain. So a
-// row's bits depend on what it sees and its position in its document alone. On CUDA the order of all but the kernels above
-// is each one's own.
+// row's bits depend on what it sees and its position in its document alone. On CUDA the order of all but the kernels
+// above is each one's own.
 struct AttentionShape {
   int64_t num_seqs = 0;    // B
   int64_t seq_len = 0;     // S

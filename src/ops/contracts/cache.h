@@ -22,11 +22,11 @@ struct CacheWrite {
 // Query head h reads key/value head h / (H / G). Rows may belong to any slots, also several to the same one, in any
 // order. The work for a row is proportional to the number of positions it sees.
 //
-// On the CPU sums have the order of AttentionShape's, so that a row has the bits that attention_forward gives it. So they
-// have on CUDA in BF16, with values of their own, scale > 0 and heads (keys, values) of 64/64, 128/128 or 192/128: the
-// bits that AttentionForward gives a row on Hopper, at any length, where its document begins at a multiple of 128 of its
-// sequence. Otherwise sums have an order of their own there. In either a row's bits depend on its position, what it sees
-// and sizes alone, as long as what other rows of its slot see is finite.
+// On the CPU sums have the order of AttentionShape's, so that a row has the bits that attention_forward gives it. So
+// they have on CUDA in BF16, with values of their own, scale > 0 and heads (keys, values) of 64/64, 128/128 or 192/128:
+// the bits that AttentionForward gives a row on Hopper, at any length, where its document begins at a multiple of 128
+// of its sequence. Otherwise sums have an order of their own there. In either a row's bits depend on its position, what
+// it sees and sizes alone, as long as what other rows of its slot see is finite.
 struct CachedAttention {
   double scale = 1.0;        // factor of q.k before the softmax
   int64_t window = 0;        // 0: all
