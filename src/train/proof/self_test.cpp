@@ -254,7 +254,9 @@ void generate(const Config& config, const DeviceOptions& options, const Wrap& wr
   weights.allocate(checked.ops(), arena, arena);
   weights.initialise(checked.ops(), /*seed=*/1, config.model.init.truncation);
   ModelRunner runner(config.model, weights, checked, {.kept = arena, .states = arena, .activations = activations},
-                     {.max_positions = 2 * kPrompt, .arithmetic = Arithmetic::kBatchInvariant});
+                     {.max_positions = 2 * kPrompt,
+                      .arithmetic = Arithmetic::kBatchInvariant,
+                      .passes = {.generation = config.generation.arithmetic}});
   const ModelStates states = runner.make_states(/*num_slots=*/2, /*capacity=*/2 * kPrompt);
   const auto upload = [&](const std::vector<int32_t>& values) {
     const Tensor tensor = arena.allocate(DType::kI32, {std::ssize(values)});
@@ -303,8 +305,12 @@ Counts run_self_test(const DeviceOptions& options, const std::function<void(cons
   train(plain, options, wrap, counts);
   train(odd, options, wrap, counts);
   say("generation");
-  generate(plain, options, wrap, counts);
-  generate(odd, options, wrap, counts);
+  for (const GenerationArithmetic arithmetic : {GenerationArithmetic::kLatent, GenerationArithmetic::kTraining}) {
+    for (Config config : {plain, odd}) {
+      config.generation.arithmetic = arithmetic;
+      generate(config, options, wrap, counts);
+    }
+  }
   sample(options, counts);
   const auto device = make_device(options);
   for (const auto& [precision, format, name] : {std::tuple{Precision::kFp8, OperandFormat::kFp8, "fp8"},
