@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
+#include "config/layers.h"
 #include "infer/cached_model.h"
 #include "infer/load_model.h"
 #include "infer/logprobs.h"
@@ -146,6 +147,10 @@ Extents extents_of(const Config& config, const GenerationParityOptions& options)
   }
   for (const int64_t batch : options.batches) slots_of(batch);
   const int64_t capacity = std::min(context_of(config, 0), options.longest);
+  if (capacity < 2) {
+    throw usage_error("the model's context is one token, behind which nothing can be sampled",
+                      "compare a model whose model.max_positions or data.seq_len is larger");
+  }
   const int64_t sampled = std::min((options.tokens + kMostSequences - 1) / kMostSequences, capacity / 2);
   return {.capacity = capacity,
           .sampled = sampled,
@@ -180,7 +185,10 @@ std::vector<Text> make_texts(const Tokenizer& tokenizer, const Extents& extents,
                              const GenerationParityOptions& options) {
   const Philox lengths(options.seed, "parity lengths"), ids(options.seed, "parity ids");
   std::vector<int32_t> source;
-  if (!options.prompt_text.empty()) tokenizer.encode(options.prompt_text, source);
+  if (options.prompt_text) {
+    tokenizer.encode(*options.prompt_text, source);
+    if (source.empty()) throw usage_error("the text of prompts has no tokens", "give a text, or none for random ids");
+  }
   const auto vocab = static_cast<uint64_t>(tokenizer.vocab_size());
   std::vector<Text> texts(static_cast<size_t>(extents.num_texts));
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -430,7 +438,13 @@ std::vector<BatchParity> compare(Config config, const std::shared_ptr<const Toke
     throw usage_error("products of this run round their operands to a low precision, those of generation do not",
                       "compare a checkpoint of a run whose run.precision is fp32 or the device's");
   }
-  if (options.arithmetic) config.generation.arithmetic = *options.arithmetic;
+  if (options.arithmetic) {
+    const std::vector<PartSpec> parts = parts_of(layer_specs(config.model));
+    if (std::ranges::none_of(parts, [](const PartSpec& part) { return part.kind == PartKind::kMla; })) {
+      throw usage_error("no layer has mla, which alone generates in two ways", "leave --arithmetic out");
+    }
+    config.generation.arithmetic = *options.arithmetic;
+  }
   const Extents extents = extents_of(config, options);
   const int64_t slots = std::ranges::max(options.batches);
   const DType dtype = generation_dtype(config, options.device);
@@ -441,9 +455,11 @@ std::vector<BatchParity> compare(Config config, const std::shared_ptr<const Toke
   place.has_gradients = reader == nullptr && dtype == DType::kBF16;  // random weights are drawn where they have masters
   place.work = "the comparison";
   place.remedy = [](const StoragePlan& plan) {
-    return fmt::format("free some memory: the weights take {}, states of sequences {}, passes {}",
-                       human_bytes(plan[ArenaKind::kParameters]), human_bytes(plan[ArenaKind::kCache]),
-                       human_bytes(plan[ArenaKind::kActivations]));
+    return fmt::format(
+        "lower the largest of --batches, or --longest: the weights take {}, states of sequences {}, "
+        "passes {}",
+        human_bytes(plan[ArenaKind::kParameters]), human_bytes(plan[ArenaKind::kCache]),
+        human_bytes(plan[ArenaKind::kActivations]));
   };
   PlacedWeights weights(config.model, place, [&](WeightSet& all, Storage& storage) {
     Sides(config, tokenizer, extents, slots, all, storage);

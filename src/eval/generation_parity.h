@@ -29,7 +29,7 @@ struct GenerationParityOptions {
   // context_of).
   int64_t longest = 640;
   uint64_t seed = 1;                               // of prompts and samples
-  std::string prompt_text;                         // which prompts are cut from; empty: random ids
+  std::optional<std::string> prompt_text;          // which prompts are cut from; random ids without one
   std::optional<GenerationArithmetic> arithmetic;  // in place of the configuration's generation.arithmetic
 };
 
@@ -53,7 +53,7 @@ struct BatchParity {
   int64_t other_choices = 0;
   std::optional<FirstDifference> first;  // of values that both sides have
 
-  bool equal() const { return other_tokens == 0 && differing == 0 && other_choices == 0; }
+  bool equal() const { return other_tokens == 0 && differing == 0 && other_choices == 0 && !first; }
 };
 
 // Of a checkpoint, or of the latest in a folder of them. Errors: CheckpointReader's; usage, where the run trains in a

@@ -68,8 +68,7 @@ namespace {
 
 // Of a PromptToken or a GeneratedToken; `num_ids` of the logits are of ids that mean something.
 template <class Token>
-void set_logprob(Token& token, int top, std::span<const float> logits, size_t num_ids) {
-  LogSums sums;
+void set_logprob(LogSums& sums, Token& token, int top, std::span<const float> logits, size_t num_ids) {
   const LogSum log_sum = sums.of(logits);
   token.logprob = log_sum.logprob(logits[static_cast<size_t>(token.id)]);
   if (top > 0) token.top = top_logprobs(logits.first(num_ids), log_sum, top);
@@ -366,19 +365,19 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits, s
 
 // Row `position` gives the probabilities of the token after it.
 void InferenceEngine::add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end,
-                                          std::span<const float> logits) const {
+                                          std::span<const float> logits) {
   const auto vocab = static_cast<size_t>(model_->vocab_size()), num_ids = static_cast<size_t>(tokenizer().vocab_size());
   for (int64_t position = begin; position < std::min(end, std::ssize(sequence.prompt) - 1); ++position) {
     const std::span<const float> row = logits.subspan(static_cast<size_t>(position - begin) * vocab, vocab);
-    set_logprob(sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs, row, num_ids);
+    set_logprob(log_sums_, sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs, row,
+                num_ids);
   }
 }
 
-GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& request,
-                                         std::span<const float> logits) const {
+GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& request, std::span<const float> logits) {
   GeneratedToken token{.id = id, .bytes = tokenizer().token_bytes(id), .logprob = {}, .top = {}};
   if (request.logprobs) {
-    set_logprob(token, request.top_logprobs, logits, static_cast<size_t>(tokenizer().vocab_size()));
+    set_logprob(log_sums_, token, request.top_logprobs, logits, static_cast<size_t>(tokenizer().vocab_size()));
   }
   return token;
 }

@@ -37,11 +37,13 @@ inline constexpr size_t kNumLanes = std::size(kLanes);
 
 // In which order operations sum. A pass names one, and its operations have it; a device gives both.
 enum class Arithmetic {
-  kFastest,  // of a step, and of everything over many rows: which sums a product divides may depend on its shape
+  // Of a step, and of everything over many rows: which sums a product divides may depend on its shape (not in F32 on
+  // the CPU, where both arithmetics are one).
+  kFastest,
   // The bits of a row of any forward operation's output depend neither on other rows nor on their number: a token's
-  // result depends on its own sequence alone. For generation: faster for a few rows, slower for many. Operands are not
-  // rounded. On CUDA, products read weights before the preceding kernel has ended: between whatever wrote weights and
-  // such a pass lies an upload, as of its inputs.
+  // result depends on its own sequence alone. For generation: on CUDA faster for a few rows, slower for many. Operands
+  // are not rounded. On CUDA, products read weights before the preceding kernel has ended: between whatever wrote
+  // weights and such a pass lies an upload, as of its inputs.
   kBatchInvariant,
 };
 inline constexpr size_t kNumArithmetics = 2;

@@ -9,7 +9,7 @@ namespace nmoe {
 // Of a row of logits x: log(sum of exp(x)) is `log` + `highest`.
 template <class Real>
 struct LogSumOf {
-  Real highest = 0;  // of the logits; a NaN is passed over
+  Real highest = 0;  // of the logits; a NaN is passed over here, and makes the others NaN
   Real sum = 0;      // of exp(x - highest)
   Real log = 0;      // of that
 

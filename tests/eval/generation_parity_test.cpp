@@ -75,11 +75,11 @@ Config qwen_shaped(const std::vector<std::string>& overrides = {}) {
                        }());
 }
 
-GenerationParityOptions options_of(GenerationArithmetic arithmetic = GenerationArithmetic::kTraining) {
+GenerationParityOptions options_of(std::optional<GenerationArithmetic> arithmetic = {}) {
   return {.num_threads = 2, .tokens = 70, .batches = {1, 7, 64}, .longest = 400, .seed = 3, .arithmetic = arithmetic};
 }
 
-void expect_equal(const Config& config, const GenerationParityOptions& options = options_of()) {
+void expect_equal(const Config& config, const GenerationParityOptions& options) {
   const std::vector<BatchParity> parities = compare_generation(config, byte_tokenizer(), options);
   ASSERT_EQ(parities.size(), options.batches.size());
   for (const BatchParity& parity : parities) {
@@ -98,10 +98,12 @@ void expect_equal(const Config& config, const GenerationParityOptions& options =
   }
 }
 
-TEST(GenerationParity, OfMlaWithExpertsIsExact) { expect_equal(deepseek_shaped()); }
-TEST(GenerationParity, OfGroupedQueriesWithExpertsIsExact) { expect_equal(qwen_shaped()); }
+TEST(GenerationParity, OfMlaWithExpertsIsExact) {
+  expect_equal(deepseek_shaped(), options_of(GenerationArithmetic::kTraining));
+}
+TEST(GenerationParity, OfGroupedQueriesWithExpertsIsExact) { expect_equal(qwen_shaped(), options_of()); }
 TEST(GenerationParity, OfWindowsIsExact) {
-  expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}));
+  expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}), options_of());
 }
 // Products of more than one chain of terms.
 TEST(GenerationParity, OfLongSumsIsExact) {
@@ -135,6 +137,11 @@ TEST(GenerationParity, RefusesWhatItCannotCompare) {
                        "round their operands"));
   EXPECT_TRUE(contains(error_of([&] { compare(qwen_shaped(), {.tokens = 0}); }).what(), "0 tokens"));
   EXPECT_TRUE(contains(error_of([&] { compare(qwen_shaped(), {.batches = {0}}); }).what(), "0 sequences at a time"));
+  EXPECT_TRUE(contains(error_of([&] { compare(qwen_shaped(), {.prompt_text = ""}); }).what(), "has no tokens"));
+  EXPECT_TRUE(contains(error_of([&] { compare(qwen_shaped(), options_of(GenerationArithmetic::kTraining)); }).what(),
+                       "no layer has mla"));
+  EXPECT_TRUE(contains(error_of([&] { compare(qwen_shaped({"data.seq_len=1"}), options_of()); }).what(),
+                       "context is one token"));
 }
 
 }  // namespace

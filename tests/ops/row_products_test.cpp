@@ -156,5 +156,42 @@ TEST(BatchInvariantLinear, GroupsToo) {
   EXPECT_THROW(ops->grouped_linear_forward({x, w, pool.ints({2}, {0, 5}), y}), CheckFailure);
 }
 
+// Scratch that is planned for the most rows does for fewer, which go another way: up to 8 of an expert.
+TEST(BatchInvariantLinear, ScratchOfManyRowsDoesForFewer) {
+  constexpr int64_t kExperts = 128, kIn = 1024, kOut = 3, kMostRows = kExperts * 9, kTokens = 10;
+  TensorPool pool(DType::kF32);
+  const Tensor x = pool.normal({kTokens, kIn}), w = pool.normal({kExperts, kOut, kIn});
+  const auto forward = [&](Device& device, int64_t num_rows, bool counts) {
+    std::vector<double> index(static_cast<size_t>(num_rows)), bounds = {0};
+    for (int64_t row = 0; row < num_rows; ++row) index[static_cast<size_t>(row)] = static_cast<double>(row % kTokens);
+    for (int64_t e = 1; e <= kExperts; ++e) bounds.push_back(static_cast<double>(num_rows * e / kExperts));
+    const auto seen = [&](const Tensor& tensor) { return counts ? without_data(tensor) : tensor; };
+    const Tensor y = pool.zeros({num_rows, kOut});
+    device.ops(Arithmetic::kBatchInvariant)
+        .grouped_activation_forward({.kind = Activation::kReluSquared,
+                                     .x = {seen(x), seen(pool.ints({num_rows}, index))},
+                                     .w = seen(w),
+                                     .offsets = seen(pool.ints({kExperts + 1}, bounds)),
+                                     .row_weight = {},
+                                     .pre = seen(y),
+                                     .h = seen(pool.zeros({num_rows, kOut}))});
+    return y;
+  };
+  const auto counting = make_device({.num_threads = 1}), device = make_device({.num_threads = 1});
+  forward(*counting, kMostRows, /*counts=*/true);
+  device->scratch(Lane::kCompute).reserve(device->memory(), counting->scratch(Lane::kCompute).high_water());
+  for (const int64_t num_rows : {kMostRows, kExperts * 8, kExperts * 5, int64_t{40}}) {
+    SCOPED_TRACE(num_rows);
+    const Tensor y = forward(*device, num_rows, /*counts=*/false);
+    for (const int64_t row : {int64_t{0}, num_rows - 1}) {
+      int64_t expert = 0;
+      while (num_rows * (expert + 1) / kExperts <= row) ++expert;
+      double expected = 0;
+      for (int64_t k = 0; k < kIn; ++k) expected += get(x, row % kTokens * kIn + k) * get(w, expert * kOut * kIn + k);
+      EXPECT_NEAR(get(y, row * kOut), expected, 1e-3);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nmoe::test

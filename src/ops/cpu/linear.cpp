@@ -266,6 +266,11 @@ void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tens
   const int64_t out = w.values.dim(1), in = w.values.dim(2);
   const bool over_in = over == SumOver::kIn;
   const int64_t depth = over_in ? in : out, width = over_in ? out : in;
+  if (over_in && ctx.batch_invariant && ctx.counting() && x.rows.index.defined()) {
+    // What is planned for the most rows is to do for fewer, which are put in order where those are not.
+    ArenaScope fewer(ctx.scratch);
+    fewer.allocate(DTypeOf<Real>::value, {std::min(rows.num_rows(), kFewRows * weights.dim(0)), rows.width()});
+  }
   if (over_in && are_few<Real>(ceil_div(rows.num_rows(), weights.dim(0))) && rounding.format == OperandFormat::kAct) {
     return grouped_rows_forward<Real>(ctx, in_order<Real>(ctx, scope, x.rows, offsets), w.values, offsets, result);
   }

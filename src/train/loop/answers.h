@@ -17,7 +17,7 @@ class AnswerCounter {
   // A window of S positions, as SequenceReader::read (data/stream/loader.h) gives it.
   struct Window {
     std::span<const int32_t> targets;  // [S], some kNoTarget
-    std::span<const uint8_t> ends;     // [S + 1]: of inputs and look-ahead, 1 for the last of a document
+    std::span<const uint8_t> ends;     // [S + 1]: of inputs and look-ahead, not 0 for the last of a document
   };
 
   // Called for the windows of a split in order, from the first one or following begin_behind(), with what was

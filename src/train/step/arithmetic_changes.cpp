@@ -26,10 +26,15 @@ bool has_wide_attention(const Config& config) {
          });
 }
 
-// Of query blocks on the CPU, which documents may begin in, or which a sequence may end in.
+// Of the 64 queries that a block had on the CPU at that change, which documents may begin in, or which a sequence may
+// end in.
 bool cuts_query_blocks(const Config& config) {
   constexpr int64_t kQueryBlock = 64;
   return config.run.device == "cpu" && (config.data.mask_documents || config.data.seq_len % kQueryBlock != 0);
+}
+
+bool multiplies_in_bf16(const Config& config) {
+  return config.run.device == "cuda" && config.run.precision != Precision::kFp32;
 }
 
 bool muon_trains_gate_and_up(const Config& config) {
@@ -54,6 +59,7 @@ std::span<const ArithmeticChange> arithmetic_changes() {
       {"on the CPU, attention's sums depend on a token's position in its document, not on where that lies in a "
        "sequence",
        cuts_query_blocks},
+      {"on a GPU, cuBLASLt's heuristic may not split the sums of forward products in bf16", multiplies_in_bf16},
   };
   return changes;
 }

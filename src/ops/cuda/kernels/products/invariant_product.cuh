@@ -3,9 +3,9 @@
 //
 // BF16 in whole 16 bytes goes through tensor cores, by mma.m16n8k16 with the weights as the matrix of 16 rows and the
 // tokens as its columns, of which one does not touch another. Every value is one chain of such instructions over all
-// of k, each of 16 consecutive k in their natural places, ascending, in one fp32 accumulator. So do wgmma and
-// cuBLASLt's algorithms that do not split k, so that training's products have these bits too
-// (tests/ops/cuda/one_order_test.cpp).
+// of k, each of 16 consecutive k in their natural places, ascending, in one fp32 accumulator. So do wgmma and the
+// algorithms that cuBLASLt's heuristic chooses first where k may not be split, so that training's products have these
+// bits too (tests/ops/cuda/one_order_test.cpp).
 #pragma once
 
 #include <algorithm>
