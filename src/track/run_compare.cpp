@@ -134,20 +134,10 @@ std::vector<ConfigDifference> config_differences(std::span<const std::string> co
 }
 
 bool has_failed(RunStore& store, const std::string& id) {
+  constexpr RunStatus kFailures[] = {RunStatus::kFailed, RunStatus::kFailedNan, RunStatus::kFailedCollapse,
+                                     RunStatus::kDead};
   const std::optional<RunRow> run = store.find(id);
-  if (!run) return false;
-  switch (run->status) {
-    case RunStatus::kFailed:
-    case RunStatus::kFailedNan:
-    case RunStatus::kFailedCollapse:
-    case RunStatus::kDead:
-      return true;
-    case RunStatus::kRunning:
-    case RunStatus::kCompleted:
-    case RunStatus::kInterrupted:
-      return false;
-  }
-  NMOE_CHECK(false, "status {}", static_cast<int>(run->status));
+  return run && std::ranges::find(kFailures, run->status) != std::ranges::end(kFailures);
 }
 
 RunComparison compare_runs(RunStore& store, const fs::path& run_dir, std::span<const std::string> ids,
