@@ -52,7 +52,9 @@ TEST(MemoryPlanTest, HasALineForEveryOwnerAndTheirSum) {
   }
   EXPECT_EQ(lines["data"], 12345);
   EXPECT_GT(lines["process"], kMiB);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep what the rehearsal has freed
   EXPECT_LE(lines["process"], peak_resident_bytes());
+#endif
 
   const std::string table = print_plan(plan, config);
   for (const MemoryLine& line : plan.lines) EXPECT_TRUE(contains(table, line.owner));
