@@ -256,7 +256,7 @@ void backward_query_block(const Geometry& g, Real scale, const BackwardHead<Real
                           Real* scores, Real* dp, Real* gemm_scratch) {
   // delta = sum over v of dout * out, the constant of a row in the softmax's backward.
   Real delta[kQueryBlock];
-  const auto [q_begin, q_end] = g.query_block(seq, query_block);
+  const int64_t q_begin = g.query_block(seq, query_block).begin, q_end = g.query_block(seq, query_block).end;
   for (int64_t i = q_begin; i < q_end; ++i) delta[i - q_begin] = dot(x.dout.row(i), x.out.row(i), g.Dv);
 
   const Operand<Real> q = x.q.rows_from(q_begin), dout = x.dout.rows_from(q_begin);
