@@ -107,6 +107,31 @@ DecodeBench::Batch time_batch(InferenceEngine& engine, const std::string& device
           .bytes_per_step = bytes_per_step(engine.config(), device, sequences, context)};
 }
 
+DecodeBench::Prompts time_prompts(InferenceEngine& engine, Prompts& prompts, const DecodeBenchOptions& options) {
+  constexpr int kRuns = 3;
+  const int64_t count = options.prompts, most = options.max_prompt - options.min_prompt;
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < count; ++i) {
+    lengths.push_back(options.min_prompt + (count > 1 ? i * most / (count - 1) : most / 2));
+  }
+  const Philox random(0, "lengths");
+  for (int64_t i = count - 1; i > 0; --i) {
+    const uint64_t other = random.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(i + 1);
+    std::swap(lengths[static_cast<size_t>(i)], lengths[other]);
+  }
+  DecodeBench::Prompts timed{.prompts = count, .tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0})};
+  std::vector<double> rates;
+  for (int run = 0; run <= kRuns; ++run) {  // the first one warms up
+    for (const int64_t length : lengths) engine.submit(request_of(prompts.next(length), 1), {});
+    const auto begin = BenchClock::now();
+    while (engine.step()) {
+    }
+    if (run > 0) rates.push_back(1e3 * static_cast<double>(timed.tokens) / ms_since(begin));
+  }
+  timed.tokens_per_s = median(rates);
+  return timed;
+}
+
 // What the cache replaces.
 class RerunModel {
  public:
@@ -197,17 +222,26 @@ void time_text_both_ways(InferenceEngine& engine, RerunModel& rerun, Prompts& pr
 DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
                          std::shared_ptr<const Tokenizer> tokenizer, const DecodeBenchOptions& bench_options) {
   constexpr int64_t kRoom = 64;
-  const auto& [device, num_threads, tokens] = bench_options;
+  const std::string& device = bench_options.device;
+  const int64_t tokens = bench_options.tokens, num_prompts = bench_options.prompts;
   const bool on_cpu = device == "cpu";
   const std::vector<int64_t> batches = on_cpu ? std::vector<int64_t>{1, 4, 16} : std::vector<int64_t>{1, 16, 256};
-  const LoadOptions options{.device = device,
-                            .num_threads = num_threads,
-                            .cached = {.num_slots = batches.back(), .capacity = tokens + kRoom}};
+  const bool only_prompts = num_prompts > 0;
+  const LoadOptions options{
+      .device = device,
+      .num_threads = bench_options.num_threads,
+      .cached = {.num_slots = only_prompts ? std::min(num_prompts, DecodeBenchOptions::kPromptSlots) : batches.back(),
+                 .capacity = only_prompts ? bench_options.max_prompt : tokens + kRoom,
+                 .max_rows = bench_options.pass_rows}};
   auto model = checkpoint.empty() ? random_cached_model(unread, std::move(tokenizer), options)
                                   : load_cached_model(checkpoint, options);
-  DecodeBench bench{.device = model->device().description(), .batches = {}};
+  DecodeBench bench{.device = model->device().description(), .batches = {}, .prompts = {}};
   InferenceEngine engine(std::move(model));
   Prompts prompts(engine.tokenizer().vocab_size());
+  if (only_prompts) {
+    bench.prompts = time_prompts(engine, prompts, bench_options);
+    return bench;
+  }
   time_batch(engine, device, prompts, batches.back(), 1);  // warms up
   for (const int64_t sequences : batches) {
     for (const int64_t context : {std::max<int64_t>(1, tokens / 16), tokens}) {
@@ -215,7 +249,7 @@ DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
     }
   }
   if (on_cpu) {
-    RerunModel rerun(engine.config(), num_threads, tokens);
+    RerunModel rerun(engine.config(), bench_options.num_threads, tokens);
     bench.tokens = tokens;
     time_text_both_ways(engine, rerun, prompts, bench);
   }

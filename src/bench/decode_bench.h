@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,15 @@ struct DecodeBench {
     double bytes_per_step = 0.0;
     double bytes_per_s() const { return bytes_per_step * tokens_per_s / static_cast<double>(sequences); }
   };
+  // Prompts that are read, with nothing written but a token each.
+  struct Prompts {
+    int64_t prompts = 0;
+    int64_t tokens = 0;  // of all
+    double tokens_per_s = 0.0;
+  };
   std::string device;
-  std::vector<Batch> batches;
+  std::vector<Batch> batches;  // none where prompts are timed
+  std::optional<Prompts> prompts;
 
   // On the CPU. One text of `tokens` tokens, from its first: by the engine, and by a forward of everything so far for
   // every token (products that need not be batch invariant, logits of the last position alone; no sampling). Medians of
@@ -41,6 +49,12 @@ struct DecodeBenchOptions {
   std::string device = "cpu";  // InferenceOptions
   int num_threads = 0;
   int64_t tokens = 256;  // of the longest text
+  // Where there are any, they alone are timed: of evenly spread lengths in a random order, min_prompt to max_prompt
+  // tokens, kPromptSlots at a time.
+  static constexpr int64_t kPromptSlots = 32;
+  int64_t prompts = 0;
+  int64_t min_prompt = 256, max_prompt = 4096;
+  int64_t pass_rows = 0;  // CachedModelOptions::max_rows
 };
 
 // Random weights of `config` (model.vocab_size set) where `checkpoint` is empty. Errors: InferenceEngine.

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <charconv>
 #include <filesystem>
+#include <utility>
 
 #include "bench/decode_bench.h"
 #include "cli/commands.h"
@@ -11,9 +13,29 @@
 namespace nmoe::cli {
 namespace {
 
+// "MIN:MAX".
+std::pair<int64_t, int64_t> read_range(const std::string& text) {
+  int64_t least = 0, most = 0;
+  const char *const begin = text.data(), *const end = begin + text.size();
+  const auto first = std::from_chars(begin, end, least);
+  const bool goes_on = first.ec == std::errc() && first.ptr != end && *first.ptr == ':';
+  const auto second = goes_on ? std::from_chars(first.ptr + 1, end, most) : first;
+  if (!goes_on || second.ec != std::errc() || second.ptr != end || least < 1 || most < least) {
+    throw usage_error(fmt::format("--prompt-tokens {}", text), "give two numbers, as in 256:4096");
+  }
+  return {least, most};
+}
+
 DecodeBench run(const BenchDecodeArguments& arguments) {
-  const auto options = [&](const std::string& device) {
-    return DecodeBenchOptions{.device = device, .num_threads = arguments.threads, .tokens = arguments.tokens};
+  const auto [min_prompt, max_prompt] = read_range(arguments.prompt_tokens);
+  const auto options = [&, least = min_prompt, most = max_prompt](const std::string& device) {
+    return DecodeBenchOptions{.device = device,
+                              .num_threads = arguments.threads,
+                              .tokens = arguments.tokens,
+                              .prompts = arguments.prompts,
+                              .min_prompt = least,
+                              .max_prompt = most,
+                              .pass_rows = arguments.pass_rows};
   };
   const bool is_config = arguments.model.ends_with(".toml") && !std::filesystem::is_directory(arguments.model);
   if (!is_config) {
@@ -38,10 +60,21 @@ DecodeBench run(const BenchDecodeArguments& arguments) {
   return bench_decode("", config, tokenizer, options(arguments.device.empty() ? config.run.device : arguments.device));
 }
 
+void print_prompts(const DecodeBench& bench, bool json) {
+  const auto& [prompts, tokens, tokens_per_s] = *bench.prompts;
+  if (json) {
+    print("{{\"device\": \"{}\", \"prompts\": {}, \"prompt_tokens\": {}, \"prompt_tokens_per_s\": {:.1f}}}\n",
+          bench.device, prompts, tokens, tokens_per_s);
+    return;
+  }
+  print("device          {}\n{} prompts, {} tokens: {:.0f} tokens/s\n", bench.device, prompts, tokens, tokens_per_s);
+}
+
 }  // namespace
 
 void bench_decode_command(const BenchDecodeArguments& arguments) {
   const DecodeBench bench = run(arguments);
+  if (bench.prompts) return print_prompts(bench, arguments.json);
   if (arguments.json) {
     std::string batches;
     for (const DecodeBench::Batch& batch : bench.batches) {

@@ -60,6 +60,14 @@ void add_decode(CLI::App& bench, BenchDecodeArguments& arguments, std::function<
   command->add_option("--tokens", arguments.tokens, "tokens of the longest text")
       ->check(number(1))
       ->capture_default_str();
+  CLI::Option* const prompts =
+      command->add_option("--prompts", arguments.prompts, "time reading so many prompts alone")->check(number(1));
+  command->add_option("--prompt-tokens", arguments.prompt_tokens, "the shortest and the longest of them, in tokens")
+      ->type_name("MIN:MAX")
+      ->needs(prompts)
+      ->capture_default_str();
+  command->add_option("--pass-rows", arguments.pass_rows, "most tokens of a pass; unless given, the device's number")
+      ->check(number(1));
   command->add_option("--device", arguments.device, "cpu or cuda; unless given, run.device of a configuration, or cpu")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   add_threads(command, arguments.threads);

@@ -281,6 +281,9 @@ struct BenchDecodeArguments {
   std::string device;                  // "": a configuration's run.device, for checkpoints "cpu"
   int threads = 0;
   int64_t tokens = 256;  // of the longest text
+  int64_t prompts = 0;   // instead: prompts to be read, of
+  std::string prompt_tokens = "256:4096";
+  int64_t pass_rows = 0;  // of a pass; 0: the device's own number
   bool json = false;
 };
 void bench_decode_command(const BenchDecodeArguments& arguments);

@@ -21,6 +21,19 @@ int64_t recorded_rows(int64_t num_rows) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_rows)));
 }
 
+// The numbers of rows of other passes on a GPU, whose products have algorithms that are chosen by it.
+int64_t padded_rows(int64_t num_rows) {
+  constexpr int64_t kMany = 512, kStep = 256;
+  return num_rows < kMany ? num_rows : (num_rows + kStep - 1) / kStep * kStep;
+}
+
+int64_t rows_of(const CachedModelOptions& options, const Device& device) {
+  const int64_t least = std::max(CachedModel::kMaxRows, 2 * options.num_slots);
+  if (options.max_rows > 0) return std::max(least, options.max_rows);
+  if (!device.memory_use()) return least;  // rows gain nothing by being many
+  return std::max(least, std::min(CachedModel::kMaxDeviceRows, options.num_slots * options.capacity));
+}
+
 }  // namespace
 
 int64_t slots_of(int64_t asked) {
@@ -50,9 +63,10 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
       device_(ops_.device()),
       activations_(room.activations),
       states_(make_states(model.states(), ops_, room.states, options.num_slots, options.capacity)) {
+  options_.max_rows = rows_of(options, device_);
   allocate(room);
   if (ops_.counting()) {
-    model_.cached_logits(input_rows(max_rows()), states_, activations_, input(3, max_logits()), logits_);
+    model_.cached_logits(input_rows(max_rows()), states_, activations_, input(3, max_logits(), max_rows()), logits_);
     model_.cached_scores(input_rows(max_rows()), states_, activations_, scored_);
     return;
   }
@@ -64,10 +78,10 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
 
 void CachedModel::allocate(const RunnerRoom& room) {
   const bool has_sampler = device_.token_sampler() != nullptr;
-  inputs_ = room.kept.allocate(DType::kI32, {4 * input_pitch() + (has_sampler ? kDrawInputs * max_logits() : 0)});
+  inputs_ = room.kept.allocate(DType::kI32, {num_draw_inputs() + 4 * input_pitch(max_rows())});
   logits_ = room.kept.allocate(DType::kF32, {max_logits(), model_.vocab_size()});
   if (has_sampler) {
-    const Tensor draws = inputs_.rows(4 * input_pitch(), inputs_.dim(0));
+    const Tensor draws = inputs_.rows(0, num_draw_inputs());
     draws_ = Tensor(draws.raw(), DType::kU8, {draws.num_bytes()});
     seen_ = room.kept.allocate(DType::kI32, {kMaxSeen, 2});
     sampled_ = room.kept.allocate(DType::kI32, {max_logits()});
@@ -78,20 +92,45 @@ void CachedModel::allocate(const RunnerRoom& room) {
              .predictions = room.kept.allocate(DType::kI32, {options_.max_scores})};
 }
 
-Tensor CachedModel::input(int64_t i, int64_t size) const {
-  return inputs_.rows(i * input_pitch(), i * input_pitch() + size);
+int64_t CachedModel::num_draw_inputs() const {
+  return device_.token_sampler() != nullptr ? kDrawInputs * max_logits() : 0;
+}
+
+int64_t CachedModel::input_pitch(int64_t num_rows) const {
+  const int64_t few = std::max({kMaxRows, 2 * options_.num_slots, max_logits()});
+  return num_rows <= few ? few : std::max(max_rows(), max_logits());
+}
+
+Tensor CachedModel::input(int64_t i, int64_t size, int64_t num_rows) const {
+  const int64_t begin = num_draw_inputs() + i * input_pitch(num_rows);
+  return inputs_.rows(begin, begin + size);
 }
 
 CachedRows CachedModel::input_rows(int64_t num_rows) const {
-  return {.tokens = input(0, num_rows), .slots = input(1, num_rows), .positions = input(2, num_rows)};
+  return {.tokens = input(0, num_rows, num_rows),
+          .slots = input(1, num_rows, num_rows),
+          .positions = input(2, num_rows, num_rows)};
+}
+
+void CachedModel::upload_inputs(int64_t num_rows) {
+  device_.upload(inputs_.rows(0, num_draw_inputs() + 4 * input_pitch(num_rows)), host_inputs_.data());
+}
+
+int32_t* CachedModel::host_input(int64_t i, int64_t num_rows) {
+  return host_inputs_.data() + num_draw_inputs() + i * input_pitch(num_rows);
+}
+
+int64_t CachedModel::plain_rows(int64_t num_rows) const {
+  return samples() ? std::min(padded_rows(num_rows), max_rows()) : num_rows;
 }
 
 // Rows on the host; those behind them, up to num_rows, belong to no sequence.
 void CachedModel::fill_inputs(std::span<const CacheRow> rows, int64_t num_rows) {
-  const auto pitch = static_cast<size_t>(input_pitch());
+  int32_t *const tokens = host_input(0, num_rows), *const slots = host_input(1, num_rows),
+                 *const positions = host_input(2, num_rows);
   for (size_t i = 0; i < static_cast<size_t>(num_rows); ++i) {
     const CacheRow row = i < rows.size() ? rows[i] : CacheRow{.token = 0, .slot = -1, .position = 0};
-    host_inputs_[i] = row.token, host_inputs_[pitch + i] = row.slot, host_inputs_[2 * pitch + i] = row.position;
+    tokens[i] = row.token, slots[i] = row.slot, positions[i] = row.position;
   }
 }
 
@@ -102,17 +141,18 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
              num_logits, max_rows(), max_logits());
   const bool all_wanted = num_rows == num_logits && num_rows > 0;
   const bool recorded = all_wanted && samples() && options_.records;
-  const int64_t run_rows = recorded ? std::min({recorded_rows(num_rows), max_rows(), max_logits()}) : num_rows;
+  const int64_t run_rows =
+      recorded ? std::min({recorded_rows(num_rows), max_rows(), max_logits()}) : plain_rows(num_rows);
   const int64_t run_logits = recorded ? run_rows : num_logits;
   fill_inputs(rows, run_rows);
+  int32_t* const host_wanted = host_input(3, run_rows);
   for (int64_t i = 0; i < run_logits; ++i) {
-    host_inputs_[static_cast<size_t>(3 * input_pitch() + i)] =
-        i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
+    host_wanted[i] = i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
   }
-  device_.upload(inputs_, host_inputs_.data());
+  upload_inputs(run_rows);
 
   const auto run = [this, run_rows, run_logits] {
-    model_.cached_logits(input_rows(run_rows), states_, activations_, input(3, run_logits),
+    model_.cached_logits(input_rows(run_rows), states_, activations_, input(3, run_logits, run_rows),
                          logits_.rows(0, run_logits));
   };
   if (!recorded) return run();
@@ -140,7 +180,7 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   NMOE_CHECK(samples() && draws.size() == wanted.size(), "{} draws for {} rows", draws.size(), num_logits);
   const Tensor device_draws = draws_.rows(0, num_logits * static_cast<int64_t>(sizeof(TokenDraw)));
   const Tensor logits = logits_.rows(0, num_logits), tokens = sampled_.rows(0, num_logits);
-  std::memcpy(host_inputs_.data() + 4 * input_pitch(), draws.data(), draws.size_bytes());
+  std::memcpy(host_inputs_.data(), draws.data(), draws.size_bytes());
   enqueue(rows, wanted);
   Samples samples;
   if (with_logits) samples.logits = download_logits(num_logits);
@@ -160,8 +200,9 @@ std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, s
   const auto num_rows = static_cast<int64_t>(rows.size()), num_scores = static_cast<int64_t>(scored.size());
   NMOE_CHECK(num_rows <= max_rows() && num_scores <= options_.max_scores, "{} rows, {} scores; room for {} and {}",
              num_rows, num_scores, max_rows(), options_.max_scores);
-  fill_inputs(rows, num_rows);
-  device_.upload(inputs_, host_inputs_.data());
+  const int64_t run_rows = plain_rows(num_rows);
+  fill_inputs(rows, run_rows);
+  upload_inputs(run_rows);
   const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
                              .targets = scored_.targets.rows(0, num_scores),
                              .losses = scored_.losses.rows(0, num_scores),
@@ -170,7 +211,7 @@ std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, s
   device_.upload(wanted.rows, host_ids_.data());
   for (size_t i = 0; i < scored.size(); ++i) host_ids_[i] = scored[i].token;
   device_.upload(wanted.targets, host_ids_.data());
-  model_.cached_scores(input_rows(num_rows), states_, activations_, wanted);
+  model_.cached_scores(input_rows(run_rows), states_, activations_, wanted);
   host_scores_.resize(scored.size());
   if (scored.empty()) return {};
   host_losses_.resize(scored.size());

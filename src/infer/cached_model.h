@@ -4,8 +4,11 @@
 // Its passes are batch-invariant (ops/device.h), and prompts take the same path as single tokens. A row's logits
 // therefore have the same bits however the rows of its sequence are spread over calls, and whatever else is in them.
 //
+// On a GPU a call may have thousands of rows, with which prompts are read at the speed of training's forward. They are
+// padded to few numbers of rows, with rows that belong to no sequence.
+//
 // On a GPU, calls that want every row's logits, as when all sequences generate, are recorded as graphs for some numbers
-// of rows and padded with rows that belong to no sequence. Tokens are sampled there by the same rule as on the CPU
+// of rows and padded likewise. Tokens are sampled there by the same rule as on the CPU
 // (ops/sampling.h).
 #pragma once
 
@@ -35,7 +38,10 @@ struct CachedModelOptions {
   int64_t num_slots = 8;
   int64_t capacity = 0;    // positions of a slot: context_of()
   int64_t max_scores = 0;  // of one call of score()
-  bool records = true;     // false: nothing is recorded, so that passes can be watched (Model::watch)
+  // Rows of one call; at least kMaxRows and twice the slots, so that prompts are read beside as many writers as there
+  // are slots. 0: on a GPU kMaxDeviceRows, as far as slots have so many positions; on a CPU the least.
+  int64_t max_rows = 0;
+  bool records = true;  // false: nothing is recorded, so that passes can be watched (Model::watch)
 };
 
 // The positions of a slot where `asked` were asked for; 0: model.max_positions or, when that is 0, data.seq_len. Error
@@ -57,7 +63,10 @@ struct ScoredToken {
 
 class CachedModel {
  public:
-  static constexpr int64_t kMaxRows = 256;   // of one call; prompts are read beside as many writers as there are slots
+  static constexpr int64_t kMaxRows = 256;  // of one call, at least (CachedModelOptions::max_rows)
+  // Of one call on a GPU, if no other number is asked for. A sequence that writes waits for a pass of so many at most
+  // between two of its tokens; rows enough that experts' weights cost little beside their products.
+  static constexpr int64_t kMaxDeviceRows = 4096;
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Over passes of `model`, which outlives it, as the room does, in which all of its memory is taken here. Made in a
@@ -100,16 +109,24 @@ class CachedModel {
   int64_t vocab_size() const { return model_.vocab_size(); }
   int64_t num_slots() const { return options_.num_slots; }
   int64_t capacity() const { return options_.capacity; }
-  int64_t max_rows() const { return std::max(kMaxRows, 2 * options_.num_slots); }
+  int64_t max_rows() const { return options_.max_rows; }
   int64_t max_scores() const { return options_.max_scores; }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
   const Device& device() const { return device_; }
 
  private:
   void allocate(const RunnerRoom& room);
-  int64_t input_pitch() const { return std::max(max_rows(), max_logits()); }
-  Tensor input(int64_t i, int64_t size) const;
+  int64_t num_draw_inputs() const;
+  // Of a call that is not recorded, with those that belong to no sequence.
+  int64_t plain_rows(int64_t num_rows) const;
+  // From one of a call's inputs to the next: calls of few rows upload little.
+  int64_t input_pitch(int64_t num_rows) const;
+  // The i-th input, of `size` values, of a call of `num_rows`: 0 tokens, 1 slots, 2 positions, 3 wanted.
+  Tensor input(int64_t i, int64_t size, int64_t num_rows) const;
   CachedRows input_rows(int64_t num_rows) const;
+  // Of those, and of draws, on the host.
+  void upload_inputs(int64_t num_rows);
+  int32_t* host_input(int64_t i, int64_t num_rows);
   void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
   void enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   std::span<const float> download_logits(int64_t num_logits);
@@ -122,7 +139,7 @@ class CachedModel {
   Device& device_;
   Arena& activations_;
   ModelStates states_;
-  // i32, uploaded at once: tokens, slots, positions and wanted, input_pitch() of each, and the draws
+  // i32, uploaded at once: the draws, and tokens, slots, positions and wanted, input_pitch() of each
   Tensor inputs_;
   Tensor logits_;      // [max_logits, V]
   Tensor draws_;       // [max_logits * sizeof(TokenDraw)] u8, of inputs_; as those below, undefined if the host samples

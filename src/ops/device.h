@@ -41,8 +41,8 @@ enum class Arithmetic {
   // the CPU, where both arithmetics are one).
   kFastest,
   // The bits of a row of any forward operation's output depend neither on other rows nor on their number: a token's
-  // result depends on its own sequence alone. For generation: on CUDA faster for a few rows, slower for many. Operands
-  // are not rounded. On CUDA, products read weights before the preceding kernel has ended: between whatever wrote
+  // result depends on its own sequence alone. For generation: on CUDA faster for a few rows. Operands are not
+  // rounded. On CUDA, products read weights before the preceding kernel has ended: between whatever wrote
   // weights and such a pass lies an upload, as of its inputs.
   kBatchInvariant,
 };

@@ -81,6 +81,15 @@ TEST_F(GenerateCommandTest, BenchOfACheckpointOrAConfiguration) {
     EXPECT_TRUE(contains(json, key));
   }
   EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--tokens", "8", "--threads", "1"}), "text of 8 "));
+  // 5 to 8 tokens.
+  EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--prompts", "4", "--prompt-tokens", "5:8"}),
+                       "4 prompts, 26 tokens: "));
+  EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--prompts", "2", "--prompt-tokens", "3:4", "--json"}),
+                       "\"prompts\": 2, \"prompt_tokens\": 7, \"prompt_tokens_per_s\": "));
+  for (const char* range : {"8", "8:4", "0:4", "4:8:9", "4:"}) {
+    expect_error(n({"bench", "decode", "tiny.toml", "--prompts", "2", "--prompt-tokens", range}), 2, range, "256:4096");
+  }
+  expect_error(n({"bench", "decode", "tiny.toml", "--prompt-tokens", "4:8"}), 2, "--prompts", "");
   expect_error(n({"bench", "decode", "tiny.toml", "--set", "data.path=nowhere"}), 2,
                "data.path = \"nowhere\": there is no such folder", "--set model.vocab_size=N");
   expect_error(n({"bench", "decode", "tiny.toml", "--set", "data.path=nowhere", "--set", "model.vocab_size=100"}), 2,

@@ -146,6 +146,30 @@ TEST_P(EveryAttention, WhatARequestGetsDoesNotDependOnTheOthers) {
   }
 }
 
+// On a GPU their products are training's, and they are padded.
+TEST_P(EveryAttention, PassesOfManyRowsHaveTheBitsOfPassesOfFew) {
+  std::vector<GenerationRequest> requests;
+  for (const int64_t size : {700, 90, 655}) {
+    requests.push_back(request_of(test::tiny_text(static_cast<size_t>(size), 7).substr(0, static_cast<size_t>(size)), 4,
+                                  {.temperature = 0.8}));
+  }
+  const auto texts_of = [&](int64_t max_rows) {
+    InferenceEngine engine(random_cached_model(
+        config(), byte_tokenizer(),
+        {.device = NMOE_TEST_DEVICE, .cached = {.num_slots = 3, .capacity = 1024, .max_rows = max_rows}}));
+    std::vector<Transcript> texts(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) engine.submit(requests[i], texts[i].listener());
+    run_all(engine);
+    return texts;
+  };
+  const std::vector<Transcript> few = texts_of(256), many = texts_of(2048);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(few[i].ids.size(), 4u);
+    expect_same(many[i], few[i]);
+  }
+}
+
 // log p(ids[i] | ids before it), i > 0.
 std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_t>& ids) {
   const auto rows = test::whole_logits(config, ids, [&](WeightSet& weights, Ops& ops) {

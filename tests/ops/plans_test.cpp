@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/cuda/plans/invariant_products.h"
 #include "ops/factory.h"
 
 namespace nmoe::test {
@@ -244,6 +245,35 @@ TEST(Plans, PartsOneAfterAnotherTakeTheSameMemory) {
 }
 
 // A device that only counts claims what a plan says, and nothing for operations without one.
+// Batch-invariant products claim training's scratch from as many rows on as they go through its kernels; in FP32, and
+// of widths that tensor cores do not take, never.
+TEST(Plans, ManyBatchInvariantRowsGoThroughTrainingsKernels) {
+  const auto device = make_device({.kind = "cuda",
+                                   .compute_dtype = DType::kBF16,
+                                   .part = GpuPart{.memory_bytes = int64_t{80} << 30, .compute_major = 9}});
+  const auto counted = [&](DType dtype, int64_t rows, int64_t width) {
+    Arena& scratch = device->scratch(Lane::kCompute);
+    const int64_t before = scratch.high_water();
+    EXPECT_EQ(before, 0);
+    device->ops(Lane::kCompute, Arithmetic::kBatchInvariant)
+        .linear_forward({.x = without_values(dtype, {rows, 64}),
+                         .w = without_values(dtype, {width, 64}),
+                         .y = without_values(dtype, {rows, width}),
+                         .addend = {}});
+    return scratch.high_water();
+  };
+  EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows - 1, 72), 0);
+  EXPECT_EQ(counted(DType::kBF16, 4096, 76), 0);
+  EXPECT_EQ(counted(DType::kF32, 4096, 72), 0);
+  EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows, 72), cuda::kProductWorkspaceBytes);
+
+  GroupedLinearForward experts = grouped(DType::kBF16, 64, 72);  // 256 rows of 8
+  EXPECT_FALSE(cuda::takes_training_kernels(kHopper, experts));
+  experts.x = without_values(DType::kBF16, {8 * cuda::kTrainingExpertRows, 64});
+  EXPECT_TRUE(cuda::takes_training_kernels(kHopper, experts));
+  EXPECT_FALSE(cuda::takes_training_kernels(kBlackwell, experts));
+}
+
 TEST(Plans, APlannedDeviceCountsThem) {
   const auto device = make_device({.kind = "cuda", .compute_dtype = DType::kBF16, .part = GpuPart{.memory_bytes = 1}});
   device->ops().fill({.x = without_values(DType::kF32, {1 << 20}), .value = 1.0});

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "ops/contracts/checks.h"
 #include "ops/cuda/plans.h"
+#include "ops/cuda/plans/invariant_products.h"
 
 namespace nmoe::planned {
 namespace {
@@ -35,7 +36,7 @@ WeightRounding PlannedOps::weight_rounding(OperandFormat format) const {
   return cuda::weight_rounding(kernels_, compute_dtype_, format);
 }
 
-// Products that are others where they are batch-invariant: those take no scratch (InvariantCudaOps).
+// Products that are others where they are batch-invariant and rows are few: those take no scratch (InvariantCudaOps).
 template <class Arguments>
 constexpr bool kHasInvariant =
     std::is_same_v<Arguments, LinearForward> || std::is_same_v<Arguments, LinearActivationForward> ||
@@ -45,7 +46,10 @@ template <class Arguments>
 void PlannedOps::count(const Arguments& args) {
   check(args);
   if constexpr (kHasInvariant<Arguments>) {
-    if (arithmetic() == Arithmetic::kBatchInvariant) return cuda::check_batch_invariant(args);
+    if (arithmetic() == Arithmetic::kBatchInvariant) {
+      cuda::check_batch_invariant(args);
+      if (!cuda::takes_training_kernels(kernels_, args)) return;
+    }
   }
   if constexpr (cuda::Planned<Arguments>) {
     cuda::Planner planner{scratch(), kernels_};

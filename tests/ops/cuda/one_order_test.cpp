@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/cuda/cuda_test.h"
+#include "ops/cuda/plans/invariant_products.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
@@ -138,6 +139,92 @@ TEST_F(CudaOneOrder, PlainProductsAreTrainings) {
             << rows << " rows of " << depth << " to " << width << (adds ? ", added to something" : "");
       }
     }
+  }
+}
+
+// Many rows are multiplied by training's kernels (plans/invariant_products.h): their bits are those of the same rows in
+// calls of few, with something added, into either dtype, and behind an activation.
+TEST_F(CudaOneOrder, ManyRowsAreFewRows) {
+  constexpr int64_t kFew = 96, kRows = cuda::kTrainingRows + kFew / 2;
+  for (const auto& [depth, width] :
+       {std::pair<int64_t, int64_t>{2048, 3648}, {2048, 64}, {512, 4096}, {2816, 2048}, {11264, 2048}, {1032, 576}}) {
+    for (const int64_t rows : {cuda::kTrainingRows - 1, cuda::kTrainingRows, kRows, int64_t{4096}}) {
+      const std::string what = fmt::format("{} rows of {} to {}", rows, depth, width);
+      const Tensor x = matrix({rows, depth}), w = matrix({width, depth}, 4096);
+      for (const DType output : {DType::kBF16, DType::kF32}) {
+        ArenaScope scope(tensors_);
+        const Tensor addend = output == DType::kBF16 ? matrix({rows, width}, 8192) : Tensor();
+        const Tensor many = result(scope, output, {rows, width}), few = result(scope, output, {rows, width});
+        invariant().linear_forward({.x = x, .w = w, .y = many, .addend = addend});
+        for (int64_t first = 0; first < rows; first += kFew) {
+          const int64_t end = std::min(first + kFew, rows);
+          invariant().linear_forward({.x = x.rows(first, end),
+                                      .w = w,
+                                      .y = few.rows(first, end),
+                                      .addend = addend.defined() ? addend.rows(first, end) : Tensor()});
+        }
+        EXPECT_EQ(num_different(bytes(many), bytes(few), output), 0) << what << " into " << dtype_name(output);
+      }
+      for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+        ArenaScope scope(tensors_);
+        const int64_t hidden = kind == Activation::kSwiGlu ? width / 2 : width;
+        const Tensor pre = result(scope, DType::kBF16, {rows, width}), h = result(scope, DType::kBF16, {rows, hidden});
+        const Tensor few = result(scope, DType::kBF16, {rows, hidden});
+        invariant().linear_activation_forward({.kind = kind, .x = x, .w = w, .pre = pre, .h = h});
+        for (int64_t first = 0; first < rows; first += kFew) {
+          const int64_t end = std::min(first + kFew, rows);
+          invariant().linear_activation_forward(
+              {.kind = kind, .x = x.rows(first, end), .w = w, .pre = pre.rows(first, end), .h = few.rows(first, end)});
+        }
+        EXPECT_EQ(num_different(bytes(h), bytes(few), DType::kBF16), 0) << what << ", behind an activation";
+      }
+    }
+  }
+}
+
+// The same of experts. Those calls of few rows have the rows of one expert.
+TEST_F(CudaOneOrder, ExpertsWithManyRowsAreThoseWithFew) {
+  const std::vector<double> counts = {64, 0, 130, 63, 1, 254, 0, 0};
+  const auto experts = static_cast<int64_t>(counts.size());
+  std::vector<double> ends(counts.size() + 1);
+  std::partial_sum(counts.begin(), counts.end(), ends.begin() + 1);
+  const auto total = static_cast<int64_t>(ends.back());
+  ASSERT_EQ(total, cuda::kTrainingExpertRows * experts);
+  std::vector<double> order;
+  for (int64_t row = 0; row < total; ++row) order.push_back(static_cast<double>((row * 7 + 3) % total));
+  const Tensor offsets = up(pool_.ints({experts + 1}, ends)), index = up(pool_.ints({total}, order));
+  const Tensor weight = up(pool_.normal({total}));
+  for (const auto& [in, hidden] : {std::pair<int64_t, int64_t>{2048, 1408}, {1032, 576}}) {
+    const Tensor x = matrix({total, in}), w_in = matrix({experts, 2 * hidden, in}, 4096),
+                 w_out = matrix({experts, in, hidden}, 8192);
+    ArenaScope scope(tensors_);
+    const Tensor pre = result(scope, DType::kBF16, {total, 2 * hidden});
+    const Tensor h = result(scope, DType::kBF16, {total, hidden}), few_h = result(scope, DType::kBF16, {total, hidden});
+    const Tensor y = result(scope, DType::kBF16, {total, in}), few_y = result(scope, DType::kBF16, {total, in});
+    invariant().grouped_activation_forward(
+        {.x = {x, index}, .w = w_in, .offsets = offsets, .row_weight = weight, .pre = pre, .h = h});
+    invariant().grouped_linear_forward({.x = h, .w = w_out, .offsets = offsets, .y = y});
+    for (int64_t e = 0; e < experts; ++e) {
+      const auto first = static_cast<int64_t>(ends[static_cast<size_t>(e)]),
+                 end = static_cast<int64_t>(ends[static_cast<size_t>(e) + 1]);
+      // In parts that are too small for training's kernels.
+      for (int64_t part = first; part < end; part += 50) {
+        const int64_t part_end = std::min<int64_t>(part + 50, end);
+        const Tensor part_offsets = up(pool_.ints({2}, {0.0, static_cast<double>(part_end - part)}));
+        invariant().grouped_activation_forward({.x = {x, index.rows(part, part_end)},
+                                                .w = w_in.rows(e, e + 1),
+                                                .offsets = part_offsets,
+                                                .row_weight = weight.rows(part, part_end),
+                                                .pre = pre.rows(part, part_end),
+                                                .h = few_h.rows(part, part_end)});
+        invariant().grouped_linear_forward({.x = few_h.rows(part, part_end),
+                                            .w = w_out.rows(e, e + 1),
+                                            .offsets = part_offsets,
+                                            .y = few_y.rows(part, part_end)});
+      }
+    }
+    EXPECT_EQ(num_different(bytes(h), bytes(few_h), DType::kBF16), 0) << in << " to " << hidden;
+    EXPECT_EQ(num_different(bytes(y), bytes(few_y), DType::kBF16), 0) << hidden << " to " << in;
   }
 }
 

@@ -41,6 +41,8 @@ inline int64_t score_tokens(const CachedAttention& args) {
 constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: rows of an instruction
 constexpr int kMaxGroupKey = 576, kMaxGroupValue = 512;
 constexpr int kChunkKeys = 128;  // positions of a block
+// Tokens are taken in parts, whose chunks' sums have so many bytes, or of so many tokens.
+constexpr int64_t kPartialBytes = int64_t{256} << 20, kPartialTokens = 256;
 
 // By dtypes and sizes alone.
 inline bool takes_head_groups(const CachedAttention& args) {
@@ -69,8 +71,8 @@ struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
   Tensor scores = {};      // kBlocks: [tokens of a part, H, span] F32
   Tensor highest = {};     // kBlocks: [tokens of a part, H, span / kScoreTile] F32
-  Tensor partials = {};    // kGroups: [T, H, chunks, Dv] F32
-  Tensor statistics = {};  // kGroups: [T, H, chunks, 2] F32
+  Tensor partials = {};    // kGroups: [tokens of a part, H, chunks, Dv] F32
+  Tensor statistics = {};  // kGroups: [tokens of a part, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
@@ -87,8 +89,10 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   }
   const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
   CachedAttentionPlan plan{.way = CachedAttentionWay::kGroups};
-  plan.partials = to.scope.allocate(DType::kF32, {T, H, chunks, args.out.dim(2)});
-  plan.statistics = to.scope.allocate(DType::kF32, {T, H, chunks, 2});
+  const int64_t token_bytes = H * chunks * args.out.dim(2) * static_cast<int64_t>(sizeof(float));
+  const int64_t tokens = std::min(T, std::max(kPartialTokens, kPartialBytes / token_bytes));
+  plan.partials = to.scope.allocate(DType::kF32, {tokens, H, chunks, args.out.dim(2)});
+  plan.statistics = to.scope.allocate(DType::kF32, {tokens, H, chunks, 2});
   return plan;
 }
 

@@ -5,6 +5,7 @@
 #include "ops/cuda/kernels/low_precision/emulated_operands.h"
 #include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/plans/invariant_products.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
 
@@ -67,6 +68,7 @@ WeightRounding CudaOps::weight_rounding(OperandFormat format) const {
 void InvariantCudaOps::linear_forward(const LinearForward& args) {
   check(args);
   check_batch_invariant(args);
+  if (takes_training_kernels(kKernels, args)) return CudaOps::linear_forward(args);
   if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_product(context(), args.x, args.w, args.addend, args.y);
@@ -75,6 +77,7 @@ void InvariantCudaOps::linear_forward(const LinearForward& args) {
 void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& args) {
   check(args);
   check_batch_invariant(args);
+  if (takes_training_kernels(kKernels, args)) return CudaOps::linear_activation_forward(args);
   if (counting() || args.pre.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_activation(
@@ -85,6 +88,7 @@ void InvariantCudaOps::linear_activation_forward(const LinearActivationForward& 
 void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) {
   check(args);
   check_batch_invariant(args);
+  if (takes_training_kernels(kKernels, args)) return CudaOps::grouped_linear_forward(args);
   if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_grouped_product(context(), args.x, args.w, args.offsets, args.y);
@@ -93,6 +97,7 @@ void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {
   check(args);
   check_batch_invariant(args);
+  if (takes_training_kernels(kKernels, args)) return CudaOps::grouped_activation_forward(args);
   if (counting() || args.pre.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_activation(context(), args);

@@ -31,7 +31,8 @@ class CudaOps : public Ops {
   Context context_;
 };
 
-// The same, batch invariant (ops/device.h): forward products whose sums have one order for any number of rows.
+// The same, batch invariant (ops/device.h): forward products whose sums have one order for any number of rows. Many
+// rows go through the same kernels (plans/invariant_products.h).
 class InvariantCudaOps final : public CudaOps {
  public:
   InvariantCudaOps(Device& device, Lane lane, DType compute_dtype, const Context& context)

@@ -275,28 +275,29 @@ int block_tokens(const CachedAttention& args) {
   return args.q.dim(0) < kManyTokens ? 1 : static_cast<int>(kHeads / heads);
 }
 
-Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums) {
+// Of tokens [first, first + num_tokens).
+Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums, int64_t first, int64_t num_tokens) {
   const int64_t value = args.out.dim(2);
   const Tensor values = args.values.defined() ? args.values : args.keys;
   NMOE_CHECK(
       aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(args.keys.raw()) && aligned16(values.raw()),
       "unaligned tensors");
-  return {.q = args.q.rows_data<Bf16>(),
-          .places = {.slots = args.slots.data<int32_t>(),
-                     .positions = args.positions.data<int32_t>(),
+  return {.q = args.q.rows_data<Bf16>() + first * args.q.stride(),
+          .places = {.slots = args.slots.data<int32_t>() + first,
+                     .positions = args.positions.data<int32_t>() + first,
                      .num_slots = args.keys.dim(0),
                      .capacity = args.keys.dim(1)},
           .keys = args.keys.data<Bf16>(),
           .values = values.data<Bf16>(),
           .partials = sums.partials.data<float>(),
           .statistics = static_cast<float2*>(sums.statistics.raw()),
-          .out = args.out.data<Bf16>(),
+          .out = args.out.data<Bf16>() + first * args.q.dim(1) * value,
           .num_heads = static_cast<int>(args.q.dim(1)),
           .num_kv_heads = static_cast<int>(args.num_kv_heads),
           .key = static_cast<int>(args.q.dim(2)),
           .value = static_cast<int>(value),
           .num_chunks = static_cast<int>(sums.partials.dim(2)),
-          .num_tokens = static_cast<int>(args.q.dim(0)),
+          .num_tokens = static_cast<int>(num_tokens),
           .block_tokens = block_tokens(args),
           .query_stride = args.q.stride(),
           .value_width = values.dim(2),
@@ -310,13 +311,16 @@ Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums) {
 
 void cached_attention_by_groups(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
   if (args.out.num_elements() == 0) return;
-  const Groups groups = groups_of(args, plan);
-  const int bytes = shared_bytes_of(groups);
-  allow_dynamic_shared(chunk_kernel, bytes);
-  const dim3 grid(grid_size(ceil_div(groups.num_tokens, groups.block_tokens)), short_grid_size(groups.num_kv_heads),
-                  short_grid_size(groups.num_chunks));
-  launch_early(ctx, chunk_kernel, grid, kThreads, bytes, groups);
-  launch_early(ctx, combine_kernel, grid_size(args.q.dim(0) * args.q.dim(1)), kSumThreads, 0, groups);
+  const int64_t T = args.q.dim(0), part = plan.partials.dim(0);
+  for (int64_t first = 0; first < T; first += part) {
+    const Groups groups = groups_of(args, plan, first, std::min(part, T - first));
+    const int bytes = shared_bytes_of(groups);
+    allow_dynamic_shared(chunk_kernel, bytes);
+    const dim3 grid(grid_size(ceil_div(groups.num_tokens, groups.block_tokens)), short_grid_size(groups.num_kv_heads),
+                    short_grid_size(groups.num_chunks));
+    launch_early(ctx, chunk_kernel, grid, kThreads, bytes, groups);
+    launch_early(ctx, combine_kernel, grid_size(int64_t{groups.num_tokens} * groups.num_heads), kSumThreads, 0, groups);
+  }
 }
 
 }  // namespace nmoe::cuda
