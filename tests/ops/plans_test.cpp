@@ -76,19 +76,41 @@ TEST(Plans, AttentionToACacheHasTrainingsOrderForItsHeads) {
   EXPECT_EQ(way(latents), kGroups);
 }
 
+TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
+  using enum cuda::CachedAttentionWay;
+  const auto way = [](DType dtype, int64_t nope, int64_t rope, int64_t value, double scale = 0.1) {
+    constexpr int64_t kTokens = 5, kHeads = 3, kPositions = 300;
+    return plan_of(kHopper, MlaExpandedAttention{.scale = scale,
+                                                 .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
+                                                 .slots = without_values(DType::kI32, {kTokens}),
+                                                 .positions = without_values(DType::kI32, {kTokens}),
+                                                 .kv = without_values(dtype, {2, kPositions, kHeads * (nope + value)}),
+                                                 .k_rope = without_values(dtype, {2, kPositions, rope}),
+                                                 .out = without_values(dtype, {kTokens, kHeads, value})})
+        .way;
+  };
+  EXPECT_EQ(way(DType::kBF16, 128, 64, 128), kBlocks);
+  EXPECT_EQ(way(DType::kBF16, 64, 64, 128), kBlocks);
+  EXPECT_EQ(way(DType::kBF16, 32, 32, 64), kBlocks);
+  EXPECT_EQ(way(DType::kBF16, 124, 4, 128), kRows);
+  EXPECT_EQ(way(DType::kBF16, 128, 64, 64), kRows);
+  EXPECT_EQ(way(DType::kBF16, 128, 64, 128, 0.0), kRows);
+  EXPECT_EQ(way(DType::kF32, 128, 64, 128), kRows);
+}
+
 // Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.
 TEST(Plans, ScoresOfACacheAreBounded) {
   constexpr int64_t kMost = int64_t{66} << 20;
-  EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 7, 32, 128, 128, 300)).scores.shape(), Shape({7, 32, 384}));
+  EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 7, 32, 128, 128, 300)).scores.all.shape(), Shape({7, 32, 384}));
   for (const int64_t capacity : {1, 1000, 5000, 40960, 400000}) {
     const CachedAttention args = cached(DType::kBF16, 4096, 32, 128, 128, capacity);
-    const int64_t bytes = planned_bytes(kHopper, args), parts = plan_of(kHopper, args).scores.dim(0);
+    const int64_t bytes = planned_bytes(kHopper, args), parts = plan_of(kHopper, args).scores.all.dim(0);
     EXPECT_TRUE(parts >= 1 && bytes <= kMost) << bytes << " bytes for " << parts << " tokens of " << capacity;
   }
   CachedAttention args = cached(DType::kBF16, 7, 32, 128, 128, 40960);
   args.window = 512;
-  EXPECT_EQ(plan_of(kHopper, args).scores.shape(), Shape({7, 32, 640}));
-  EXPECT_EQ(plan_of(kHopper, args).highest.shape(), Shape({7, 32, 10}));
+  EXPECT_EQ(plan_of(kHopper, args).scores.all.shape(), Shape({7, 32, 640}));
+  EXPECT_EQ(plan_of(kHopper, args).scores.highest.shape(), Shape({7, 32, 10}));
 }
 
 // Addresses are the arenas' business: a plan made of counting tensors is that of the run.

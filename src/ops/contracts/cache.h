@@ -63,7 +63,10 @@ struct MlaCachedAttention {
 };
 // Attention of single tokens to cached keys and values of MLA as training has them (MlaAttentionForward), whose parts
 // lie in two caches: the key of head h at a position is kv[h, :nope] and behind it k_rope, its value kv[h, nope:]. Rows
-// are as in CachedAttention.
+// are as in CachedAttention, and so is the order of sums: a row has the bits that MlaAttentionForward gives it on the
+// CPU, and on Hopper in BF16 with scale > 0, heads (keys, values) of 64/64, 128/128 or 192/128 and a multiple of 8 for
+// rope, where its document begins at a multiple of 128 of its sequence. Other sizes and FP32 have an order of their own
+// on CUDA.
 struct MlaExpandedAttention {
   double scale = 1.0;
   int64_t window = 0;

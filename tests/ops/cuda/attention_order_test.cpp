@@ -77,6 +77,62 @@ class CudaAttentionOrder : public CudaTest {
     return testing::AssertionFailure() << differing << " of " << rows.dim(0) << " rows differ, the first is token "
                                        << first;
   }
+
+  // That attend(q, slots, positions) gives tokens, together and alone, what training gives them.
+  template <class Attend>
+  void expect_trained_rows(const Packed& documents, Tensor host_q, Tensor q, Tensor slots, Tensor positions,
+                           const std::vector<std::byte>& expected, const Attend& attend) {
+    const int64_t T = q.dim(0), heads = q.dim(1), key = q.dim(2);
+    const auto cached = [&](int64_t token) { return documents.slots[static_cast<size_t>(token)] >= 0 ? token : -1; };
+    // All at once, and in chunks of many and of few.
+    for (const int64_t chunk : {T, int64_t{1000}, int64_t{111}}) {
+      for (int64_t first = 0; first < T; first += chunk) {
+        const ArenaScope piece(tensors_);
+        const int64_t end = std::min(first + chunk, T);
+        std::vector<int64_t> of;
+        for (int64_t t = first; t < end; ++t) of.push_back(cached(t));
+        EXPECT_TRUE(
+            are_rows_of(attend(q.rows(first, end), slots.rows(first, end), positions.rows(first, end)), expected, of))
+            << "tokens from " << first << " to " << end;
+      }
+    }
+    // One by one.
+    for (int64_t slot = 0; slot < kDocuments; ++slot) {
+      for (const int64_t position : {0, 1, 62, 63, 64, 65, 127, 128, 129, 255, 256, 699, 1500, 1999}) {
+        if (position >= kLengths[slot]) continue;
+        const ArenaScope piece(tensors_);
+        const int64_t t = documents.starts[static_cast<size_t>(slot)] + position;
+        EXPECT_TRUE(
+            are_rows_of(attend(q.rows(t, t + 1), slots.rows(t, t + 1), positions.rows(t, t + 1)), expected, {t}))
+            << "position " << position << " of slot " << slot;
+      }
+    }
+    // Some of all slots in no order, and pieces of a document between them.
+    std::vector<int64_t> few(40), many(300), mixed(5);
+    for (std::vector<int64_t>* some : {&few, &many, &mixed}) {
+      for (size_t i = 0; i < some->size(); ++i) (*some)[i] = static_cast<int64_t>(i) * 1009 % T;
+    }
+    for (int64_t t = T - 1500; t < T - 1179; ++t) mixed.push_back(t);
+    mixed.insert(mixed.end(), few.begin(), few.end());
+    for (int64_t t = T - 800; t < T - 608; ++t) mixed.push_back(t);
+    for (const std::vector<int64_t>& some : {few, many, mixed}) {
+      const ArenaScope piece(tensors_);
+      const int64_t count = std::ssize(some), width = heads * key;
+      const Tensor some_q = pool_.zeros({count, heads, key});
+      std::vector<int64_t> of;
+      std::vector<double> some_slots, some_positions;
+      for (const int64_t t : some) {
+        std::copy_n(host_q.data<float>() + t * width, width, some_q.data<float>() + std::ssize(of) * width);
+        of.push_back(cached(t));
+        some_slots.push_back(documents.slots[static_cast<size_t>(t)]);
+        some_positions.push_back(documents.positions[static_cast<size_t>(t)]);
+      }
+      EXPECT_TRUE(are_rows_of(attend(up(some_q, DType::kBF16), up(pool_.ints({count}, some_slots)),
+                                     up(pool_.ints({count}, some_positions))),
+                              expected, of))
+          << count << " rows";
+    }
+  }
 };
 
 // How often the highest score of a row's block exceeds that of those before by more than 2^8, and by less.
@@ -159,51 +215,72 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
                                   .out = out});
           return out;
         };
-        const auto cached = [&](int64_t token) {
-          return documents.slots[static_cast<size_t>(token)] >= 0 ? token : -1;
-        };
-        // All at once, and in chunks of many and of few.
-        for (const int64_t chunk : {T, int64_t{1000}, int64_t{111}}) {
-          for (int64_t first = 0; first < T; first += chunk) {
-            const ArenaScope piece(tensors_);
-            const int64_t end = std::min(first + chunk, T);
-            std::vector<int64_t> of;
-            for (int64_t t = first; t < end; ++t) of.push_back(cached(t));
-            EXPECT_TRUE(are_rows_of(attend(q.rows(first, end), slots.rows(first, end), positions.rows(first, end)),
-                                    expected, of))
-                << "tokens from " << first << " to " << end;
-          }
-        }
-        // One by one.
-        for (int64_t slot = 0; slot < kDocuments; ++slot) {
-          for (const int64_t position : {0, 1, 62, 63, 64, 65, 127, 128, 129, 255, 256, 699, 1500, 1999}) {
-            if (position >= kLengths[slot]) continue;
-            const ArenaScope piece(tensors_);
-            const int64_t t = documents.starts[static_cast<size_t>(slot)] + position;
-            EXPECT_TRUE(
-                are_rows_of(attend(q.rows(t, t + 1), slots.rows(t, t + 1), positions.rows(t, t + 1)), expected, {t}))
-                << "position " << position << " of slot " << slot;
-          }
-        }
-        // Some of all slots, in no order.
-        for (const int64_t some : {40, 300}) {
-          const ArenaScope piece(tensors_);
-          const Tensor mixed = pool.zeros({some, heads, key});
-          std::vector<int64_t> of;
-          std::vector<double> mixed_slots, mixed_positions;
-          for (int64_t i = 0; i < some; ++i) {
-            const int64_t t = i * 1009 % T, width = heads * key;
-            std::copy_n(host_q.data<float>() + t * width, width, mixed.data<float>() + i * width);
-            of.push_back(cached(t));
-            mixed_slots.push_back(documents.slots[static_cast<size_t>(t)]);
-            mixed_positions.push_back(documents.positions[static_cast<size_t>(t)]);
-          }
-          EXPECT_TRUE(are_rows_of(attend(up(mixed, DType::kBF16), up(pool.ints({some}, mixed_slots)),
-                                         up(pool.ints({some}, mixed_positions))),
-                                  expected, of))
-              << some << " rows";
-        }
+        expect_trained_rows(documents, host_q, q, slots, positions, expected, attend);
       }
+    }
+  }
+}
+
+struct MlaOrderCase {
+  int64_t nope, rope, value, heads;
+};
+
+// Keys and values of MLA in two caches, against attention to them where they lie in a sequence.
+TEST_F(CudaAttentionOrder, MlasCachesGiveWhatTrainingGives) {
+  const Packed documents = packed();
+  const int64_t T = documents.num_tokens(), last = documents.starts.back();
+  for (const auto& [nope, rope, value, heads] :
+       {MlaOrderCase{128, 64, 128, 16}, {128, 64, 128, 3}, {64, 64, 128, 5}, {96, 32, 128, 2}, {32, 32, 64, 4}}) {
+    for (const int64_t window : {0, 200}) {
+      const int64_t key = nope + rope, width = nope + value;
+      const OrderCase c{key, value, 1, window};
+      SCOPED_TRACE(testing::Message() << c << ", " << heads << " heads, which share " << rope);
+      const ArenaScope scope(tensors_);
+      TensorPool pool(DType::kF32, static_cast<uint64_t>(key + heads));
+      const Tensor host_q = rounded(pool.normal({T, heads, key}, kSpread), DType::kBF16);
+      const Tensor host_kv = uneven(pool, {T, heads, width}), host_rope = uneven(pool, {T, rope});
+      const Tensor host_k = pool.zeros({T, heads, key});
+      for (int64_t row = 0; row < T * heads; ++row) {
+        float* const whole = host_k.data<float>() + row * key;
+        std::copy_n(host_kv.data<float>() + row * width, nope, whole);
+        std::copy_n(host_rope.data<float>() + row / heads * rope, rope, whole + nope);
+      }
+      Rises rises;
+      for (const int64_t position : {500, 900, 1300, 1700, 1999}) count_rises(c, host_q, host_k, last, position, rises);
+      EXPECT_TRUE(rises.high > 0 && rises.low > 0) << rises.high << " and " << rises.low;
+      const double scale = 1 / std::sqrt(static_cast<double>(key));
+      const Tensor q = up(host_q, DType::kBF16), kv = up(host_kv, DType::kBF16), k_rope = up(host_rope, DType::kBF16);
+      const Tensor slots = up(pool.ints({T}, documents.slots)), positions = up(pool.ints({T}, documents.positions));
+      const Tensor bounds = up(pool.ints({std::ssize(documents.bounds)}, documents.bounds));
+
+      const Tensor trained = tensors_.allocate(DType::kBF16, {T, heads, value});
+      gpu().mla_attention_forward(
+          {.shape = {.num_seqs = 1, .seq_len = T, .scale = scale, .window = window, .cu_seqlens = bounds},
+           .q = q,
+           .kv = kv,
+           .k_rope = k_rope,
+           .out = trained,
+           .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
+      const std::vector<std::byte> expected = bytes(trained);
+
+      const Tensor all_kv = up(pool.zeros({kDocuments, kCachedPositions, heads * width}), DType::kBF16);
+      const Tensor all_k_rope = up(pool.zeros({kDocuments, kCachedPositions, rope}), DType::kBF16);
+      gpu().cache_write(
+          {.rows = kv.reshape({T, heads * width}), .slots = slots, .positions = positions, .cache = all_kv});
+      gpu().cache_write({.rows = k_rope, .slots = slots, .positions = positions, .cache = all_k_rope});
+      expect_trained_rows(documents, host_q, q, slots, positions, expected,
+                          [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
+                            const Tensor out = tensors_.allocate(DType::kBF16, {some_q.dim(0), heads, value});
+                            gpu().mla_expanded_attention({.scale = scale,
+                                                          .window = window,
+                                                          .q = some_q,
+                                                          .slots = some_slots,
+                                                          .positions = some_positions,
+                                                          .kv = all_kv,
+                                                          .k_rope = all_k_rope,
+                                                          .out = out});
+                            return out;
+                          });
     }
   }
 }

@@ -134,6 +134,96 @@ TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
   }
 }
 
+struct ExpandedCase {
+  int64_t tokens, heads, nope, rope, value, window;
+};
+constexpr ExpandedCase kExpandedCases[] = {
+    {0, 2, 128, 64, 128, 0}, {1, 1, 1, 2, 1, 0},       {9, 3, 7, 4, 5, 0},       {9, 16, 128, 64, 128, 0},
+    {9, 4, 128, 64, 128, 1}, {9, 5, 64, 64, 128, 70},  {9, 2, 0, 64, 64, 0},     {9, 3, 124, 4, 128, 0},
+    {9, 4, 32, 32, 40, 0},   {9, 2, 192, 64, 256, 70}, {9, 2, 128, 0, 128, 0},   {300, 2, 128, 64, 128, 70},
+    {300, 3, 32, 32, 64, 0}, {300, 2, 20, 12, 24, 70}, {300, 1, 128, 64, 128, 0}};
+
+// The same attention to the values' magnitudes.
+Tensor expanded_magnitudes(Ops& ops, TensorPool& pool, const MlaExpandedAttention& args) {
+  const int64_t Dv = args.out.dim(2), nope = args.q.dim(2) - args.k_rope.dim(2);
+  MlaExpandedAttention sizes = args;
+  sizes.kv = pool.zeros(args.kv.shape());
+  for (int64_t i = 0; i < args.kv.num_elements(); ++i) {
+    const double value = get(args.kv, i);
+    set(sizes.kv, i, i % (nope + Dv) < nope ? value : std::abs(value));
+  }
+  sizes.out = pool.zeros(args.out.shape());
+  ops.mla_expanded_attention(sizes);
+  return sizes.out;
+}
+
+TEST_F(CudaCache, AttentionToExpandedKeysIsThatOfTheCpu) {
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [tokens, heads, nope, rope, value, window] : kExpandedCases) {
+      SCOPED_TRACE(testing::Message() << tokens << " tokens, " << heads << " heads, keys " << nope << " and " << rope
+                                      << ", values " << value << ", window " << window << ", " << dtype_name(dtype));
+      const ArenaScope scope(tensors_);
+      const int64_t key = nope + rope;
+      const CachedAttention places =
+          attention_args(pool_, {tokens, heads, heads, key, value, window, true}, Tensor(), Tensor(), Tensor());
+      const MlaExpandedAttention args{.scale = places.scale,
+                                      .window = window,
+                                      .q = normal({tokens, heads, key}, dtype, 2.0),
+                                      .slots = places.slots,
+                                      .positions = places.positions,
+                                      .kv = normal({3, 300, heads * (nope + value)}, dtype),
+                                      .k_rope = normal({3, 300, rope}, dtype),
+                                      .out = places.out};
+      cpu().mla_expanded_attention(args);
+      MlaExpandedAttention device = args;
+      device.q = up(args.q, dtype);
+      device.slots = up(args.slots);
+      device.positions = up(args.positions);
+      device.kv = up(args.kv, dtype);
+      device.k_rope = up(args.k_rope, dtype);
+      device.out = tensors_.allocate(dtype, args.out.shape());
+      run([&](Ops& ops) { ops.mla_expanded_attention(device); });
+      EXPECT_TRUE(dtype == DType::kBF16
+                      ? within_bf16(down(device.out), args.out, expanded_magnitudes(cpu(), pool_, args))
+                      : near(down(device.out), args.out, kTolerance));
+      // A row on its own has the same bits.
+      for (int64_t t = 0; t < tokens; t += 1 + tokens / 10) {
+        MlaExpandedAttention alone = device;
+        alone.q = device.q.rows(t, t + 1);
+        alone.slots = device.slots.rows(t, t + 1);
+        alone.positions = device.positions.rows(t, t + 1);
+        alone.out = tensors_.allocate(dtype, {1, heads, value});
+        gpu().mla_expanded_attention(alone);
+        EXPECT_TRUE(same_bits(down(alone.out), down(device.out.rows(t, t + 1)))) << "row " << t;
+      }
+    }
+  }
+}
+
+TEST_F(CudaCache, RowsWithoutAPlaceAttendToExpandedKeysAsNan) {
+  for (const auto& [nope, rope] : {std::pair<int64_t, int64_t>{128, 64}, {8, 8}}) {
+    for (const int64_t tokens : {3, 300}) {
+      std::vector<double> slots(static_cast<size_t>(tokens), 0), positions(slots.size(), 1);
+      slots[0] = -1, slots[1] = 1, positions[2] = 2;
+      const Tensor out = tensors_.allocate(DType::kBF16, {tokens, 1, 128});
+      gpu().mla_expanded_attention({.q = up(pool_.full({tokens, 1, nope + rope}, 1), DType::kBF16),
+                                    .slots = up(pool_.ints({tokens}, slots)),
+                                    .positions = up(pool_.ints({tokens}, positions)),
+                                    .kv = up(pool_.full({1, 2, nope + 128}, 1), DType::kBF16),
+                                    .k_rope = up(pool_.full({1, 2, rope}, 1), DType::kBF16),
+                                    .out = out});
+      const Tensor got = down(out);
+      for (int64_t i = 0; i < got.num_elements(); ++i) {
+        if (i < 3 * 128) {
+          EXPECT_TRUE(std::isnan(get(got, i))) << i;
+        } else {
+          EXPECT_EQ(get(got, i), 1.0) << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaCache, RowsWithoutAPlaceAttendAsNan) {
   CachedAttention args;
   args.q = up(pool_.full({2, 1, 1}, 1));

@@ -17,23 +17,40 @@ constexpr int kScoreAlignment = 128;  // a row's scores are kept from a multiple
 constexpr int64_t kScoreBytes = int64_t{64} << 20;
 
 // By dtypes and sizes alone.
-inline bool takes_blocks(const CachedAttention& args) {
-  const int64_t key = args.q.dim(2), value = args.out.dim(2);
-  return args.q.dtype() == DType::kBF16 && args.values.defined() && args.scale > 0 &&
+inline bool takes_blocks(const Tensor& q, const Tensor& out, double scale) {
+  const int64_t key = q.dim(2), value = out.dim(2);
+  return q.dtype() == DType::kBF16 && scale > 0 &&
          ((key == 64 && value == 64) || (value == 128 && (key == 128 || key == 192)));
 }
+inline bool takes_blocks(const CachedAttention& args) {
+  return args.values.defined() && takes_blocks(args.q, args.out, args.scale);
+}
+// Pieces of 8 elements lie in one of the caches.
+inline bool takes_blocks(const MlaExpandedAttention& args) {
+  return args.k_rope.dim(2) % 8 == 0 && takes_blocks(args.q, args.out, args.scale);
+}
 // Positions that a row has scores of.
-inline int64_t score_span(const CachedAttention& args) {
-  const int64_t positions = blocks_for(args.keys.dim(1), kScoreAlignment) * kScoreAlignment;
-  if (args.window == 0) return std::max<int64_t>(positions, kScoreAlignment);
-  const int64_t seen = (blocks_for(args.window, kScoreAlignment) + 1) * kScoreAlignment;
+inline int64_t score_span(int64_t capacity, int64_t window) {
+  const int64_t positions = blocks_for(capacity, kScoreAlignment) * kScoreAlignment;
+  if (window == 0) return std::max<int64_t>(positions, kScoreAlignment);
+  const int64_t seen = (blocks_for(window, kScoreAlignment) + 1) * kScoreAlignment;
   return std::clamp<int64_t>(positions, kScoreAlignment, seen);
 }
 // Tokens of a part.
-inline int64_t score_tokens(const CachedAttention& args) {
-  const int64_t token_bytes = args.q.dim(1) * score_span(args) * static_cast<int64_t>(sizeof(float));
+inline int64_t score_tokens(const Tensor& q, int64_t span) {
+  const int64_t token_bytes = q.dim(1) * span * static_cast<int64_t>(sizeof(float));
   const int64_t tokens = std::max<int64_t>(1, kScoreBytes / token_bytes);
-  return std::min(args.q.dim(0), tokens < kBlockRows ? tokens : tokens / kBlockRows * kBlockRows);
+  return std::min(q.dim(0), tokens < kBlockRows ? tokens : tokens / kBlockRows * kBlockRows);
+}
+struct CachedScores {
+  Tensor all;      // [tokens of a part, H, span] F32
+  Tensor highest;  // [tokens of a part, H, span / kScoreTile] F32
+};
+// `cache`: [Z, C, .].
+inline CachedScores claim_scores(ArenaScope& scope, const Tensor& q, const Tensor& cache, int64_t window) {
+  const int64_t H = q.dim(1), span = score_span(cache.dim(1), window), tokens = score_tokens(q, span);
+  const Tensor all = scope.allocate(DType::kF32, {tokens, H, span});
+  return {.all = all, .highest = scope.allocate(DType::kF32, {tokens, H, span / kScoreTile})};
 }
 
 // --- by groups (kernels/attention/cached_attention_groups.h): other heads, and MLA's of latents
@@ -69,19 +86,14 @@ void check_head_fits(const Arguments& args) {
 enum class CachedAttentionWay { kBlocks, kGroups, kRows };
 struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
-  Tensor scores = {};      // kBlocks: [tokens of a part, H, span] F32
-  Tensor highest = {};     // kBlocks: [tokens of a part, H, span / kScoreTile] F32
-  Tensor partials = {};    // kGroups: [tokens of a part, H, chunks, Dv] F32
-  Tensor statistics = {};  // kGroups: [tokens of a part, H, chunks, 2] F32
+  CachedScores scores = {};  // kBlocks
+  Tensor partials = {};      // kGroups: [tokens of a part, H, chunks, Dv] F32
+  Tensor statistics = {};    // kGroups: [tokens of a part, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
   if (takes_blocks(args)) {
-    const int64_t tokens = score_tokens(args), span = score_span(args);
-    CachedAttentionPlan plan{.way = CachedAttentionWay::kBlocks};
-    plan.scores = to.scope.allocate(DType::kF32, {tokens, H, span});
-    plan.highest = to.scope.allocate(DType::kF32, {tokens, H, span / kScoreTile});
-    return plan;
+    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
   }
   if (!takes_head_groups(args)) {
     check_head_fits(args);
@@ -96,9 +108,15 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   return plan;
 }
 
-// There is one kernel, for heads that it has room for.
-struct MlaExpandedAttentionPlan {};
-inline MlaExpandedAttentionPlan plan(Planner&, const MlaExpandedAttention& args) {
+// By blocks or by rows.
+struct MlaExpandedAttentionPlan {
+  CachedAttentionWay way = CachedAttentionWay::kRows;
+  CachedScores scores = {};  // kBlocks
+};
+inline MlaExpandedAttentionPlan plan(Planner& to, const MlaExpandedAttention& args) {
+  if (takes_blocks(args)) {
+    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
+  }
   check_head_fits(args);
   return {};
 }

@@ -174,7 +174,7 @@ void cache_write(Context& ctx, const CacheWrite& args) {
 }
 
 void cached_attention(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
-  if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan);
+  if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan.scores);
   if (plan.way == CachedAttentionWay::kGroups) return cached_attention_by_groups(ctx, args, plan);
   const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
   const Tensor values = args.values.defined() ? args.values : args.keys;
@@ -194,7 +194,8 @@ void cached_attention(Context& ctx, const CachedAttention& args, const CachedAtt
                     .vector = can_vectorise(Dk, args.keys)});
 }
 
-void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, const MlaExpandedAttentionPlan&) {
+void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, const MlaExpandedAttentionPlan& plan) {
+  if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan.scores);
   const int64_t H = args.q.dim(1), Dv = args.out.dim(2), rope = args.k_rope.dim(2), nope = args.q.dim(2) - rope;
   launch_attention(ctx, args, args.kv, args.k_rope, args.kv, nope,
                    {.num_heads = H,

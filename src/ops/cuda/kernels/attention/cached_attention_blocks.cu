@@ -13,6 +13,9 @@
 // p lies in shared memory as the instruction takes it. A score and p need the bits of wgmma from mma.sync: an
 // instruction of either sums the same 16 products, with the same result.
 //
+// MLA's heads have keys and values of their own in one cache; what they share of a key lies in another, which L2 has
+// when the second head comes to it.
+//
 // Of many tokens, neighbours are most often of one slot: they share what is read of it. Finite keys and values that one
 // of them does not see weigh nothing there, to the bit (zero times what is not finite is NaN).
 //
@@ -47,14 +50,25 @@ constexpr int kStages = 4;               // of keys or values
 constexpr int kNarrowColumns = 32;       // of values, where tokens are few
 static_assert(kTile == 8 * kWarps && kAlign % kTile == 0);
 
+// What a cache [Z, C, width] has of heads: so many elements from one to the next.
+struct CachedHeads {
+  const Bf16* data;  // of the first head
+  int64_t width, head_step;
+
+  __device__ const Bf16* of(const CachePlaces& places, int64_t slot, int head) const {
+    return data + slot * places.capacity * width + head * head_step;
+  }
+};
+
 struct CachedBlocks {
   const Bf16* q;  // [T, H, key], apart
   CachePlaces places;
-  const Bf16* keys;    // [Z, C, kv_heads * key]
-  const Bf16* values;  // [Z, C, kv_heads * value]
-  float* scores;       // [T, H, span]: from the multiple of kAlign on before what a row sees
-  float* highest;      // [T, H, span / kTile]
-  Bf16* out;           // [T, H, value]
+  CachedHeads keys, shared_keys;  // of each head the first own_key elements, and those behind them
+  CachedHeads values;
+  int own_key;
+  float* scores;   // [T, H, span]: from the multiple of kAlign on before what a row sees
+  float* highest;  // [T, H, span / kTile]
+  Bf16* out;       // [T, H, value]
   int num_heads, num_kv_heads;
   int head_tiles;                // of a key/value head's query heads, kRows each
   int num_tokens, block_tokens;  // of all, of a block
@@ -63,6 +77,9 @@ struct CachedBlocks {
   int64_t window;
   float scale;
 
+  // Along the grid: those of all heads of some tokens, which read the same positions, before those of the next.
+  __host__ __device__ int head_blocks() const { return num_kv_heads * head_tiles; }
+  __host__ __device__ int token_blocks() const { return ceil_div(num_tokens, block_tokens); }
   __device__ float scale_log2() const { return scale * std::numbers::log2e_v<float>; }
 };
 
@@ -81,7 +98,8 @@ struct BlockRow {
 struct BlockHeads {
   int kv_head, first, count;  // first: among all
 
-  __device__ BlockHeads(const CachedBlocks& p, int block) {
+  __device__ explicit BlockHeads(const CachedBlocks& p) {
+    const int block = static_cast<int>(blockIdx.x) % p.head_blocks();
     const int heads = p.num_heads / p.num_kv_heads, tile = block % p.head_tiles;
     kv_head = block / p.head_tiles;
     first = kv_head * heads + tile * kRows;
@@ -117,12 +135,13 @@ struct TokenRun {
 };
 
 // The tokens of a block.
-__device__ TokenRun first_run(const CachedBlocks& p) { return {0, static_cast<int>(blockIdx.x) * p.block_tokens, {}}; }
-__device__ int end_token(const CachedBlocks& p) {
-  return min((static_cast<int>(blockIdx.x) + 1) * p.block_tokens, p.num_tokens);
+__device__ int first_token(const CachedBlocks& p) {
+  return static_cast<int>(blockIdx.x) / p.head_blocks() * p.block_tokens;
 }
+__device__ TokenRun first_run(const CachedBlocks& p) { return {0, first_token(p), {}}; }
+__device__ int end_token(const CachedBlocks& p) { return min(first_token(p) + p.block_tokens, p.num_tokens); }
 
-// kCount rows of kWidth values, row r from source(r) on; zeros where that is null.
+// kCount rows of kWidth values, eight of row r from source(r, column) on; zeros where that is null.
 template <int kCount, int kWidth, class Source>
 __device__ void load_rows(Bf16* target, const Bf16* any, const Source& source) {
   constexpr int kPieces = kWidth / 8;
@@ -130,8 +149,8 @@ __device__ void load_rows(Bf16* target, const Bf16* any, const Source& source) {
   for (int first = 0; first < kCount * kPieces; first += kThreads) {
     const int i = first + static_cast<int>(threadIdx.x), row = i / kPieces, column = i % kPieces * 8;
     if (kCount * kPieces % kThreads != 0 && i >= kCount * kPieces) break;
-    const Bf16* const from = source(row);
-    copy_async16(target + row * (kWidth + kPad) + column, from == nullptr ? any : from + column, from != nullptr);
+    const Bf16* const from = source(row, column);
+    copy_async16(target + row * (kWidth + kPad) + column, from == nullptr ? any : from, from != nullptr);
   }
 }
 
@@ -165,20 +184,22 @@ __device__ void score_run(const CachedBlocks& p, const BlockHeads& heads, const 
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, q = lane % 4, in_matrix = lane % 8, matrix = lane / 8;
   const auto begin = static_cast<int>(run.seen.begin), end = static_cast<int>(run.seen.end);
-  const int first_tile = begin / kTile + static_cast<int>(blockIdx.z), end_tile = ceil_div(end, kTile);
-  const auto step = static_cast<int>(gridDim.z);
+  const int first_tile = begin / kTile + static_cast<int>(blockIdx.y), end_tile = ceil_div(end, kTile);
+  const auto step = static_cast<int>(gridDim.y);
   if (first_tile >= end_tile) return;
   const int num_rows = run.num_rows(heads);
   const BlockRow rows[2] = {run.row(p, heads, g), run.row(p, heads, g + 8)};
   const BlockRow own = run.row(p, heads, static_cast<int>(threadIdx.x) % kRows);  // whose highest this thread stores
 
-  const int64_t key_width = static_cast<int64_t>(p.num_kv_heads) * kKey;
-  const Bf16* const keys = p.keys + run.seen.slot * p.places.capacity * key_width + heads.kv_head * kKey;
+  const Bf16* const own_keys = p.keys.of(p.places, run.seen.slot, heads.kv_head);
+  const Bf16* const shared_keys = p.shared_keys.of(p.places, run.seen.slot, heads.kv_head) - p.own_key;
   const auto load = [&](int tile, int stage) {
     if (tile < end_tile) {
-      load_rows<kTile, kKey>(shared.keys[stage][0], p.keys, [&](int row) {
+      load_rows<kTile, kKey>(shared.keys[stage][0], p.keys.data, [&](int row, int column) -> const Bf16* {
         const int position = tile * kTile + row;
-        return position >= begin && position < end ? keys + position * key_width : nullptr;
+        if (position < begin || position >= end) return nullptr;
+        const bool is_own = column < p.own_key;
+        return (is_own ? own_keys : shared_keys) + position * (is_own ? p.keys.width : p.shared_keys.width) + column;
       });
     }
     commit_copies();
@@ -191,9 +212,9 @@ __device__ void score_run(const CachedBlocks& p, const BlockHeads& heads, const 
     p.highest[own.first_tile + tile] = highest;
   };
 
-  load_rows<kRows, kKey>(shared.queries[0], p.q, [&](int row) {
+  load_rows<kRows, kKey>(shared.queries[0], p.q, [&](int row, int column) {
     const Bf16* const token = p.q + (run.first + row / heads.count) * p.query_stride;
-    return row < num_rows ? token + static_cast<int64_t>(heads.first + row % heads.count) * kKey : nullptr;
+    return row < num_rows ? token + static_cast<int64_t>(heads.first + row % heads.count) * kKey + column : nullptr;
   });
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) load(first_tile + i * step, i);
@@ -236,7 +257,7 @@ template <int kKey>
 __global__ void __launch_bounds__(kThreads, 2) scores_kernel(CachedBlocks p) {
   extern __shared__ uint4 shared[];
   begin_behind_work_before();
-  const BlockHeads heads(p, static_cast<int>(blockIdx.y));
+  const BlockHeads heads(p);
   TokenRun run = first_run(p);
   while (run.next(p, end_token(p))) {
     if (run.seen.exists()) score_run<kKey>(p, heads, run, *reinterpret_cast<ScoreShared<kKey>*>(shared));
@@ -367,7 +388,7 @@ template <int kValue, class L>
 __device__ void store_rows(const CachedBlocks& p, const BlockRow (&rows)[2], const Sums& sums,
                            const float (&o)[L::kWarpTiles][4]) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int column = static_cast<int>(blockIdx.z) * L::kColumns + warp * L::kWarpTiles * 8 + 2 * (lane % 4);
+  const int column = static_cast<int>(blockIdx.y) * L::kColumns + warp * L::kWarpTiles * 8 + 2 * (lane % 4);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float factor = 1.0F / quad_sum(sums.sum[h]);
@@ -385,14 +406,13 @@ __device__ void sum_run(const CachedBlocks& p, const BlockHeads& heads, const To
   const auto begin = static_cast<int>(run.seen.begin), end = static_cast<int>(run.seen.end);
   const int first = begin / L::kKeys, last = (end - 1) / L::kKeys;
   const BlockRow rows[2] = {run.row(p, heads, lane / 4), run.row(p, heads, lane / 4 + 8)};
-  const int64_t width = static_cast<int64_t>(p.num_kv_heads) * kValue;
-  const Bf16* const values = p.values + run.seen.slot * p.places.capacity * width + heads.kv_head * kValue +
-                             static_cast<int>(blockIdx.z) * L::kColumns;
+  const Bf16* const values =
+      p.values.of(p.places, run.seen.slot, heads.kv_head) + static_cast<int>(blockIdx.y) * L::kColumns;
   const auto load = [&](int block, int stage) {
     if (block >= first) {
-      load_rows<L::kKeys, L::kColumns>(shared.values[stage][0], p.values, [&](int row) {
+      load_rows<L::kKeys, L::kColumns>(shared.values[stage][0], p.values.data, [&](int row, int column) {
         const int position = block * L::kKeys + row;
-        return position >= begin && position < end ? values + position * width : nullptr;
+        return position >= begin && position < end ? values + position * p.values.width + column : nullptr;
       });
     }
     commit_copies();
@@ -430,7 +450,7 @@ __global__ void __launch_bounds__(kThreads, 2) values_kernel(CachedBlocks p) {
   using L = ValueLayout<kValue, kColumns>;
   extern __shared__ uint4 shared[];
   begin_behind_work_before();
-  const BlockHeads heads(p, static_cast<int>(blockIdx.y));
+  const BlockHeads heads(p);
   TokenRun run = first_run(p);
   while (run.next(p, end_token(p))) {
     if (run.seen.exists()) {
@@ -440,7 +460,7 @@ __global__ void __launch_bounds__(kThreads, 2) values_kernel(CachedBlocks p) {
     const Bf16 nan = from_float<Bf16>(__int_as_float(0x7FC00000));
     for (int i = static_cast<int>(threadIdx.x); i < heads.count * kColumns; i += kThreads) {
       const int64_t head = static_cast<int64_t>(run.first) * p.num_heads + heads.first + i / kColumns;
-      p.out[head * kValue + static_cast<int>(blockIdx.z) * kColumns + i % kColumns] = nan;
+      p.out[head * kValue + static_cast<int>(blockIdx.y) * kColumns + i % kColumns] = nan;
     }
   }
 }
@@ -452,8 +472,8 @@ constexpr int kScoreBlocks = 8;
 
 template <int kKey>
 void launch_scores(Context& ctx, const CachedBlocks& p, dim3 grid) {
-  const int64_t shares = ceil_div<int64_t>(int64_t{kScoreBlocks} * ctx.num_sms, int64_t{grid.x} * grid.y);
-  grid.z = short_grid_size(std::min<int64_t>(shares, p.span / kTile));
+  const int64_t shares = ceil_div<int64_t>(int64_t{kScoreBlocks} * ctx.num_sms, grid.x);
+  grid.y = short_grid_size(std::min<int64_t>(shares, p.span / kTile));
   constexpr int kBytes = sizeof(ScoreShared<kKey>);
   allow_dynamic_shared(scores_kernel<kKey>, kBytes);
   launch_early(ctx, scores_kernel<kKey>, grid, kThreads, kBytes, p);
@@ -461,19 +481,19 @@ void launch_scores(Context& ctx, const CachedBlocks& p, dim3 grid) {
 
 template <int kValue, int kColumns>
 void launch_columns(Context& ctx, const CachedBlocks& p, dim3 grid) {
-  grid.z = kValue / kColumns;
+  grid.y = kValue / kColumns;
   constexpr int kBytes = sizeof(ValueShared<ValueLayout<kValue, kColumns>>);
   allow_dynamic_shared(values_kernel<kValue, kColumns>, kBytes);
   launch_early(ctx, values_kernel<kValue, kColumns>, grid, kThreads, kBytes, p);
 }
 template <int kValue>
 void launch_values(Context& ctx, const CachedBlocks& p, dim3 grid) {
-  if (int64_t{grid.x} * grid.y * 2 < ctx.num_sms) return launch_columns<kValue, kNarrowColumns>(ctx, p, grid);
+  if (int64_t{grid.x} * 2 < ctx.num_sms) return launch_columns<kValue, kNarrowColumns>(ctx, p, grid);
   launch_columns<kValue, kValue>(ctx, p, grid);
 }
 
 void launch(Context& ctx, const CachedBlocks& p, int64_t key, int64_t value) {
-  const dim3 grid(grid_size(ceil_div(p.num_tokens, p.block_tokens)), short_grid_size(p.num_kv_heads * p.head_tiles));
+  const dim3 grid(grid_size(int64_t{p.token_blocks()} * p.head_blocks()));
   if (key == 64) {
     launch_scores<64>(ctx, p, grid);
   } else if (key == 128) {
@@ -494,37 +514,63 @@ int block_tokens(int64_t num_tokens, int64_t heads) {
   return num_tokens < kManyTokens ? 1 : static_cast<int>(std::max<int64_t>(1, kRows / heads));
 }
 
-}  // namespace
+// The caches, as all tokens see them.
+struct Caches {
+  Tensor any;  // [Z, C, .]
+  CachedHeads keys, shared_keys, values;
+  int64_t own_key, num_kv_heads;
+};
 
-void cached_attention_by_blocks(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
+// Args: CachedAttention or MlaExpandedAttention.
+template <class Args>
+void attend(Context& ctx, const Args& args, const Caches& caches, const CachedScores& scores) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   if (args.out.num_elements() == 0) return;
-  NMOE_CHECK(aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(args.keys.raw()) &&
-                 aligned16(args.values.raw()),
+  NMOE_CHECK(aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(caches.keys.data) &&
+                 aligned16(caches.shared_keys.data) && aligned16(caches.values.data),
              "unaligned tensors");
-  const int64_t heads = H / args.num_kv_heads, part = plan.scores.dim(0);
+  const int64_t heads = H / caches.num_kv_heads, part = scores.all.dim(0);
   for (int64_t first = 0; first < T; first += part) {
-    const CachedBlocks blocks{.q = args.q.rows_data<Bf16>() + first * args.q.stride(),
-                              .places = {.slots = args.slots.data<int32_t>() + first,
-                                         .positions = args.positions.data<int32_t>() + first,
-                                         .num_slots = args.keys.dim(0),
-                                         .capacity = args.keys.dim(1)},
-                              .keys = args.keys.data<Bf16>(),
-                              .values = args.values.data<Bf16>(),
-                              .scores = plan.scores.data<float>(),
-                              .highest = plan.highest.data<float>(),
-                              .out = args.out.data<Bf16>() + first * H * Dv,
+    const CachedBlocks blocks{.q = args.q.template rows_data<Bf16>() + first * args.q.stride(),
+                              .places = {.slots = args.slots.template data<int32_t>() + first,
+                                         .positions = args.positions.template data<int32_t>() + first,
+                                         .num_slots = caches.any.dim(0),
+                                         .capacity = caches.any.dim(1)},
+                              .keys = caches.keys,
+                              .shared_keys = caches.shared_keys,
+                              .values = caches.values,
+                              .own_key = static_cast<int>(caches.own_key),
+                              .scores = scores.all.data<float>(),
+                              .highest = scores.highest.data<float>(),
+                              .out = args.out.template data<Bf16>() + first * H * Dv,
                               .num_heads = static_cast<int>(H),
-                              .num_kv_heads = static_cast<int>(args.num_kv_heads),
+                              .num_kv_heads = static_cast<int>(caches.num_kv_heads),
                               .head_tiles = static_cast<int>(ceil_div<int64_t>(heads, kRows)),
                               .num_tokens = static_cast<int>(std::min(part, T - first)),
                               .block_tokens = block_tokens(T, heads),
-                              .span = static_cast<int>(plan.scores.dim(2)),
+                              .span = static_cast<int>(scores.all.dim(2)),
                               .query_stride = args.q.stride(),
                               .window = args.window,
                               .scale = static_cast<float>(args.scale)};
     launch(ctx, blocks, Dk, Dv);
   }
+}
+
+}  // namespace
+
+void cached_attention_by_blocks(Context& ctx, const CachedAttention& args, const CachedScores& scores) {
+  const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
+  const CachedHeads keys{args.keys.data<Bf16>(), args.keys.dim(2), Dk};
+  const CachedHeads values{args.values.data<Bf16>(), args.values.dim(2), Dv};
+  attend(ctx, args, {args.keys, keys, /*shared_keys=*/keys, values, /*own_key=*/Dk, args.num_kv_heads}, scores);
+}
+
+void cached_attention_by_blocks(Context& ctx, const MlaExpandedAttention& args, const CachedScores& scores) {
+  const int64_t Dv = args.out.dim(2), rope = args.k_rope.dim(2), nope = args.q.dim(2) - rope;
+  const CachedHeads keys{args.kv.data<Bf16>(), args.kv.dim(2), nope + Dv};
+  const CachedHeads values{args.kv.data<Bf16>() + nope, args.kv.dim(2), nope + Dv};
+  const CachedHeads shared_keys{args.k_rope.data<Bf16>(), rope, 0};
+  attend(ctx, args, {args.kv, keys, shared_keys, values, nope, /*num_kv_heads=*/args.q.dim(1)}, scores);
 }
 
 }  // namespace nmoe::cuda

@@ -7,7 +7,8 @@
 
 namespace nmoe::cuda {
 
-// `plan` is by blocks. Shapes are checked by the caller.
-void cached_attention_by_blocks(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan);
+// For plans that are by blocks. Shapes are checked by the caller.
+void cached_attention_by_blocks(Context& ctx, const CachedAttention& args, const CachedScores& scores);
+void cached_attention_by_blocks(Context& ctx, const MlaExpandedAttention& args, const CachedScores& scores);
 
 }  // namespace nmoe::cuda
