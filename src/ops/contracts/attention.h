@@ -10,7 +10,8 @@
 namespace nmoe {
 
 // Rotates the `rope_dim` values of every head that begin at its element `rope_offset`, in place (RoPE, arXiv
-// 2104.09864). Backward applies the inverse rotation to gradients.
+// 2104.09864). Backward applies the inverse rotation to gradients. On CUDA a pair (a, b) becomes fma(a, cos, -(b sin))
+// and fma(b, cos, a sin).
 struct Rope {
   Tensor x;          // [T, H, head_size], apart
   Tensor positions;  // [T] i32, < dim(0) of the tables; they restart at independent documents
