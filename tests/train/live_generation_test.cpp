@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "config/load.h"
 #include "infer/cached_model.h"
 #include "infer/engine.h"
 #include "infer/transcript.h"
 #include "infer/whole_logits.h"
-#include "support/tiny_run.h"
 #include "train/tiny_engine.h"
 
 namespace nmoe::test {
@@ -21,17 +19,8 @@ constexpr int64_t kTokens = 10, kContext = 24;
 constexpr std::string_view kDevice = NMOE_TEST_DEVICE;
 constexpr bool kOnCpu = kDevice == "cpu";
 
-// In sizes that the device's products take in each precision.
 Config live_config(const std::string& precision, std::string_view device = kDevice) {
-  std::vector<std::string> overrides = {
-      "run.device=" + std::string(device), "run.precision=" + precision, "model.vocab_size=257", "model.init.std=0.3",
-      "model.init.embedding_std=1",        "optim.schedule.warmup=1",    "optim.rest.lr=0.3"};
-  if (device != "cpu") {
-    overrides.insert(overrides.end(),
-                     {"model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32",
-                      "model.mla.qk_nope_head_dim=16", "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16"});
-  }
-  return parse_config(kTinyToml, "tiny.toml", overrides);
+  return config_on(device, precision, {"optim.schedule.warmup=1", "optim.rest.lr=0.3"});
 }
 
 // What generates between steps: all that it needs is among the activations, as long as it lives.
