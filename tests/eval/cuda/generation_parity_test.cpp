@@ -18,8 +18,8 @@ std::vector<std::string> sizes(const std::string& precision, const std::vector<s
 class GenerationParityOnCuda : public testing::TestWithParam<std::string> {};
 
 GenerationParityOptions options_of(std::optional<GenerationArithmetic> arithmetic = {}) {
-  return {.device = "cuda", .tokens = 512, .batches = {1, 7, 64, 256}, .longest = 300, .seed = 3,
-          .arithmetic = arithmetic};
+  return {
+      .device = "cuda", .tokens = 512, .batches = {1, 7, 64, 256}, .longest = 300, .seed = 3, .arithmetic = arithmetic};
 }
 
 TEST_P(GenerationParityOnCuda, OfMlaWithExpertsIsExact) {
@@ -35,8 +35,9 @@ TEST_P(GenerationParityOnCuda, OfGroupedQueriesWithExpertsIsExact) {
   }
 }
 TEST_P(GenerationParityOnCuda, OfWindowsIsExact) {
-  expect_equal(qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=128", "model.window=70", "model.attn_global_every=2"})),
-               options_of());
+  expect_equal(
+      qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=128", "model.window=70", "model.attn_global_every=2"})),
+      options_of());
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GenerationParityOnCuda, testing::Values("bf16", "fp32"),

@@ -140,7 +140,8 @@ TEST_F(CudaProducts, TuningTimesWhatMatters) {
                 static_cast<cuda::CudaOps&>(gpu()).context().stream);
   wait();
   int64_t num_told = 0;
-  const ProductTuning tuning = cuda::tune_products(used.uses(), [&](const TunedProduct&) { ++num_told; });
+  const ProductTuning tuning = cuda::tune_products(static_cast<cuda::CudaOps&>(gpu()).context(), used.uses(),
+                                                   [&](const TunedProduct&) { ++num_told; });
   EXPECT_EQ(tuning.device, used.device());
   EXPECT_EQ(tuning.library, used.version());
   ASSERT_EQ(tuning.products.size(), 2U);

@@ -197,7 +197,7 @@ std::vector<ProductUse> CudaDevice::Algorithms::uses() const { return device_.li
 ProductTuning CudaDevice::Algorithms::tune(const std::vector<ProductUse>& uses,
                                            const std::function<void(const TunedProduct&)>& told) const {
   device_.make_current();
-  return cuda::tune_products(uses, told);
+  return cuda::tune_products(device_.context_of(/*stream=*/nullptr, /*starts_early=*/false), uses, told);
 }
 
 std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& arena) {
