@@ -186,6 +186,7 @@ struct AdamWConfig {
   double eps = 1e-8;
 };
 struct MuonConfig {
+  MomentFormat state = MomentFormat::kFp32;  // of the momentum
   double momentum = 0.95;
   int64_t iterations = 5;  // Newton-Schulz steps
 };

@@ -487,6 +487,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.following_need(optim.matrices.optimizer == OptimizerKind::kMuon ||
                        (has_experts && optim.experts.optimizer == OptimizerKind::kMuon),
                    "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
+  f.key("state", optim.muon.state, kMomentFormats, "format of the momentum; bf16: rounded stochastically")
+      .leave_out_if(optim.muon.state == MomentFormat::kFp32);
   f.key("momentum", optim.muon.momentum, kBelowOne, "Nesterov momentum");
   f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz iterations");
 

@@ -38,14 +38,14 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
 Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates,
                      Tensor rounding_key)
     : config_(config), ops_(ops) {
-  const bool rounds = config_.adamw.state == MomentFormat::kBf16;
   for (Weight& weight : weights.all()) {
     if (!weight.spec.is_trained()) continue;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
     auto index = std::ranges::find(groups_, &settings);
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     const bool is_muon = settings.optimizer == OptimizerKind::kMuon;
-    const DType dtype = rounds && !is_muon ? DType::kBF16 : ops.stat_dtype();
+    const MomentFormat format = is_muon ? config_.muon.state : config_.adamw.state;
+    const DType dtype = format == MomentFormat::kBf16 ? DType::kBF16 : ops.stat_dtype();
     Slot slot{.weight = &weight,
               .rates = rates[index - groups_.begin()],
               .m = arena.allocate(dtype, weight.shard.updated_shape()),
@@ -53,7 +53,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Ar
               .random = {}};
     if (dtype == DType::kBF16) {
       slot.random = {.key = rounding_key,
-                     .stream = fnv1a64("adamw." + weight.spec.name),
+                     .stream = fnv1a64((is_muon ? "muon." : "adamw.") + weight.spec.name),
                      .first = weight.shard.updated.offset,
                      .matrices = {}};
       if (weight.spec.group == WeightGroup::kExperts) {
@@ -109,6 +109,7 @@ void Optimizer::step(Tensor grad_scale) {
                       .momentum = matrices(slot.m),
                       .grad_scale = grad_scale,
                       .rates = slot.rates,
+                      .random = slot.random,
                       .beta = config_.muon.momentum,
                       .weight_decay = weight_decay,
                       .iterations = static_cast<int>(config_.muon.iterations)});

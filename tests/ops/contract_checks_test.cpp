@@ -625,6 +625,14 @@ TEST_F(ContractChecks, Optimizers) {
           [](auto& a) {
             a.momentum = floats({2, 3, 3});
           },
+          [](auto& a) {
+            a.momentum = of(DType::kBF16, {2, 3, 4});  // without random bits
+          },
+          [](auto& a) { a.random.key = of(DType::kI64, {1}); },
+          [](auto& a) {
+            a.momentum = of(DType::kBF16, {2, 3, 4});
+            a.random = {.key = of(DType::kI64, {1}), .matrices = ints({4})};  // halves of Muon's
+          },
           [](auto& a) { a.rates = {}; }});
 }
 

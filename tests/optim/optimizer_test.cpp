@@ -83,26 +83,39 @@ TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
   }
 }
 
-TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
-  config_.adamw.state = MomentFormat::kBf16;
-  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
-  int64_t rounded = 0;
-  for (const NamedTensor& state : optimizer.state()) {
-    const bool adamw = state.name.starts_with("adamw.");
-    EXPECT_EQ(state.tensor.dtype(), adamw ? DType::kBF16 : ops_->stat_dtype()) << state.name;
-    rounded += adamw ? 1 : 0;
-  }
-  EXPECT_GT(rounded, 0);
-  for (const Weight& weight : weights_.all()) {
-    if (weight.grad.defined()) ops_->fill({weight.grad, 0.25});
-  }
-  optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
-  optimizer.step(grad_scale_);
-  for (const NamedTensor& state : optimizer.state()) {
-    if (!state.name.starts_with("adamw.m.")) continue;
-    const auto* const bits = static_cast<const uint16_t*>(state.tensor.raw());
-    for (int64_t i = 0; i < state.tensor.num_elements(); ++i) {
-      ASSERT_NEAR(bf16_to_float(bits[i]), 0.025, 0.025 * 0x1p-7) << state.name;
+// Of either optimizer alone. A first moment is then 0.1 of the gradient, a momentum all of it: 0.26 is no BF16 number.
+TEST_F(OptimizerTest, MomentsInBf16AreThoseOfTheOptimizerThatSaysSo) {
+  for (const bool muon : {false, true}) {
+    config_.adamw.state = muon ? MomentFormat::kFp32 : MomentFormat::kBf16;
+    config_.muon.state = muon ? MomentFormat::kBf16 : MomentFormat::kFp32;
+    optimizer_state_.rewind(0);
+    Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
+    int64_t rounded = 0;
+    for (const NamedTensor& state : optimizer.state()) {
+      const bool is_rounded = state.name.starts_with(muon ? "muon." : "adamw.");
+      EXPECT_EQ(state.tensor.dtype(), is_rounded ? DType::kBF16 : ops_->stat_dtype()) << state.name;
+      rounded += is_rounded ? 1 : 0;
+    }
+    EXPECT_GT(rounded, 0);
+    for (const Weight& weight : weights_.all()) {
+      if (weight.grad.defined()) ops_->fill({weight.grad, 0.26});
+    }
+    optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
+    optimizer.step(grad_scale_);
+    for (const NamedTensor& state : optimizer.state()) {
+      if (!state.name.starts_with(muon ? "muon.momentum." : "adamw.m.")) continue;
+      const double expected = muon ? 0.26 : 0.026;
+      double sum = 0.0;
+      const auto* const bits = static_cast<const uint16_t*>(state.tensor.raw());
+      const int64_t size = state.tensor.num_elements();
+      for (int64_t i = 0; i < size; ++i) {
+        ASSERT_NEAR(bf16_to_float(bits[i]), expected, expected * 0x1p-7) << state.name;
+        sum += bf16_to_float(bits[i]);
+      }
+      // Rounded at random: each is off by less than half of what neighbours are apart in the root mean square.
+      EXPECT_NEAR(sum / static_cast<double>(size), expected,
+                  expected * 0x1p-8 * 4 / std::sqrt(static_cast<double>(size)))
+          << state.name;
     }
   }
 }

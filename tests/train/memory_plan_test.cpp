@@ -102,13 +102,17 @@ TEST(MemoryPlanTest, SavedCodesTakeTheirBytes) {
 }
 
 TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
-  const auto with = [](const std::string& state) {
-    return plan_engine_storage(
-        planned_config({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
-                        "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
-  };
-  EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
-              0.01 * static_cast<double>(with("fp32")));
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const auto with = [&](const std::string& state) {
+      return plan_engine_storage(
+          planned_config({"model.dim=256", "optim.matrices.optimizer=" + optimizer,
+                          "optim.experts.optimizer=" + optimizer, "optim.adamw.state=" + state,
+                          optimizer == "muon" ? "optim.muon.state=" + state : "train.steps=1"}))[ArenaKind::kOptimizer];
+    };
+    EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
+                0.01 * static_cast<double>(with("fp32")))
+        << optimizer;
+  }
 }
 
 TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
