@@ -128,6 +128,7 @@ constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interl
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
+constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kState, "state"}};
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
@@ -468,6 +469,10 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
                {"optim.rest.lr", &optim.rest.lr}},
               kNonNegative, "peak learning rate of every group without an lr of its own");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
+
+  f.key("offload", optim.offload, kOffloads,
+        "what lies in pinned host memory instead of the device's; state: moments and lower halves of masters")
+      .not_in_fingerprint();
 
   group("optim.matrices", optim.matrices, Of::kAnyModel, kNonNegative,
         "decay of attention, dense MLPs and shared experts");

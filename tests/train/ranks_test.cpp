@@ -440,8 +440,26 @@ TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
   }
 }
 
+// State in host memory, with experts that move.
+TEST(RankEngines, WhereStateLivesChangesNoBit) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
+    for (const int64_t ranks : {1, 2, 4}) {
+      const auto with = [&](const std::string& offload) {
+        std::vector<std::string> overrides = {fmt::format("optim.experts.optimizer={}", experts),
+                                              fmt::format("optim.{}.state={}", experts, state),
+                                              "optim.offload=" + offload};
+        if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
+        return uneven(ranks, overrides);
+      };
+      EXPECT_EQ(test::differences(whole_state(with("state"), 4), whole_state(with("none"), 4)),
+                std::vector<std::string>())
+          << experts << " " << state << " on " << ranks;
+    }
+  }
+}
+
 TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
-  const Config config = config_of(2);
+  const Config config = config_with(2, {"model.moe.balance_loss=1e-3", "optim.offload=state"});
   std::array<int64_t, 2> places{};
   run_engines(config, [&](ReadyEngine& ready) {
     ASSERT_TRUE(random_step(ready.engine, config, 1).finite);

@@ -121,11 +121,13 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const bool on_device = plan.device_bytes > 0;
   // What is resident already counts as available to the plan, which has a line for it.
   const int64_t host = available_memory_bytes() + resident_bytes();
+  const int64_t in_host = plan.ranks * plan.storage[ArenaKind::kHostState];
   if (on_device && plan.part.empty() && plan.total_bytes > host) {
     throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
                                   human_bytes(plan.total_bytes), human_bytes(host)),
-                      fmt::format("free some: checkpoints are staged there, which takes {}",
-                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging])));
+                      fmt::format("free some: checkpoints are staged there, which takes {}{}",
+                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
+                                  in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
   }
   const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
   const int64_t machine = on_device ? plan.device_limit : host;
@@ -150,6 +152,10 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
   if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations_decide) {
     remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
+  }
+  if (on_device && config.optim.offload == Offload::kNone) {
+    remedy += fmt::format("; or set optim.offload = \"state\": {} of the optimizer then lie in the host's memory",
+                          human_bytes(plan.storage[ArenaKind::kOptimizer]));
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
