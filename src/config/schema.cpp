@@ -537,8 +537,7 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("sample_prompts", train.sample_prompts, kPrompts, "prompts that the model continues at each validation")
       .not_in_fingerprint()
       .leave_out_if(train.sample_prompts.empty());
-  f.key("sample_tokens", train.sample_tokens, kSize,
-        "most tokens per prompt; each costs a forward pass over a microbatch")
+  f.key("sample_tokens", train.sample_tokens, kSize, "most tokens per prompt")
       .needs(!train.sample_prompts.empty(), "train.sample_prompts")
       .not_in_fingerprint();
 }

@@ -8,6 +8,7 @@
 #include "train/plan/rehearsal.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
+#include "train/step/live_generation.h"
 
 namespace nmoe {
 
@@ -20,7 +21,8 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
                       "model.moe.num_experts");
   }
   const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
-  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? kGpuLibraryHostBytes : 0);
+  const int64_t process = rehearsed_process_bytes(config, here, ranks) + live_generation_host_bytes(config) +
+                          (part ? kGpuLibraryHostBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
