@@ -295,20 +295,20 @@ class Generation {
     }
     if (rows.empty()) return false;
     seen_.begin_pass(std::move(row_numbers));
-    const std::span<const float> logits = model_.run(rows, wanted);
-    const auto vocab = static_cast<size_t>(model_.vocab_size());
+    const LogitRows logits = model_.run(rows, wanted, /*with_sums=*/true);
     for (size_t i = 0; i < samplers.size(); ++i) {
       const Writer& writer = writers[samplers[i]];
-      sample(text_of(writer), writer.text, logits.subspan(i * vocab, vocab));
+      sample(text_of(writer), writer.text, logits.from(i));
     }
     return true;
   }
 
-  void sample(Text& text, int64_t index, std::span<const float> logits) {
+  // From the first of the rows.
+  void sample(Text& text, int64_t index, const LogitRows& rows) {
     const SamplingOptions sampling{.seed = options_.seed + static_cast<uint64_t>(index)};
-    const std::span<const float> of_ids = logits.first(static_cast<size_t>(model_.tokenizer().vocab_size()));
+    const std::span<const float> of_ids = rows.logits.first(static_cast<size_t>(model_.tokenizer().vocab_size()));
     const int32_t id = sampler_.sample(of_ids, sampling, text.logprobs.size());
-    text.logprobs.push_back(log_sums_.of(logits).logprob(logits[static_cast<size_t>(id)]));
+    text.logprobs.push_back(rows.sums.front().logprob(rows.logits[static_cast<size_t>(id)]));
     text.tokens.push_back(id);
   }
 
@@ -319,7 +319,6 @@ class Generation {
   int64_t batch_;
   Observations& seen_;
   Sampler sampler_;
-  LogSums log_sums_;
 };
 
 // The forward passes of training over texts as documents.
