@@ -98,6 +98,22 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
   EXPECT_EQ(way(DType::kF32, 128, 64, 128), kRows);
 }
 
+// More tokens than slots are prompts, which the kernel that trains takes where they are many; what it is planned for
+// does for fewer.
+TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
+  using enum cuda::CachedAttentionWay;
+  const auto args = [](int64_t tokens) { return cached(DType::kBF16, tokens, 32, 128, 128, 300); };
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kSlotTokens - 1)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kSlotTokens)).way, kTiles);
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kMaxSlotTokens + 1)).way, kBlocks);
+  EXPECT_EQ(plan_of(kBlackwell, args(4096)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 4096, 32, 128, 64, 300)).way, kGroups);
+  CachedAttention writers = args(cuda::kSlotTokens);
+  writers.keys = writers.values = without_values(DType::kBF16, {cuda::kSlotTokens, 300, writers.keys.dim(2)});
+  EXPECT_EQ(plan_of(kHopper, writers).way, kBlocks);
+  EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kSlotTokens - 1)));
+}
+
 // Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.
 TEST(Plans, ScoresOfACacheAreBounded) {
   constexpr int64_t kMost = int64_t{66} << 20;
@@ -273,19 +289,19 @@ TEST(Plans, ManyBatchInvariantRowsGoThroughTrainingsKernels) {
   const auto device = make_device({.kind = "cuda",
                                    .compute_dtype = DType::kBF16,
                                    .part = GpuPart{.memory_bytes = int64_t{80} << 30, .compute_major = 9}});
-  const auto counted = [&](DType dtype, int64_t rows, int64_t width) {
-    Arena& scratch = device->scratch(Lane::kCompute);
-    const int64_t before = scratch.high_water();
-    EXPECT_EQ(before, 0);
+  const auto counted = [&](DType dtype, int64_t rows, int64_t width, int64_t depth = 64) {
+    const Arena& scratch = device->scratch(Lane::kCompute);
+    EXPECT_EQ(scratch.high_water(), 0);
     device->ops(Lane::kCompute, Arithmetic::kBatchInvariant)
-        .linear_forward({.x = without_values(dtype, {rows, 64}),
-                         .w = without_values(dtype, {width, 64}),
+        .linear_forward({.x = without_values(dtype, {rows, depth}),
+                         .w = without_values(dtype, {width, depth}),
                          .y = without_values(dtype, {rows, width}),
                          .addend = {}});
     return scratch.high_water();
   };
   EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows - 1, 72), 0);
   EXPECT_EQ(counted(DType::kBF16, 4096, 76), 0);
+  EXPECT_EQ(counted(DType::kBF16, 4096, 72, cuda::kLeastTrainingDepth - 8), 0);
   EXPECT_EQ(counted(DType::kF32, 4096, 72), 0);
   EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows, 72), cuda::kProductWorkspaceBytes);
 

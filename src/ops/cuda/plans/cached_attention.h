@@ -53,6 +53,25 @@ inline CachedScores claim_scores(ArenaScope& scope, const Tensor& q, const Tenso
   return {.all = all, .highest = scope.allocate(DType::kF32, {tokens, H, span / kScoreTile})};
 }
 
+// --- of many tokens, by the kernel that trains (sm90/slot_attention.h), with the same bits
+
+constexpr int64_t kSlotTokens = 512, kMaxSlotTokens = 1 << 16;  // from, and to
+// A slot has several of the tokens where there are more of them than slots: prompts.
+inline bool takes_tiles(const KernelSet& kernels, const Tensor& q, const Tensor& cache) {
+  const int64_t T = q.dim(0);
+  return kernels.has_sm90() && T >= kSlotTokens && T <= kMaxSlotTokens && T > cache.dim(0);
+}
+inline bool takes_tiles(const KernelSet& kernels, const CachedAttention& args) {
+  return takes_blocks(args) && takes_tiles(kernels, args.q, args.keys);
+}
+inline bool takes_tiles(const KernelSet& kernels, const MlaExpandedAttention& args) {
+  constexpr int64_t kRope = 64;  // of which the kernel has a panel
+  return takes_blocks(args) && args.k_rope.dim(2) == kRope && args.q.dim(2) > kRope &&
+         takes_tiles(kernels, args.q, args.kv);
+}
+// Runs of tokens: their number, and at most as many as there are tokens.
+inline Tensor claim_tiles(ArenaScope& scope, const Tensor& q) { return scope.allocate(DType::kI32, {1 + q.dim(0), 4}); }
+
 // --- by groups (kernels/attention/cached_attention_groups.h): other heads, and MLA's of latents
 
 constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: rows of an instruction
@@ -83,17 +102,21 @@ void check_head_fits(const Arguments& args) {
   NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
 }
 
-enum class CachedAttentionWay { kBlocks, kGroups, kRows };
+enum class CachedAttentionWay { kTiles, kBlocks, kGroups, kRows };
 struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
-  CachedScores scores = {};  // kBlocks
+  Tensor tiles = {};         // kTiles: [1 + T, 4] i32
+  CachedScores scores = {};  // kBlocks; and kTiles, so that what is planned for many tokens does for few
   Tensor partials = {};      // kGroups: [tokens of a part, H, chunks, Dv] F32
   Tensor statistics = {};    // kGroups: [tokens of a part, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
   if (takes_blocks(args)) {
-    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
+    const bool in_tiles = takes_tiles(to.kernels, args);
+    return {.way = in_tiles ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
+            .tiles = in_tiles ? claim_tiles(to.scope, args.q) : Tensor(),
+            .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
   }
   if (!takes_head_groups(args)) {
     check_head_fits(args);
@@ -108,14 +131,18 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   return plan;
 }
 
-// By blocks or by rows.
+// By tiles, blocks or rows.
 struct MlaExpandedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
-  CachedScores scores = {};  // kBlocks
+  Tensor tiles = {};  // as above
+  CachedScores scores = {};
 };
 inline MlaExpandedAttentionPlan plan(Planner& to, const MlaExpandedAttention& args) {
   if (takes_blocks(args)) {
-    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
+    const bool in_tiles = takes_tiles(to.kernels, args);
+    return {.way = in_tiles ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
+            .tiles = in_tiles ? claim_tiles(to.scope, args.q) : Tensor(),
+            .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
   }
   check_head_fits(args);
   return {};

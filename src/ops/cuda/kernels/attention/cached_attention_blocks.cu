@@ -1,4 +1,4 @@
-// Attention to a cache with the sums of sm90/attention_forward.cu, in their order (ops/contracts/attention.h).
+// Attention to a cache with the sums of sm90/attention_forward.cuh, in their order (ops/contracts/attention.h).
 //
 // What that order leaves free is who computes what, and when. A block has 16 rows of mma.m16n8k16: the query heads of a
 // key/value head, of one token or of as many tokens as there is room for.
