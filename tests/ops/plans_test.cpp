@@ -112,6 +112,20 @@ TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
   writers.keys = writers.values = without_values(DType::kBF16, {cuda::kSlotTokens, 300, writers.keys.dim(2)});
   EXPECT_EQ(plan_of(kHopper, writers).way, kBlocks);
   EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kSlotTokens - 1)));
+
+  const auto latents = [](int64_t tokens, int64_t heads) {
+    return CachedAttention{.q = without_values(DType::kBF16, {tokens, heads, cuda::kLatentKey}),
+                           .slots = without_values(DType::kI32, {tokens}),
+                           .positions = without_values(DType::kI32, {tokens}),
+                           .keys = without_values(DType::kBF16, {3, 4096, cuda::kLatentKey}),
+                           .values = {},
+                           .num_kv_heads = 1,
+                           .out = without_values(DType::kBF16, {tokens, heads, cuda::kLatentValue})};
+  };
+  EXPECT_EQ(plan_of(kHopper, latents(4096, 16)).way, kLatentTiles);
+  EXPECT_EQ(plan_of(kHopper, latents(256, 16)).way, kGroups);
+  EXPECT_EQ(plan_of(kHopper, latents(4096, 8)).way, kGroups);
+  EXPECT_GE(planned_bytes(kHopper, latents(4096, 16)), planned_bytes(kHopper, latents(256, 16)));
 }
 
 // Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -312,6 +314,59 @@ TEST_F(CudaCache, AttentionToLatentsIsThatOfTheCpu) {
           EXPECT_TRUE(same_bits(down(part.out), down(device.out.rows(t, t + some)))) << "row " << t << " of " << some;
         }
       }
+    }
+  }
+}
+
+// Pieces of prompts, single tokens and some without a place, in a call of so many that tensor cores have tiles of them
+// (sm90/latent_attention.h): each has the bits that it has among few. What lies in a slot behind them is not read.
+TEST_F(CudaCache, ManyTokensAttendToLatentsAsFewDo) {
+  constexpr int64_t kHeads = 16, kKey = 576, kValue = 512, kPositions = 1000;
+  struct Run {
+    int64_t slot, first, count;
+  };
+  const std::vector<Run> runs = {{0, 37, 400}, {1, 0, 130},   {-1, 0, 5},  {2, 899, 1},
+                                 {1, 131, 1},  {2, 640, 140}, {0, 441, 20}};
+  std::vector<double> slots, positions;
+  for (const Run& run : runs) {
+    for (int64_t i = 0; i < run.count; ++i) {
+      slots.push_back(static_cast<double>(run.slot));
+      positions.push_back(static_cast<double>(run.first + i));
+    }
+  }
+  const auto T = static_cast<int64_t>(slots.size());
+  const Tensor host_keys = normal({3, kPositions, kKey}, DType::kBF16);
+  const int64_t ends[] = {461, 132, 900};
+  for (int64_t slot = 0; slot < 3; ++slot) {
+    for (int64_t i = ends[slot] * kKey; i < kPositions * kKey; ++i) {
+      set(host_keys, slot * kPositions * kKey + i, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  const Tensor keys = up(host_keys, DType::kBF16);
+  const Tensor q = up(normal({T, kHeads, kKey}, DType::kBF16, 3.0), DType::kBF16);
+  const Tensor all_slots = up(pool_.ints({T}, slots)), all_positions = up(pool_.ints({T}, positions));
+  for (const int64_t window : {0, 1, 130}) {
+    const auto attend = [&](int64_t first, int64_t end) {
+      const Tensor out = tensors_.allocate(DType::kBF16, {end - first, kHeads, kValue});
+      gpu().cached_attention({.scale = 1 / std::sqrt(static_cast<double>(kKey)),
+                              .window = window,
+                              .q = q.rows(first, end),
+                              .slots = all_slots.rows(first, end),
+                              .positions = all_positions.rows(first, end),
+                              .keys = keys,
+                              .values = {},
+                              .num_kv_heads = 1,
+                              .out = out});
+      return out;
+    };
+    const ArenaScope scope(tensors_);
+    const Tensor together = attend(0, T);
+    constexpr int64_t kFew = 45;
+    for (int64_t first = 0; first < T; first += kFew) {
+      const ArenaScope piece(tensors_);
+      const int64_t end = std::min(first + kFew, T);
+      EXPECT_TRUE(same_bits(down(attend(first, end)), down(together.rows(first, end))))
+          << "tokens from " << first << ", window " << window;
     }
   }
 }

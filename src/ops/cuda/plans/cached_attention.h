@@ -80,6 +80,14 @@ constexpr int kChunkKeys = 128;  // positions of a block
 // Tokens are taken in parts, whose chunks' sums have so many bytes, or of so many tokens.
 constexpr int64_t kPartialBytes = int64_t{256} << 20, kPartialTokens = 256;
 
+// Sizes of MLA in latent space that many tokens have a kernel for (sm90/latent_attention.h), with the same bits.
+constexpr int kLatentHeads = 16, kLatentKey = 576, kLatentValue = 512;
+inline bool takes_latent_tiles(const KernelSet& kernels, const CachedAttention& args) {
+  return args.q.dtype() == DType::kBF16 && !args.values.defined() && args.num_kv_heads == 1 &&
+         args.q.dim(1) == kLatentHeads && args.q.dim(2) == kLatentKey && args.q.dense() &&
+         args.out.dim(2) == kLatentValue && takes_tiles(kernels, args.q, args.keys);
+}
+
 // By dtypes and sizes alone.
 inline bool takes_head_groups(const CachedAttention& args) {
   const int64_t heads = args.q.dim(1) / args.num_kv_heads, key = args.q.dim(2), value = args.out.dim(2);
@@ -102,13 +110,14 @@ void check_head_fits(const Arguments& args) {
   NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
 }
 
-enum class CachedAttentionWay { kTiles, kBlocks, kGroups, kRows };
+enum class CachedAttentionWay { kTiles, kBlocks, kLatentTiles, kGroups, kRows };
 struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
-  Tensor tiles = {};         // kTiles: [1 + T, 4] i32
-  CachedScores scores = {};  // kBlocks; and kTiles, so that what is planned for many tokens does for few
-  Tensor partials = {};      // kGroups: [tokens of a part, H, chunks, Dv] F32
-  Tensor statistics = {};    // kGroups: [tokens of a part, H, chunks, 2] F32
+  Tensor tiles = {};  // kTiles, kLatentTiles: [1 + T, 4] i32
+  // What is planned for many tokens does for few.
+  CachedScores scores = {};  // kTiles, kBlocks
+  Tensor partials = {};      // kLatentTiles, kGroups: [tokens of a part, H, chunks, Dv] F32
+  Tensor statistics = {};    // kLatentTiles, kGroups: [tokens of a part, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
@@ -124,6 +133,10 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   }
   const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
   CachedAttentionPlan plan{.way = CachedAttentionWay::kGroups};
+  if (takes_latent_tiles(to.kernels, args)) {
+    plan.way = CachedAttentionWay::kLatentTiles;
+    plan.tiles = claim_tiles(to.scope, args.q);
+  }
   const int64_t token_bytes = H * chunks * args.out.dim(2) * static_cast<int64_t>(sizeof(float));
   const int64_t tokens = std::min(T, std::max(kPartialTokens, kPartialBytes / token_bytes));
   plan.partials = to.scope.allocate(DType::kF32, {tokens, H, chunks, args.out.dim(2)});

@@ -38,6 +38,8 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/sm90/attention.h"
+#include "ops/cuda/sm90/quad_rows.cuh"
+#include "ops/cuda/sm90/slot_tiles.h"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
 #include "ops/cuda/sm90/warpgroup.cuh"
@@ -84,11 +86,6 @@ struct Layout {
   static constexpr int kQueryBarriersAt = kControlAt + Keys::kBarrierBytes + Values::kBarrierBytes;
   static constexpr int kSharedBytes = kQueryBarriersAt + kConsumers * 2 * static_cast<int>(sizeof(uint64_t));
   static_assert(kSharedBytes <= kMaxSharedBytes);
-};
-
-// The rows of a tile that are in a slot: positions [begin, end) of it, of which the first is the token `token`.
-struct SlotRows {
-  int slot, begin, end, token;
 };
 
 struct Attention {
@@ -345,25 +342,6 @@ __device__ __forceinline__ void mask_scores(const int (&low)[2], const int (&hig
   for (int i = 0; i < kScores; ++i) {
     const int key = i / 4 * 8 + i % 2, h = i / 2 % 2;
     if (key < low[h] || key > high[h]) s[i] = -CUDART_INF_F;
-  }
-}
-
-// Between the lanes of a quad: lane i gets what the four have in x[i].
-__device__ void transpose_in_quad(uint32_t (&x)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-  for (int bit = 1; bit < 4; bit *= 2) {
-    const bool upper = (lane & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? x[i] : x[i | bit], bit);
-      if (upper) {
-        x[i] = got;
-      } else {
-        x[i | bit] = got;
-      }
-    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/sm90/latent_attention.h"
 #include "ops/cuda/sm90/slot_attention.h"
 
 namespace nmoe::cuda {
@@ -188,6 +189,9 @@ void cache_write(Context& ctx, const CacheWrite& args) {
 void cached_attention(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
   if (attends_by_tiles(ctx, args, plan)) return;
   if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan.scores);
+  if constexpr (kHasSm90) {
+    if (plan.way == CachedAttentionWay::kLatentTiles) return sm90::latent_attention(ctx, args, plan.tiles);
+  }
   if (plan.way == CachedAttentionWay::kGroups) return cached_attention_by_groups(ctx, args, plan);
   const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
   const Tensor values = args.values.defined() ? args.values : args.keys;
