@@ -77,9 +77,10 @@ TEST(Plans, AttentionToACacheHasTrainingsOrderForItsHeads) {
 
 TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
   using enum cuda::CachedAttentionWay;
-  const auto way = [](DType dtype, int64_t nope, int64_t rope, int64_t value, double scale = 0.1) {
+  const auto way = [](const cuda::KernelSet& kernels, DType dtype, int64_t nope, int64_t rope, int64_t value,
+                      double scale = 0.1) {
     constexpr int64_t kTokens = 5, kHeads = 3, kPositions = 300;
-    return plan_of(kHopper, MlaExpandedAttention{.scale = scale,
+    return plan_of(kernels, MlaExpandedAttention{.scale = scale,
                                                  .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
                                                  .slots = without_values(DType::kI32, {kTokens}),
                                                  .positions = without_values(DType::kI32, {kTokens}),
@@ -88,13 +89,15 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
                                                  .out = without_values(dtype, {kTokens, kHeads, value})})
         .way;
   };
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 64, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 32, 32, 64), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 124, 4, 128), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 64), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128, 0.0), kRows);
-  EXPECT_EQ(way(DType::kF32, 128, 64, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 64, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 32, 32, 64), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 96, 32, 128), kBlocks);
+  EXPECT_EQ(way(kBlackwell, DType::kBF16, 128, 64, 128), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 124, 4, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 64), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128, 0.0), kRows);
+  EXPECT_EQ(way(kHopper, DType::kF32, 128, 64, 128), kRows);
 }
 
 // Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.

@@ -29,6 +29,10 @@ inline bool takes_blocks(const CachedAttention& args) {
 inline bool takes_blocks(const MlaExpandedAttention& args) {
   return args.k_rope.dim(2) % 8 == 0 && takes_blocks(args.q, args.out, args.scale);
 }
+// Tiles of rows want no more than blocks but rows of whole 16 bytes.
+inline bool takes_tiles(const KernelSet& kernels, const MlaExpandedAttention& args) {
+  return kernels.has_sm90() && args.k_rope.dim(2) == 64 && args.q.stride() % 8 == 0 && takes_blocks(args);
+}
 // Positions that a row has scores of.
 inline int64_t score_span(int64_t capacity, int64_t window) {
   const int64_t positions = blocks_for(capacity, kScoreAlignment) * kScoreAlignment;
@@ -81,7 +85,7 @@ void check_head_fits(const Arguments& args) {
   NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
 }
 
-enum class CachedAttentionWay { kBlocks, kGroups, kRows };
+enum class CachedAttentionWay { kTiles, kBlocks, kGroups, kRows };
 struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
   CachedScores scores = {};  // kBlocks
@@ -104,13 +108,15 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   return plan;
 }
 
-// By blocks or by rows.
+// By tiles on Hopper (sm90/cached_attention.h), where what heads share is the last 64 elements of keys, else by blocks
+// or by rows. Tiles and blocks have the same bits.
 struct MlaExpandedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
   CachedScores scores = {};  // kBlocks
 };
 inline MlaExpandedAttentionPlan plan(Planner& to, const MlaExpandedAttention& args) {
   if (takes_blocks(args)) {
+    if (takes_tiles(to.kernels, args)) return {.way = CachedAttentionWay::kTiles};
     return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
   }
   check_head_fits(args);
