@@ -1,7 +1,8 @@
 // Attention of single tokens to a cache: in BF16 by tensor cores, for heads that our own kernels train with to their
 // bits (cached_attention_blocks.h; MLA's on Hopper sm90/cached_attention.h), for others of usual sizes by groups
-// (cached_attention_groups.h), else a block for each (row, query head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867).
-// Bound by reading the cache; the query heads of one key/value head read the same keys, the later ones from L2.
+// (cached_attention_groups.h), else a block for each (row, query head), an online softmax over tiles of keys (Milakov
+// and Gimelshein, arXiv 1805.02867). Bound by reading the cache; the query heads of one key/value head read the same
+// keys, the later ones from L2.
 //
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
