@@ -78,9 +78,10 @@ TEST(Plans, AttentionToACacheHasTrainingsOrderForItsHeads) {
 
 TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
   using enum cuda::CachedAttentionWay;
-  const auto way = [](DType dtype, int64_t nope, int64_t rope, int64_t value, double scale = 0.1) {
+  const auto way = [](const cuda::KernelSet& kernels, DType dtype, int64_t nope, int64_t rope, int64_t value,
+                      double scale = 0.1) {
     constexpr int64_t kTokens = 5, kHeads = 3, kPositions = 300;
-    return plan_of(kHopper, MlaExpandedAttention{.scale = scale,
+    return plan_of(kernels, MlaExpandedAttention{.scale = scale,
                                                  .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
                                                  .slots = without_values(DType::kI32, {kTokens}),
                                                  .positions = without_values(DType::kI32, {kTokens}),
@@ -89,13 +90,15 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
                                                  .out = without_values(dtype, {kTokens, kHeads, value})})
         .way;
   };
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 64, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 32, 32, 64), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 124, 4, 128), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 64), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128, 0.0), kRows);
-  EXPECT_EQ(way(DType::kF32, 128, 64, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 64, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 32, 32, 64), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 96, 32, 128), kBlocks);
+  EXPECT_EQ(way(kBlackwell, DType::kBF16, 128, 64, 128), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 124, 4, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 64), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128, 0.0), kRows);
+  EXPECT_EQ(way(kHopper, DType::kF32, 128, 64, 128), kRows);
 }
 
 // More tokens than slots are prompts, which the kernel that trains takes where they are many; what it is planned for
@@ -103,15 +106,14 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
 TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
   using enum cuda::CachedAttentionWay;
   const auto args = [](int64_t tokens) { return cached(DType::kBF16, tokens, 32, 128, 128, 300); };
-  EXPECT_EQ(plan_of(kHopper, args(cuda::kSlotTokens - 1)).way, kBlocks);
-  EXPECT_EQ(plan_of(kHopper, args(cuda::kSlotTokens)).way, kTiles);
-  EXPECT_EQ(plan_of(kHopper, args(cuda::kMaxSlotTokens + 1)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kPromptTokens - 1)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kPromptTokens)).way, kTiles);
   EXPECT_EQ(plan_of(kBlackwell, args(4096)).way, kBlocks);
   EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 4096, 32, 128, 64, 300)).way, kGroups);
-  CachedAttention writers = args(cuda::kSlotTokens);
-  writers.keys = writers.values = without_values(DType::kBF16, {cuda::kSlotTokens, 300, writers.keys.dim(2)});
+  CachedAttention writers = args(cuda::kPromptTokens);
+  writers.keys = writers.values = without_values(DType::kBF16, {cuda::kPromptTokens, 300, writers.keys.dim(2)});
   EXPECT_EQ(plan_of(kHopper, writers).way, kBlocks);
-  EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kSlotTokens - 1)));
+  EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kPromptTokens - 1)));
 
   const auto latents = [](int64_t tokens, int64_t heads) {
     return CachedAttention{.q = without_values(DType::kBF16, {tokens, heads, cuda::kLatentKey}),

@@ -29,6 +29,19 @@ inline bool takes_blocks(const CachedAttention& args) {
 inline bool takes_blocks(const MlaExpandedAttention& args) {
   return args.k_rope.dim(2) % 8 == 0 && takes_blocks(args.q, args.out, args.scale);
 }
+// Many tokens, and more than there are slots: some slot has several of them, as prompts have.
+constexpr int64_t kPromptTokens = 512;
+inline bool are_prompts(const Tensor& q, const Tensor& cache) {
+  return q.dim(0) >= kPromptTokens && q.dim(0) > cache.dim(0);
+}
+// Tiles of rows want no more than blocks but rows of whole 16 bytes. Where heads share keys, a block has several heads
+// of a single token, so that tiles are for prompts.
+inline bool takes_tiles(const KernelSet& kernels, const MlaExpandedAttention& args) {
+  return kernels.has_sm90() && args.k_rope.dim(2) == 64 && args.q.stride() % 8 == 0 && takes_blocks(args);
+}
+inline bool takes_tiles(const KernelSet& kernels, const CachedAttention& args) {
+  return kernels.has_sm90() && args.q.stride() % 8 == 0 && takes_blocks(args) && are_prompts(args.q, args.keys);
+}
 // Positions that a row has scores of.
 inline int64_t score_span(int64_t capacity, int64_t window) {
   const int64_t positions = blocks_for(capacity, kScoreAlignment) * kScoreAlignment;
@@ -53,25 +66,6 @@ inline CachedScores claim_scores(ArenaScope& scope, const Tensor& q, const Tenso
   return {.all = all, .highest = scope.allocate(DType::kF32, {tokens, H, span / kScoreTile})};
 }
 
-// --- of many tokens, by the kernel that trains (sm90/slot_attention.h), with the same bits
-
-constexpr int64_t kSlotTokens = 512, kMaxSlotTokens = 1 << 16;  // from, and to
-// A slot has several of the tokens where there are more of them than slots: prompts.
-inline bool takes_tiles(const KernelSet& kernels, const Tensor& q, const Tensor& cache) {
-  const int64_t T = q.dim(0);
-  return kernels.has_sm90() && T >= kSlotTokens && T <= kMaxSlotTokens && T > cache.dim(0);
-}
-inline bool takes_tiles(const KernelSet& kernels, const CachedAttention& args) {
-  return takes_blocks(args) && takes_tiles(kernels, args.q, args.keys);
-}
-inline bool takes_tiles(const KernelSet& kernels, const MlaExpandedAttention& args) {
-  constexpr int64_t kRope = 64;  // of which the kernel has a panel
-  return takes_blocks(args) && args.k_rope.dim(2) == kRope && args.q.dim(2) > kRope &&
-         takes_tiles(kernels, args.q, args.kv);
-}
-// Runs of tokens: their number, and at most as many as there are tokens.
-inline Tensor claim_tiles(ArenaScope& scope, const Tensor& q) { return scope.allocate(DType::kI32, {1 + q.dim(0), 4}); }
-
 // --- by groups (kernels/attention/cached_attention_groups.h): other heads, and MLA's of latents
 
 constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: rows of an instruction
@@ -82,10 +76,12 @@ constexpr int64_t kPartialBytes = int64_t{256} << 20, kPartialTokens = 256;
 
 // Sizes of MLA in latent space that many tokens have a kernel for (sm90/latent_attention.h), with the same bits.
 constexpr int kLatentHeads = 16, kLatentKey = 576, kLatentValue = 512;
+constexpr int64_t kMaxLatentTokens = 1 << 16;
 inline bool takes_latent_tiles(const KernelSet& kernels, const CachedAttention& args) {
   return args.q.dtype() == DType::kBF16 && !args.values.defined() && args.num_kv_heads == 1 &&
          args.q.dim(1) == kLatentHeads && args.q.dim(2) == kLatentKey && args.q.dense() &&
-         args.out.dim(2) == kLatentValue && takes_tiles(kernels, args.q, args.keys);
+         args.out.dim(2) == kLatentValue && args.q.dim(0) <= kMaxLatentTokens && kernels.has_sm90() &&
+         are_prompts(args.q, args.keys);
 }
 
 // By dtypes and sizes alone.
@@ -113,18 +109,16 @@ void check_head_fits(const Arguments& args) {
 enum class CachedAttentionWay { kTiles, kBlocks, kLatentTiles, kGroups, kRows };
 struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
-  Tensor tiles = {};  // kTiles, kLatentTiles: [1 + T, 4] i32
-  // What is planned for many tokens does for few.
-  CachedScores scores = {};  // kTiles, kBlocks
-  Tensor partials = {};      // kLatentTiles, kGroups: [tokens of a part, H, chunks, Dv] F32
-  Tensor statistics = {};    // kLatentTiles, kGroups: [tokens of a part, H, chunks, 2] F32
+  Tensor tiles = {};  // kLatentTiles: [1 + T, 4] i32
+  // Of kTiles and kLatentTiles, too: what is planned for many tokens does for few.
+  CachedScores scores = {};  // kBlocks
+  Tensor partials = {};      // kGroups: [tokens of a part, H, chunks, Dv] F32
+  Tensor statistics = {};    // kGroups: [tokens of a part, H, chunks, 2] F32
 };
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
   if (takes_blocks(args)) {
-    const bool in_tiles = takes_tiles(to.kernels, args);
-    return {.way = in_tiles ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
-            .tiles = in_tiles ? claim_tiles(to.scope, args.q) : Tensor(),
+    return {.way = takes_tiles(to.kernels, args) ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
             .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
   }
   if (!takes_head_groups(args)) {
@@ -135,7 +129,7 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   CachedAttentionPlan plan{.way = CachedAttentionWay::kGroups};
   if (takes_latent_tiles(to.kernels, args)) {
     plan.way = CachedAttentionWay::kLatentTiles;
-    plan.tiles = claim_tiles(to.scope, args.q);
+    plan.tiles = to.scope.allocate(DType::kI32, {1 + T, 4});
   }
   const int64_t token_bytes = H * chunks * args.out.dim(2) * static_cast<int64_t>(sizeof(float));
   const int64_t tokens = std::min(T, std::max(kPartialTokens, kPartialBytes / token_bytes));
@@ -144,18 +138,16 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   return plan;
 }
 
-// By tiles, blocks or rows.
+// By tiles on Hopper (sm90/cached_attention.h), where what heads share is the last 64 elements of keys, else by blocks
+// or by rows. Tiles and blocks have the same bits.
 struct MlaExpandedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
-  Tensor tiles = {};  // as above
-  CachedScores scores = {};
+  CachedScores scores = {};  // kBlocks
 };
 inline MlaExpandedAttentionPlan plan(Planner& to, const MlaExpandedAttention& args) {
   if (takes_blocks(args)) {
-    const bool in_tiles = takes_tiles(to.kernels, args);
-    return {.way = in_tiles ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
-            .tiles = in_tiles ? claim_tiles(to.scope, args.q) : Tensor(),
-            .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
+    if (takes_tiles(to.kernels, args)) return {.way = CachedAttentionWay::kTiles};
+    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
   }
   check_head_fits(args);
   return {};

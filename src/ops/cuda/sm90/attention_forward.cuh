@@ -1,4 +1,6 @@
-// Attention, forward: out = softmax(scale q k^T) v, lse = log of the sum of exp(scale q k^T), over visible keys.
+// Attention, forward, by TMA and wgmma: out = softmax(scale q k^T) v, over visible keys, and the logarithm of the sum
+// of exp(scale q k^T). What is attended to for whom is a template's Work: training's sequences (attention_forward.cu),
+// or rows of generation (cached_attention.cu).
 //
 // The structure is FlashAttention-3's (arXiv 2407.08608), the sums those of algorithm 1 of arXiv 2307.08691. A
 // persistent, warp-specialised kernel: one block a multiprocessor works on tiles of queries of one head. One warp of
@@ -11,17 +13,11 @@
 //   p = exp(scale s - highest)     while the second product is under way; o and the sums of p follow where `highest`
 //                                  rises
 //
-// Masks. Row i sees the keys [low(i), i]: low(i) is where its document begins, or where its window does. low never
-// falls, so that a warpgroup's blocks are those from low of its first row to its last row; blocks outside are not
+// Masks. Row i sees the keys [low(i), i]: low(i) is where its document begins, or where its window does. In a tile low
+// never falls, so that a warpgroup's blocks are those from low of its first row to its last row; blocks outside are not
 // multiplied, and those that no consumer wants are not loaded. Only blocks that some of its rows see in part are
 // masked. The rows of a consumer lie in one block of keys, its first, so that each sees a key there, itself: its
 // highest score is finite from there on.
-//
-// Tiles of a sequence are counted from a sequence's end: where the length is not a multiple of a tile it is the first
-// tile, of little work, whose consumers stand idle. Every row of `out` is written once, from sums in one order.
-//
-// Rows that are in slots of a cache (generation's prompts) are tiles of runs of tokens, whose keys lie in their slot
-// from position 0 on. A consumer's rows lie in one block of keys there too, so that their sums are the same.
 //
 // Bound by tensor cores, with softmax close behind for heads of 64: a block of 128 keys costs a consumer 1,024 cycles
 // of wgmma there, while the multiprocessor makes its 8,192 exponentials in 512, of which all consumers share both.
@@ -29,43 +25,36 @@
 
 #include <math_constants.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <numbers>
 
 #include "ops/cuda/primitives/attention_sums.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
-#include "ops/cuda/sm90/attention.h"
+#include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/quad_rows.cuh"
-#include "ops/cuda/sm90/slot_tiles.h"
 #include "ops/cuda/sm90/tma.cuh"
 #include "ops/cuda/sm90/tma_pipeline.cuh"
 #include "ops/cuda/sm90/warpgroup.cuh"
 #include "ops/cuda/sm90/wgmma.cuh"
-#include "ops/cuda/vendor/tensor_map.h"
 
-namespace nmoe::cuda::sm90::forward {
+namespace nmoe::cuda::sm90 {
 
 constexpr int kRows = kPanel;  // of queries, a consumer
 constexpr int kWarpgroupWarps = kWarpgroup / kWarp;
-constexpr int kConsumers = 3;
-// Named barriers: of consumers' turns, and of the threads of each.
-constexpr int kTurnBarrier = 1, kOwnBarrier = kTurnBarrier + kConsumers;
-constexpr int kTileRows = kConsumers * kRows;
+constexpr int kFewRows = 8;  // of the smallest boxes, which the swizzle repeats itself in
+static_assert(kFewRows * kPanel * 2 == kPanelAlignment);
+constexpr int kTurnBarrier = 1;  // the named barriers of consumers' turns
+constexpr int kHideBarrier = 4;  // of each consumer's threads
 
-// Where the rows of queries are: in sequences of one length, whose keys and values lie beside them, or as runs of
-// tokens of the slots of a cache, which has their keys and values.
-enum class QueryRows { kSequences, kSlots };
-
-template <int kKeySize_, int kValueSize_, int kKeys_, int kStages_, QueryRows kQueryRows>
-struct Layout {
-  static constexpr bool kInSlots = kQueryRows == QueryRows::kSlots;
+template <int kKeySize_, int kValueSize_, int kKeys_, int kStages_>
+struct AttentionLayout {
   static constexpr int kKeySize = kKeySize_, kValueSize = kValueSize_;
   static constexpr int kKeys = kKeys_;  // of a block
   static constexpr int kStages = kStages_;
   static_assert(kKeySize % kPanel == 0 && kKeys % kRows == 0);
+  static constexpr int kConsumers = 3;
+  static constexpr int kTileRows = kConsumers * kRows;
   using Registers = WarpgroupRegisters<1, 32, kConsumers, 160>;
   // Of a consumer's 64 rows, a thread's. With p, in pairs, they are most of its registers.
   static constexpr int kScores = kKeys / 2, kOut = kValueSize / 2;
@@ -88,97 +77,57 @@ struct Layout {
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 
-struct Attention {
+// The head sizes that there are.
+using Heads64 = AttentionLayout<64, 64, 128, 4>;
+using Heads128 = AttentionLayout<128, 128, 64, 4>;
+using Heads192 = AttentionLayout<192, 128, 64, 3>;
+
+// Work has
+//   whole              maps of blocks of keys and values and of a consumer's rows of queries
+//   last_heads         of k_last: all, or one that all share
+//   out                [., heads, kValueSize]
+//   heads, group       query heads, of which so many have a key/value head
+//   scale
+// and, for threads of the kernel,
+//   Tile                   kTileRows rows of queries of one head, kRows for each consumer, by their positions in a
+//                          sequence: `first_row`, `head`, what else it wants. Not all of them exist; those of a
+//                          consumer lie in one block of keys
+//   prepare<L>(base)       by all threads before anything else; behind L::kSharedBytes shared memory is its own
+//   tiles<L>(base)         what gives a block its tiles: next(tile) fills the next one in or returns false
+//   first_row(tile)        the first row that exists, and
+//   end_row(tile)          where they end
+//   exists(tile, row)      whether a row of a consumer that has rows does, and
+//   has_rows(tile, row)    whether one of the consumer's that begin at `row` does
+//   low_key(tile, row)     the first position that a row sees
+//   key_place(tile, position)                   where maps have it
+//   load_queries<L>(tile, row, target, full)    a consumer's rows, or an arrival at `full`, by load_query_rows
+//   out_row(tile, row)     of `out`
+//   kKeepsLse              whether the logarithms are wanted: lse_of(tile, row), and those of the next rows behind it
+//   kHidesRest             whether keys and values at positions from end_row on may be anything; of the last block only
+//                          rows before it are read then, by `few`, maps of kFewRows rows
+struct HeadMaps {               // vendor/tensor_map.h
   CUtensorMap q, k, k_last, v;  // k_last: the last panel of keys
-  int last_heads;               // of k_last: all, or one that all share
-  __nv_bfloat16* out;           // [T, H, kValueSize]
-  float* lse;                   // [B, H, S]; kSlots: not used, nor is first_keys
-  const int32_t* first_keys;    // [T], or null
-  int num_seqs, seq_len, heads, group;
-  int window;  // 0: none
-  float scale;
-  int tiles;                  // of a sequence's rows; the first begins `missing` rows before the sequence
-  int missing;                // a multiple of 64, less than a tile
-  int section;                // heads whose tiles are taken before those of the next ones
-  const SlotRows* slot_rows;  // kSlots: in place of these, tiles that begin at multiples of kTileRows positions, those
-  const int* num_slot_rows;   // with the most keys first
 };
-
-// 64 rows of queries for each consumer, of which those at [begin, end) of the sequence or slot exist.
-struct Tile {
-  int first_row;  // in the sequence; may be negative
-  int head, seq;  // seq: or slot
-  int begin, end;
-  int token;  // kSlots: of first_row, were it there
-};
-
-// Tiles in the order of the sections, within one those of all heads' last rows first. Block b of a grid of n takes the
-// tiles b, 2 n - 1 - b, 2 n + b, ... of that order; so all have much the same work if the section is well chosen
-// (balanced_section), and work on few heads at a time, whose keys and values stay in L2. Of slots it is the order that
-// the tiles have, all heads of one side by side.
-template <class L>
-struct Schedule {
-  const Attention& a;
-  int turn = 0;
-
-  __device__ bool next(Tile& tile) {
-    const int n = static_cast<int>(gridDim.x), b = static_cast<int>(blockIdx.x);
-    const int place = turn * n + (turn % 2 == 0 ? b : n - 1 - b);
-    if constexpr (L::kInSlots) {
-      const int number = place / a.heads;
-      if (number >= *a.num_slot_rows) return false;
-      ++turn;
-      const SlotRows rows = a.slot_rows[number];
-      const int first_row = rows.begin / kTileRows * kTileRows;
-      tile = {
-          first_row, place - number * a.heads, rows.slot, rows.begin, rows.end, rows.token - (rows.begin - first_row)};
-      return true;
-    }
-    const int heads = a.num_seqs * a.heads;
-    if (place >= heads * a.tiles) return false;
-    ++turn;
-    const int section = place / (a.section * a.tiles), rest = place - section * a.section * a.tiles;
-    const int section_heads = min(a.section, heads - section * a.section), row = rest / section_heads;
-    const int head = section * a.section + rest - row * section_heads;  // of all sequences
-    tile = {(a.tiles - 1 - row) * kTileRows - a.missing, head % a.heads, head / a.heads, 0, a.seq_len, 0};
-    return true;
-  }
+struct SequencePlace {
+  int position, sequence;
 };
 
 // The same value for the warp, and known to be.
-__device__ int of_first_lane(int value) { return __shfl_sync(kAllLanes, value, 0); }
+__device__ inline int of_first_lane(int value) { return __shfl_sync(kAllLanes, value, 0); }
 
-// The first key that a row sees.
-template <class L>
-__device__ int low_key(const Attention& a, const Tile& tile, int row) {
-  int document = 0;
-  if constexpr (!L::kInSlots) document = a.first_keys != nullptr ? a.first_keys[tile.seq * a.seq_len + row] : 0;
-  return a.window > 0 ? max(document, row - a.window + 1) : document;
-}
-// Behind the last row that exists.
-template <class L>
-__device__ int end_row(const Attention& a, const Tile& tile) {
-  return L::kInSlots ? tile.end : a.seq_len;
-}
-// Whether a consumer has rows that exist, of the 64 from `row` on.
-template <class L>
-__device__ bool has_rows(const Tile& tile, int row) {
-  return L::kInSlots ? row + kRows > tile.begin && row < tile.end : row >= 0;
-}
-
-// Blocks of keys, from `last` down to `first`.
-struct Blocks {
+// KeyBlocks of keys, from `last` down to `first`.
+struct KeyBlocks {
   int first, last;
 };
 // Those that rows [row, row + kCount) see, as far as such rows exist.
-template <class L, int kCount>
-__device__ Blocks blocks_of(const Attention& a, const Tile& tile, int row) {
-  return {of_first_lane(low_key<L>(a, tile, max(row, tile.begin))) / L::kKeys,
-          (min(row + kCount, end_row<L>(a, tile)) - 1) / L::kKeys};
+template <class L, int kCount, class Work>
+__device__ KeyBlocks blocks_of(const Work& work, const typename Work::Tile& tile, int row) {
+  return {of_first_lane(work.low_key(tile, max(row, work.first_row(tile)))) / L::kKeys,
+          (min(row + kCount, work.end_row(tile)) - 1) / L::kKeys};
 }
 
 template <class L>
-struct Shared {
+struct AttentionShared {
   std::byte* base;
   __device__ std::byte* queries(int consumer) const { return base + consumer * L::kQueryBytes; }
   __device__ typename L::Keys keys() const { return {base + L::kKeysAt, base + L::kControlAt}; }
@@ -192,70 +141,98 @@ struct Shared {
   __device__ uint64_t* queries_empty(int consumer) const { return queries_full(consumer) + 1; }
 };
 
-// A block's stage: load(panel, where it goes, its mbarrier) of each panel.
-template <class L, class Pipeline, class Load>
-__device__ void load_block(const Pipeline& pipeline, typename Pipeline::Position& at, const Load& load) {
+// A block's stage: load(maps, panel, position, where it goes, its mbarrier) of each panel, from the block's first
+// position on. Where values behind a tile's last row may be anything, what lies there is not read.
+template <class L, class Work, class Pipeline, class Load>
+__device__ void load_block(const Work& work, const typename Work::Tile& tile, int block, const Pipeline& pipeline,
+                           typename Pipeline::Position& at, const Load& load) {
+  constexpr int kPanels = Pipeline::kStageBytes / L::kBlockPanelBytes;
   pipeline.acquire(at);
+  if constexpr (Work::kHidesRest) {
+    const int few = ceil_div(work.end_row(tile) - block * L::kKeys, kFewRows) * kFewRows;
+    if (few < L::kKeys) {
+      pipeline.expect(at, kPanels * few * kPanel * 2);
+#pragma unroll 1
+      for (int i = 0; i < kPanels; ++i) {
+#pragma unroll 1
+        for (int row = 0; row < few; row += kFewRows) {
+          std::byte* const target = pipeline.stage(at) + i * L::kBlockPanelBytes + row * kPanel * 2;
+          load(work.few, i, block * L::kKeys + row, target, pipeline.full(at));
+        }
+      }
+      at.advance();
+      return;
+    }
+  }
   pipeline.expect(at, Pipeline::kStageBytes);
 #pragma unroll
-  for (int i = 0; i < Pipeline::kStageBytes / L::kBlockPanelBytes; ++i) {
-    load(i, pipeline.stage(at) + i * L::kBlockPanelBytes, pipeline.full(at));
+  for (int i = 0; i < kPanels; ++i) {
+    load(work.whole, i, block * L::kKeys, pipeline.stage(at) + i * L::kBlockPanelBytes, pipeline.full(at));
   }
   at.advance();
 }
 
 // Keys and values, by a warp.
-template <class L>
-__device__ void load_keys_and_values(const Attention& a, const Shared<L>& shared) {
+template <class L, class Work>
+__device__ void load_keys_and_values(const Work& work, const AttentionShared<L>& shared) {
   const bool elected = threadIdx.x % kWarp == 0;
   const typename L::Keys keys = shared.keys();
   const typename L::Values values = shared.values();
   typename L::Keys::Position key_at;
   typename L::Values::Position value_at;
-  Schedule<L> schedule{a};
-  Tile tile;
-  while (schedule.next(tile)) {
-    const Blocks blocks = blocks_of<L, kTileRows>(a, tile, tile.first_row);
-    const int head = tile.head / a.group;
+  auto tiles = work.template tiles<L>(shared.base);
+  typename Work::Tile tile;
+  while (tiles.next(tile)) {
+    const KeyBlocks blocks = blocks_of<L, L::kTileRows>(work, tile, tile.first_row);
+    const int head = tile.head / work.group;
     const auto load_keys = [&](int block) {
-      load_block<L>(keys, key_at, [&](int panel, std::byte* target, uint64_t* full) {
-        if (panel + 1 < L::kKeyPanels) {
-          tma_load(a.k, {panel * kPanel, head, block * L::kKeys, tile.seq}, target, full);
-        } else {
-          tma_load(a.k_last, {0, min(head, a.last_heads - 1), block * L::kKeys, tile.seq}, target, full);
-        }
-      });
+      load_block<L>(
+          work, tile, block, keys, key_at,
+          [&](const auto& maps, int panel, int position, std::byte* target, uint64_t* full) {
+            const SequencePlace at = work.key_place(tile, position);
+            if (panel + 1 < L::kKeyPanels) {
+              tma_load(maps.k, {panel * kPanel, head, at.position, at.sequence}, target, full);
+            } else {
+              tma_load(maps.k_last, {0, min(head, work.last_heads - 1), at.position, at.sequence}, target, full);
+            }
+          });
     };
     if (elected) {
       load_keys(blocks.last);
       for (int block = blocks.last; block >= blocks.first; --block) {
         if (block > blocks.first) load_keys(block - 1);  // wanted before the values of the block behind it
-        load_block<L>(values, value_at, [&](int panel, std::byte* target, uint64_t* full) {
-          tma_load(a.v, {panel * kPanel, head, block * L::kKeys, tile.seq}, target, full);
-        });
+        load_block<L>(work, tile, block, values, value_at,
+                      [&](const auto& maps, int panel, int position, std::byte* target, uint64_t* full) {
+                        const SequencePlace at = work.key_place(tile, position);
+                        tma_load(maps.v, {panel * kPanel, head, at.position, at.sequence}, target, full);
+                      });
       }
     }
     __syncwarp();
   }
 }
 
+// kBoxRows rows of queries, from `at` on, to shared memory.
+template <class L, int kBoxRows>
+__device__ void load_query_rows(const CUtensorMap& q, int head, const SequencePlace& at, std::byte* target,
+                                uint64_t* full) {
+  mbarrier_arrive_expect_tx(full, L::kKeyPanels * kBoxRows * kPanel * 2);
+#pragma unroll
+  for (int i = 0; i < L::kKeyPanels; ++i) {
+    tma_load(q, {i * kPanel, head, at.position, at.sequence}, target + i * kPanelBytes, full);
+  }
+}
 // Queries, by a thread.
-template <class L>
-__device__ void load_queries(const Attention& a, const Shared<L>& shared) {
-  Schedule<L> schedule{a};
-  Tile tile;
-  for (int parity = 1; schedule.next(tile); parity ^= 1) {
+template <class L, class Work>
+__device__ void load_queries(const Work& work, const AttentionShared<L>& shared) {
+  auto tiles = work.template tiles<L>(shared.base);
+  typename Work::Tile tile;
+  for (int parity = 1; tiles.next(tile); parity ^= 1) {
 #pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      uint64_t* const full = shared.queries_full(consumer);
+    for (int consumer = 0; consumer < L::kConsumers; ++consumer) {
       mbarrier_wait(shared.queries_empty(consumer), parity);
-      mbarrier_arrive_expect_tx(full, L::kQueryBytes);
-#pragma unroll
-      for (int i = 0; i < L::kKeyPanels; ++i) {
-        const int row = (L::kInSlots ? tile.token : tile.first_row) + consumer * kRows;
-        tma_load(a.q, {i * kPanel, tile.head, row, L::kInSlots ? 0 : tile.seq},
-                 shared.queries(consumer) + i * kPanelBytes, full);
-      }
+      work.template load_queries<L>(tile, tile.first_row + consumer * kRows, shared.queries(consumer),
+                                    shared.queries_full(consumer));
     }
   }
 }
@@ -346,16 +323,13 @@ __device__ __forceinline__ void mask_scores(const int (&low)[2], const int (&hig
 }
 
 // Rows `row` and row + 8 of the sequence, as far as they exist: 16 bytes a lane and time.
-template <class L>
-__device__ void store_rows(const Attention& a, const Tile& tile, int row, const float (&factor)[2],
+template <class L, class Work>
+__device__ void store_rows(const Work& work, const typename Work::Tile& tile, int row, const float (&factor)[2],
                            const float (&o)[L::kOut]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int at = row + 8 * h;
-    const int64_t token =
-        L::kInSlots ? tile.token + (at - tile.first_row) : static_cast<int64_t>(tile.seq) * a.seq_len + at;
-    const bool exists = L::kInSlots ? at >= tile.begin && at < tile.end : at < a.seq_len;
-    __nv_bfloat16* const target = a.out + (token * a.heads + tile.head) * L::kValueSize;
+    __nv_bfloat16* const target = work.out + (work.out_row(tile, at) * work.heads + tile.head) * L::kValueSize;
 #pragma unroll
     for (int first = 0; first < L::kValueSize / 8; first += 4) {
       uint32_t x[4];
@@ -366,21 +340,21 @@ __device__ void store_rows(const Attention& a, const Tile& tile, int row, const 
       }
       transpose_in_quad(x);
       const int column = 8 * (first + static_cast<int>(threadIdx.x) % 4);
-      if (exists) *reinterpret_cast<uint4*>(target + column) = make_uint4(x[0], x[1], x[2], x[3]);
+      if (work.exists(tile, at)) *reinterpret_cast<uint4*>(target + column) = make_uint4(x[0], x[1], x[2], x[3]);
     }
   }
 }
 
 // Keys and values as a consumer goes through them.
 template <class L>
-struct Rings {
+struct KeyValueRings {
   typename L::Keys keys;
   typename L::Values values;
   typename L::Keys::Position key_at;
   typename L::Values::Position value_at;
   uint64_t first_keys, first_values;  // descriptors of the first stages
 
-  __device__ explicit Rings(const Shared<L>& shared)
+  __device__ explicit KeyValueRings(const AttentionShared<L>& shared)
       : keys(shared.keys()),
         values(shared.values()),
         first_keys(wgmma_descriptor<L::kBlockPanelBytes>(keys.stage(key_at))),
@@ -415,45 +389,42 @@ struct Rings {
 // Consumers take turns to start their products, so that the softmax of one is under way with the products of the
 // others. Every consumer has a turn for each block of a tile but the first, whether its rows want it or not.
 template <class L>
-struct Turns {
+struct ConsumerTurns {
   int consumer;
 
   __device__ void wait() const { named_barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroup); }
-  __device__ void pass() const { named_barrier_arrive(kTurnBarrier + (consumer + 1) % kConsumers, 2 * kWarpgroup); }
+  __device__ void pass() const { named_barrier_arrive(kTurnBarrier + (consumer + 1) % L::kConsumers, 2 * kWarpgroup); }
 };
 
-// Zeros for the values of a block's keys from `first` on, by the threads of a consumer: all that have rows there do the
-// same, and each before its own products read them.
+// Values of a block from its row `first` on become zeros, by a consumer.
 template <class L>
-__device__ void clear_values(std::byte* stage, int first, int consumer) {
+__device__ void hide_values(std::byte* stage, int first, int consumer) {
   constexpr int kRowPieces = kPanel * 2 / 16;
   const int pieces = (L::kKeys - first) * kRowPieces;
-#pragma unroll 1
   for (int panel = 0; panel < L::kValuePanels; ++panel) {
-    auto* const target = reinterpret_cast<uint4*>(stage + panel * L::kBlockPanelBytes) + first * kRowPieces;
-    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < pieces; i += kWarpgroup) {
-      target[i] = make_uint4(0, 0, 0, 0);
-    }
+    auto* const rows = reinterpret_cast<uint4*>(stage + panel * L::kBlockPanelBytes) + first * kRowPieces;
+    for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < pieces; i += kWarpgroup)
+      rows[i] = make_uint4(0, 0, 0, 0);
   }
   fence_proxy_async();
-  named_barrier_sync(kOwnBarrier + consumer, kWarpgroup);
+  named_barrier_sync(kHideBarrier + consumer, kWarpgroup);
 }
 
 // A consumer: 64 rows of every tile.
-template <class L>
-__device__ void attend(const Attention& a, const Shared<L>& shared) {
+template <class L, class Work>
+__device__ void attend(const Work& work, const AttentionShared<L>& shared) {
   const int consumer = of_first_lane(static_cast<int>(threadIdx.x) / kWarpgroup - 1);
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int first_column = 2 * (lane % 4);
-  const float scale_log2 = a.scale * std::numbers::log2e_v<float>;
+  const float scale_log2 = work.scale * std::numbers::log2e_v<float>;
   const uint64_t queries = wgmma_descriptor(shared.queries(consumer));
-  Rings<L> rings(shared);
-  const Turns<L> turns{consumer};
-  if (consumer == kConsumers - 1) turns.pass();
-  Schedule<L> schedule{a};
-  Tile tile;
-  for (int parity = 0; schedule.next(tile); parity ^= 1) {
-    const Blocks all = blocks_of<L, kTileRows>(a, tile, tile.first_row);
+  KeyValueRings<L> rings(shared);
+  const ConsumerTurns<L> turns{consumer};
+  if (consumer == L::kConsumers - 1) turns.pass();
+  auto tiles = work.template tiles<L>(shared.base);
+  typename Work::Tile tile;
+  for (int parity = 0; tiles.next(tile); parity ^= 1) {
+    const KeyBlocks all = blocks_of<L, L::kTileRows>(work, tile, tile.first_row);
     const int first_row = tile.first_row + consumer * kRows;
     const auto skip_blocks = [&](int count) {
       for (int i = 0; i < count; ++i) {
@@ -463,29 +434,29 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
       }
     };
     mbarrier_wait(shared.queries_full(consumer), parity);
-    if (!has_rows<L>(tile, first_row)) {
+    if (!work.has_rows(tile, first_row)) {
       if (lane == 0) mbarrier_arrive(shared.queries_empty(consumer));
       skip_blocks(all.last - all.first);
       rings.skip();
       continue;
     }
-    const Blocks blocks = blocks_of<L, kRows>(a, tile, first_row);
-    const int last_row = min(first_row + kRows, end_row<L>(a, tile)) - 1;
-    const int lows_end = of_first_lane(low_key<L>(a, tile, last_row));  // the keys from here on all rows see, if any
+    const KeyBlocks blocks = blocks_of<L, kRows>(work, tile, first_row);
+    const int last_row = min(first_row + kRows, work.end_row(tile)) - 1;
+    const int lows_end = of_first_lane(work.low_key(tile, last_row));  // the keys from here on all rows see, if any
     const int row = first_row + warp * (kRows / kWarpgroupWarps) + lane / 4;
-    const int low[2] = {low_key<L>(a, tile, min(row, last_row)) - first_column,
-                        low_key<L>(a, tile, min(row + 8, last_row)) - first_column};
+    const int low[2] = {work.low_key(tile, min(row, last_row)) - first_column,
+                        work.low_key(tile, min(row + 8, last_row)) - first_column};
     const auto mask_block = [&](int block, float(&s)[L::kScores]) {
       const int first_key = block * L::kKeys;
       mask_scores({low[0] - first_key, low[1] - first_key},
                   {row - first_column - first_key, row + 8 - first_column - first_key}, s);
     };
 
-    // Of the slot's values behind the tile's last row nobody knows what they are.
     const auto wait_values = [&](int block) {
       const uint64_t values = rings.wait_values();
-      if (L::kInSlots && (block + 1) * L::kKeys > tile.end) {
-        clear_values<L>(rings.values.stage(rings.value_at), tile.end - block * L::kKeys, consumer);
+      if constexpr (Work::kHidesRest) {
+        const int rest = work.end_row(tile) - block * L::kKeys;
+        if (rest < L::kKeys) hide_values<L>(rings.values.stage(rings.value_at), rest, consumer);
       }
       return values;
     };
@@ -535,7 +506,7 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(rows.sum[h]);
       factor[h] = 1.0F / sum;
-      lse[h] = rows.highest[h] * a.scale + logf(sum);
+      lse[h] = rows.highest[h] * work.scale + logf(sum);
     }
     wgmma_wait_group<0>();
     rings.release_values();
@@ -544,28 +515,31 @@ __device__ void attend(const Attention& a, const Shared<L>& shared) {
       turns.pass();
       rings.skip();
     }
-    store_rows<L>(a, tile, row, factor, o);
-    if (!L::kInSlots && lane % 4 == 0) {
-      float* const target = a.lse + (static_cast<int64_t>(tile.seq) * a.heads + tile.head) * a.seq_len + row;
-      if (row < a.seq_len) target[0] = lse[0];
-      if (row + 8 < a.seq_len) target[8] = lse[1];
+    store_rows<L>(work, tile, row, factor, o);
+    if constexpr (Work::kKeepsLse) {
+      if (lane % 4 == 0) {
+        float* const target = work.lse_of(tile, row);
+        if (work.exists(tile, row)) target[0] = lse[0];
+        if (work.exists(tile, row + 8)) target[8] = lse[1];
+      }
     }
   }
 }
 
-template <class L>
-__global__ void __launch_bounds__(L::Registers::kThreads, 1) attention_kernel(const __grid_constant__ Attention a) {
+template <class L, class Work>
+__global__ void __launch_bounds__(L::Registers::kThreads, 1) attention_kernel(const __grid_constant__ Work work) {
   extern __shared__ __align__(kPanelAlignment) std::byte base[];
-  const Shared<L> shared{base};
+  const AttentionShared<L> shared{base};
+  work.template prepare<L>(base);
   if (threadIdx.x == 0) {
-    tma_prefetch_map(a.q);
-    tma_prefetch_map(a.k);
-    tma_prefetch_map(a.k_last);
-    tma_prefetch_map(a.v);
-    constexpr int kWarps = kConsumers * kWarpgroupWarps;
+    tma_prefetch_map(work.whole.q);
+    tma_prefetch_map(work.whole.k);
+    tma_prefetch_map(work.whole.k_last);
+    tma_prefetch_map(work.whole.v);
+    constexpr int kWarps = L::kConsumers * kWarpgroupWarps;
     shared.keys().init(/*num_copiers=*/0, /*num_releases=*/kWarps);
     shared.values().init(/*num_copiers=*/0, /*num_releases=*/kWarps);
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    for (int consumer = 0; consumer < L::kConsumers; ++consumer) {
       mbarrier_init(shared.queries_full(consumer), 1);
       mbarrier_init(shared.queries_empty(consumer), kWarpgroupWarps);
     }
@@ -575,14 +549,14 @@ __global__ void __launch_bounds__(L::Registers::kThreads, 1) attention_kernel(co
   if (threadIdx.x < kWarpgroup) {
     setmaxnreg_dec<L::Registers::kProducer>();
     if (threadIdx.x < kWarp) {
-      load_keys_and_values<L>(a, shared);
+      load_keys_and_values<L>(work, shared);
     } else if (threadIdx.x == kWarp) {
-      load_queries<L>(a, shared);
+      load_queries<L>(work, shared);
     }
   } else {
     setmaxnreg_inc<L::Registers::kConsumer>();
-    attend<L>(a, shared);
+    attend<L>(work, shared);
   }
 }
 
-}  // namespace nmoe::cuda::sm90::forward
+}  // namespace nmoe::cuda::sm90

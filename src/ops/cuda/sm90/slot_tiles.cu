@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kSizes = kThreads;  // of tiles, by their keys: a thread each
-constexpr int kWords = kMaxSlotTokens / kWarp;
+constexpr int kWords = kMaxLatentTokens / kWarp;
 
 // A bit for each token: whether a tile begins with it, and whether one ends before it.
 struct TileBits {
@@ -109,7 +109,7 @@ static_assert(sizeof(SlotRows) == sizeof(int4));
 }  // namespace
 
 void find_slot_tiles(Context& ctx, const SlotTokens& tokens) {
-  NMOE_CHECK(tokens.num_tokens <= kMaxSlotTokens, "tiles of {} tokens", tokens.num_tokens);
+  NMOE_CHECK(tokens.num_tokens <= kMaxLatentTokens, "tiles of {} tokens", tokens.num_tokens);
   launch_early(ctx, tiles_kernel, grid_size(1 + ceil_div(tokens.num_tokens, kThreads / kWarp)), kThreads, 0, tokens);
 }
 

@@ -19,7 +19,7 @@ struct SlotRows {
 
 struct SlotTokens {
   CachePlaces places;
-  int num_tokens;      // at most kMaxSlotTokens
+  int num_tokens;      // at most kMaxLatentTokens
   int tile_positions;  // a tile's first position but of the first tokens of a run is a multiple of it
   int4* tiles;         // = [1 + num_tokens]: the number of tiles, then SlotRows
   __nv_bfloat16* out;  // = NaN for tokens that have no place
