@@ -12,6 +12,7 @@
 #include "infer/transcript.h"
 #include "infer/whole_logits.h"
 #include "support/errors.h"
+#include "support/log_sum.h"
 #include "support/tiny_run.h"
 
 namespace nmoe {
@@ -179,7 +180,7 @@ std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_
   std::vector<float> logprobs;
   for (size_t i = 1; i < ids.size(); ++i) {
     const auto id = static_cast<size_t>(ids[i]);
-    logprobs.push_back(LogSums().of(rows[i - 1]).logprob(rows[i - 1][id]));
+    logprobs.push_back(test::log_sum(rows[i - 1]).logprob(rows[i - 1][id]));
   }
   return logprobs;
 }

@@ -111,6 +111,16 @@ TEST_F(ContractChecks, VocabularyAndNorms) {
           .predictions = {}},
          {[](auto& a) { a.targets = ints({2}); }, [](auto& a) { a.dw = {}; }, [](auto& a) { a.dx = {}; },
           [](auto& a) { a.predictions = ints({4}); }});
+  expect(&Ops::logit_sums, {.logits = floats({3, 9}), .sums = floats({3, 3})},
+         {[](auto& a) {
+            a.sums = floats({3, 2});
+          },
+          [](auto& a) {
+            a.logits = of(DType::kBF16, {3, 9});
+          },
+          [](auto& a) {
+            a.sums = doubles({3, 3});
+          }});
   expect(&Ops::rms_norm_forward, {.x = floats({3, 4}), .gain = floats({4}), .y = floats({3, 4}), .rstd = floats({3})},
          {[](auto& a) { a.gain = floats({3}); }, [](auto& a) { a.y_codes = codes(3, 5); }});
   expect(&Ops::rms_norm_backward,
@@ -624,6 +634,14 @@ TEST_F(ContractChecks, Optimizers) {
          {[](auto& a) { a.w = a.grad = a.momentum = floats({24}); },
           [](auto& a) {
             a.momentum = floats({2, 3, 3});
+          },
+          [](auto& a) {
+            a.momentum = of(DType::kBF16, {2, 3, 4});  // without random bits
+          },
+          [](auto& a) { a.random.key = of(DType::kI64, {1}); },
+          [](auto& a) {
+            a.momentum = of(DType::kBF16, {2, 3, 4});
+            a.random = {.key = of(DType::kI64, {1}), .matrices = ints({4})};  // halves of Muon's
           },
           [](auto& a) { a.rates = {}; }});
 }

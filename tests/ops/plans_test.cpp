@@ -217,6 +217,40 @@ TEST(Plans, ValuesThatNobodyWantsHaveScratchWhereKernelsMakeThem) {
   EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), Shape({256, 128}));
 }
 
+// Logits are F32 and exist for a part of the rows whose gradients wait; validation has no gradients.
+TEST(Plans, HeadsHaveLogitsOfAFewRowsAndGradientsOfMany) {
+  struct Case {
+    DType act;
+    int64_t tokens, dim, vocab, gradient_rows, logit_rows;
+  };
+  for (const Case& c : {Case{DType::kBF16, 32'768, 2048, 163'840, 4096, 1024},
+                        {DType::kBF16, 65'536, 768, 50'304, 13'184, 3328},
+                        {DType::kBF16, 100, 64, 1000, 100, 100},
+                        {DType::kF32, 32'768, 2048, 163'840, 2048, 1024},
+                        {DType::kBF16, 0, 64, 1000, 0, 0}}) {
+    SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}", c.tokens, c.vocab));
+    HeadLoss args{.x = without_values(c.act, {c.tokens, c.dim}),
+                  .w = without_values(c.act, {c.vocab, c.dim}),
+                  .targets = without_values(DType::kI32, {c.tokens}),
+                  .grad_scale = without_values(DType::kF64, {1}),
+                  .losses = without_values(DType::kF32, {c.tokens}),
+                  .dx = without_values(c.act, {c.tokens, c.dim}),
+                  .dw = without_values(DType::kF32, {c.vocab, c.dim}),
+                  .predictions = {}};
+    const cuda::HeadLossPlan plan = plan_of(kHopper, args);
+    EXPECT_EQ(plan.gradients.dtype(), c.act);
+    EXPECT_EQ(plan.gradients.shape(), Shape({c.gradient_rows, c.vocab}));
+    EXPECT_EQ(plan.logits.dtype(), DType::kF32);
+    EXPECT_EQ(plan.logits.shape(), Shape({c.logit_rows, c.vocab}));
+    args.dx = args.dw = args.grad_scale = Tensor();
+    const cuda::HeadLossPlan of_losses = plan_of(kHopper, args);
+    EXPECT_FALSE(of_losses.gradients.defined());
+    EXPECT_EQ(of_losses.logits.dim(0), c.logit_rows);
+  }
+  HeadLoss wide{.x = without_values(DType::kBF16, {4, 8}), .w = without_values(DType::kBF16, {500'000, 8})};
+  EXPECT_THROW(plan_of(kHopper, wide), CheckFailure);
+}
+
 TEST(Plans, OperandsRoundedAheadArePartOfThePlan) {
   LinearForward args{.x = without_values(DType::kBF16, {512, 256}),
                      .w = without_values(DType::kBF16, {128, 256}),

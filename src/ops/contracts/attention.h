@@ -10,7 +10,8 @@
 namespace nmoe {
 
 // Rotates the `rope_dim` values of every head that begin at its element `rope_offset`, in place (RoPE, arXiv
-// 2104.09864). Backward applies the inverse rotation to gradients.
+// 2104.09864). Backward applies the inverse rotation to gradients. On CUDA a pair (a, b) becomes fma(a, cos, -(b sin))
+// and fma(b, cos, a sin).
 struct Rope {
   Tensor x;          // [T, H, head_size], apart
   Tensor positions;  // [T] i32, < dim(0) of the tables; they restart at independent documents
@@ -59,6 +60,9 @@ struct AttentionShape {
   int64_t window = 0;      // 0: full causal
   Tensor cu_seqlens = {};  // [C] i32; undefined: every sequence is one document
 };
+// A document that begins at a multiple of it has the bits on Hopper that it would have as a sequence of its own. On the
+// CPU one that begins anywhere does.
+inline constexpr int64_t kDocumentAlignment = 128;
 struct AttentionForward {
   AttentionShape shape;
   Tensor q;    // [T, H, Dk], apart

@@ -14,6 +14,7 @@ namespace {
 
 bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
 bool any_run(const Config& /*config*/) { return true; }
+bool runs_on_a_gpu(const Config& config) { return config.run.device == "cuda"; }
 bool masks_documents(const Config& config) { return config.data.mask_documents; }
 
 // Of the sizes for which sums lag behind the highest score (ops/contracts/attention.h).
@@ -60,6 +61,10 @@ std::span<const ArithmeticChange> arithmetic_changes() {
        "sequence",
        cuts_query_blocks},
       {"on a GPU, cuBLASLt's heuristic may not split the sums of forward products in bf16", multiplies_in_bf16},
+      {"on a GPU, norms add up squares by eights, in one order by width, and rotations have one form of fused "
+       "multiply-adds",
+       runs_on_a_gpu},
+      {"on a GPU, a step's logits are FP32 until losses and gradients are made of them", multiplies_in_bf16},
   };
   return changes;
 }

@@ -24,6 +24,11 @@ struct RotationTables {
         layout(rope.layout) {}
 };
 
+// A pair, as contracts/attention.h rounds it: which product is fused, the compiler would decide kernel by kernel.
+__device__ inline float2 rotate(float first, float second, float c, float s) {
+  return {__fmaf_rn(first, c, -__fmul_rn(second, s)), __fmaf_rn(second, c, __fmul_rn(first, s))};
+}
+
 // The eight pairs from `pair` on, as rotated at a token's position. `vector`: whether all of it lies as can_vectorise
 // asks.
 struct PairRotation {
@@ -46,9 +51,8 @@ struct PairRotation {
   __device__ void apply(float (&first)[8], float (&second)[8]) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float a = first[j], b = second[j];
-      first[j] = a * c[j] - b * s[j];
-      second[j] = a * s[j] + b * c[j];
+      const float2 rotated = rotate(first[j], second[j], c[j], s[j]);
+      first[j] = rotated.x, second[j] = rotated.y;
     }
   }
 };

@@ -11,7 +11,8 @@
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
-#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/primitives/norm_sum.cuh"
+#include "ops/cuda/primitives/rotation.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 
@@ -51,9 +52,9 @@ __device__ void rotate_pair(const Latents<T>& p, const T* x, T* target, int64_t 
   const bool known = position >= 0 && position < p.num_positions;
   const float c = known ? p.cos[position * pairs + pair] : nan_value();
   const float s = known ? p.sin[position * pairs + pair] : nan_value();
-  const float a = to_float(x[first]), b = to_float(x[second]);
-  target[first] = from_float<T>(a * c - b * s);
-  target[second] = from_float<T>(a * s + b * c);
+  const float2 rotated = rotate(to_float(x[first]), to_float(x[second]), c, s);
+  target[first] = from_float<T>(rotated.x);
+  target[second] = from_float<T>(rotated.y);
 }
 
 // What is cached of a token, by a warp.
@@ -63,14 +64,8 @@ __device__ void write_to_cache(const Latents<T>& p, int64_t token, int lane) {
   if (!seen.exists()) return;
   const T* x = p.kv_latent + token * p.latent_stride;
   T* const target = p.cache + (seen.slot * p.places.capacity + seen.position()) * (p.rank + p.rope);
-  float squares = 0.0F;
-  for (int i = lane * 8; i < p.rank; i += kWarp * 8) {
-    float values[8];
-    load8(x, i, p.rank, p.vector_latents, values);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) squares += values[j] * values[j];
-  }
-  const float rstd = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(p.rank) + p.eps);
+  const float squares = warp_sum_of_squares(x, p.rank, p.vector_latents);
+  const float rstd = 1.0F / sqrtf(squares / static_cast<float>(p.rank) + p.eps);
   for (int i = lane * 8; i < p.rank; i += kWarp * 8) {
     float values[8], gains[8];
     load8(x, i, p.rank, p.vector_latents, values);

@@ -13,6 +13,7 @@
 #include "ops/cuda/primitives/code_rows.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/norm_sum.cuh"
 #include "ops/cuda/primitives/packed.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/primitives/warp.cuh"
@@ -61,14 +62,8 @@ __global__ void __launch_bounds__(kRowThreads)
   if (row >= num_rows) return;
   const T* x = inputs[row];
   T* y = outputs[row];
-  float squares = 0.0F;
-  for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
-    float values[8];
-    load8(x, i, width, vector, values);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) squares += values[j] * values[j];
-  }
-  const float rstd = 1.0F / sqrtf(Group::sum(squares) / static_cast<float>(width) + eps);
+  const float squares = sum_of_squares<Group>(x, width, vector);
+  const float rstd = 1.0F / sqrtf(squares / static_cast<float>(width) + eps);
   for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
     float values[8], gains[8];
     load8(x, i, width, vector, values);
@@ -316,7 +311,7 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
       launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, vectors_of<T>(x), gain.data<float>(),
                    eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector, codes);
     };
-    // Where there are few rows, the sooner one is done the better.
+    // Where there are few rows, the sooner one is done the better; its sum has one order by either.
     constexpr int64_t kBlockWidth = 512;
     if (ctx.starts_early && width >= kBlockWidth) return launch(RowGroup<kRowThreads>{}, grid_size(num_rows));
     dispatch_rows(num_rows, width, launch);
