@@ -78,9 +78,10 @@ TEST(Plans, AttentionToACacheHasTrainingsOrderForItsHeads) {
 
 TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
   using enum cuda::CachedAttentionWay;
-  const auto way = [](DType dtype, int64_t nope, int64_t rope, int64_t value, double scale = 0.1) {
+  const auto way = [](const cuda::KernelSet& kernels, DType dtype, int64_t nope, int64_t rope, int64_t value,
+                      double scale = 0.1) {
     constexpr int64_t kTokens = 5, kHeads = 3, kPositions = 300;
-    return plan_of(kHopper, MlaExpandedAttention{.scale = scale,
+    return plan_of(kernels, MlaExpandedAttention{.scale = scale,
                                                  .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
                                                  .slots = without_values(DType::kI32, {kTokens}),
                                                  .positions = without_values(DType::kI32, {kTokens}),
@@ -89,13 +90,44 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
                                                  .out = without_values(dtype, {kTokens, kHeads, value})})
         .way;
   };
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 64, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 32, 32, 64), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 124, 4, 128), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 64), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128, 0.0), kRows);
-  EXPECT_EQ(way(DType::kF32, 128, 64, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 64, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 32, 32, 64), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 96, 32, 128), kBlocks);
+  EXPECT_EQ(way(kBlackwell, DType::kBF16, 128, 64, 128), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 124, 4, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 64), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128, 0.0), kRows);
+  EXPECT_EQ(way(kHopper, DType::kF32, 128, 64, 128), kRows);
+}
+
+// More tokens than slots are prompts, which the kernel that trains takes where they are many; what it is planned for
+// does for fewer.
+TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
+  using enum cuda::CachedAttentionWay;
+  const auto args = [](int64_t tokens) { return cached(DType::kBF16, tokens, 32, 128, 128, 300); };
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kPromptTokens - 1)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kPromptTokens)).way, kTiles);
+  EXPECT_EQ(plan_of(kBlackwell, args(4096)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 4096, 32, 128, 64, 300)).way, kGroups);
+  CachedAttention writers = args(cuda::kPromptTokens);
+  writers.keys = writers.values = without_values(DType::kBF16, {cuda::kPromptTokens, 300, writers.keys.dim(2)});
+  EXPECT_EQ(plan_of(kHopper, writers).way, kBlocks);
+  EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kPromptTokens - 1)));
+
+  const auto latents = [](int64_t tokens, int64_t heads) {
+    return CachedAttention{.q = without_values(DType::kBF16, {tokens, heads, cuda::kLatentKey}),
+                           .slots = without_values(DType::kI32, {tokens}),
+                           .positions = without_values(DType::kI32, {tokens}),
+                           .keys = without_values(DType::kBF16, {3, 4096, cuda::kLatentKey}),
+                           .values = {},
+                           .num_kv_heads = 1,
+                           .out = without_values(DType::kBF16, {tokens, heads, cuda::kLatentValue})};
+  };
+  EXPECT_EQ(plan_of(kHopper, latents(4096, 16)).way, kLatentTiles);
+  EXPECT_EQ(plan_of(kHopper, latents(256, 16)).way, kGroups);
+  EXPECT_EQ(plan_of(kHopper, latents(4096, 8)).way, kGroups);
+  EXPECT_GE(planned_bytes(kHopper, latents(4096, 16)), planned_bytes(kHopper, latents(256, 16)));
 }
 
 // Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.
@@ -307,19 +339,19 @@ TEST(Plans, ManyBatchInvariantRowsGoThroughTrainingsKernels) {
   const auto device = make_device({.kind = "cuda",
                                    .compute_dtype = DType::kBF16,
                                    .part = GpuPart{.memory_bytes = int64_t{80} << 30, .compute_major = 9}});
-  const auto counted = [&](DType dtype, int64_t rows, int64_t width) {
-    Arena& scratch = device->scratch(Lane::kCompute);
-    const int64_t before = scratch.high_water();
-    EXPECT_EQ(before, 0);
+  const auto counted = [&](DType dtype, int64_t rows, int64_t width, int64_t depth = 64) {
+    const Arena& scratch = device->scratch(Lane::kCompute);
+    EXPECT_EQ(scratch.high_water(), 0);
     device->ops(Lane::kCompute, Arithmetic::kBatchInvariant)
-        .linear_forward({.x = without_values(dtype, {rows, 64}),
-                         .w = without_values(dtype, {width, 64}),
+        .linear_forward({.x = without_values(dtype, {rows, depth}),
+                         .w = without_values(dtype, {width, depth}),
                          .y = without_values(dtype, {rows, width}),
                          .addend = {}});
     return scratch.high_water();
   };
   EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows - 1, 72), 0);
   EXPECT_EQ(counted(DType::kBF16, 4096, 76), 0);
+  EXPECT_EQ(counted(DType::kBF16, 4096, 72, cuda::kLeastTrainingDepth - 8), 0);
   EXPECT_EQ(counted(DType::kF32, 4096, 72), 0);
   EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows, 72), cuda::kProductWorkspaceBytes);
 

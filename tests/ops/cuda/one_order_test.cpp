@@ -313,7 +313,8 @@ TEST_F(CudaOneOrder, ExpertsProductsAreTrainings) {
     const auto total = static_cast<int64_t>(ends.back());
     std::vector<double> order;
     for (int64_t row = 0; row < total; ++row) order.push_back(static_cast<double>((row * 7 + 3) % total));
-    for (const auto& [in, hidden] : {std::pair<int64_t, int64_t>{64, 40}, {384, 768}, {2048, 1408}, {1032, 576}}) {
+    for (const auto& [in, hidden] :
+         {std::pair<int64_t, int64_t>{16, 16}, {8, 24}, {64, 40}, {384, 768}, {2048, 1408}, {1032, 576}}) {
       ArenaScope scope(tensors_);
       const Tensor offsets = up(pool_.ints({experts + 1}, ends)), index = up(pool_.ints({total}, order));
       const Tensor weight = up(pool_.normal({total})), x = matrix({total, in});
