@@ -157,7 +157,7 @@ constexpr ExpandedCase kExpandedCases[] = {
 // Of sums of which there are tens of thousands, so that some have the worst case: a weight's rounding is at most 2^-8
 // of it. In F32 a weight has the error of its score, of some ten units and 192 terms.
 constexpr SumError kExpandedBf16{.of_sizes = 0x1.1p-8, .of_result = 0x1.1p-8};
-constexpr SumError kExpandedF32{.of_sizes = 2e-5, .of_result = 0};
+constexpr SumError kExpandedF32{.of_sizes = 5e-6, .of_result = 0};
 
 // The same attention to the values' magnitudes.
 Tensor expanded_magnitudes(Ops& ops, TensorPool& pool, const MlaExpandedAttention& args) {
