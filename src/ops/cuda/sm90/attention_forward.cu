@@ -45,6 +45,7 @@ struct Attention {
   __device__ int end_row(const Tile&) const { return seq_len; }
   __device__ bool exists(const Tile&, int row) const { return row < seq_len; }
   __device__ bool has_rows(const Tile&, int row) const { return row >= 0; }
+  __device__ bool takes_turns(const Tile&) const { return true; }
   __device__ int low_key(const Tile& tile, int row) const {
     const int document = first_keys != nullptr ? first_keys[tile.seq * seq_len + row] : 0;
     return window > 0 ? max(document, row - window + 1) : document;

@@ -98,6 +98,7 @@ using Heads192 = AttentionLayout<192, 128, 64, 3>;
 //   end_row(tile)          where they end
 //   exists(tile, row)      whether a row of a consumer that has rows does, and
 //   has_rows(tile, row)    whether one of the consumer's that begin at `row` does
+//   takes_turns(tile)      whether more than one consumer may have rows
 //   low_key(tile, row)     the first position that a row sees
 //   key_place(tile, position)                   where maps have it
 //   load_queries<L>(tile, row, target, full)    a consumer's rows, or an arrival at `full`, by load_query_rows
@@ -387,13 +388,19 @@ struct KeyValueRings {
 };
 
 // Consumers take turns to start their products, so that the softmax of one is under way with the products of the
-// others. Every consumer has a turn for each block of a tile but the first, whether its rows want it or not.
+// others. Every consumer has a turn for each block of a tile but the first, whether its rows want it or not; where one
+// alone has rows, none has.
 template <class L>
 struct ConsumerTurns {
   int consumer;
+  bool taken = true;  // in this tile
 
-  __device__ void wait() const { named_barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroup); }
-  __device__ void pass() const { named_barrier_arrive(kTurnBarrier + (consumer + 1) % L::kConsumers, 2 * kWarpgroup); }
+  __device__ void wait() const {
+    if (taken) named_barrier_sync(kTurnBarrier + consumer, 2 * kWarpgroup);
+  }
+  __device__ void pass() const {
+    if (taken) named_barrier_arrive(kTurnBarrier + (consumer + 1) % L::kConsumers, 2 * kWarpgroup);
+  }
 };
 
 // Values of a block from its row `first` on become zeros, by a consumer.
@@ -419,13 +426,14 @@ __device__ void attend(const Work& work, const AttentionShared<L>& shared) {
   const float scale_log2 = work.scale * std::numbers::log2e_v<float>;
   const uint64_t queries = wgmma_descriptor(shared.queries(consumer));
   KeyValueRings<L> rings(shared);
-  const ConsumerTurns<L> turns{consumer};
+  ConsumerTurns<L> turns{consumer};
   if (consumer == L::kConsumers - 1) turns.pass();
   auto tiles = work.template tiles<L>(shared.base);
   typename Work::Tile tile;
   for (int parity = 0; tiles.next(tile); parity ^= 1) {
     const KeyBlocks all = blocks_of<L, L::kTileRows>(work, tile, tile.first_row);
     const int first_row = tile.first_row + consumer * kRows;
+    turns.taken = work.takes_turns(tile);
     const auto skip_blocks = [&](int count) {
       for (int i = 0; i < count; ++i) {
         rings.skip();

@@ -8,8 +8,9 @@
 // memory all the same: 64 positions of a head, 40 KiB, are some 1,000 cycles, in which a multiprocessor gets 15 KiB.
 //
 // The heads of a tile are taken one after the other, by neighbouring blocks: they read the same positions, and what
-// they share of keys is in L2 when the second wants it. Tiles from the last row to the first: those that see most go
-// first. Blocks take them to and fro, as in training.
+// they share of keys is in L2 when the second wants it. Where tiles are few, those that see most go first. Blocks take
+// them to and fro, as in training. Rows of one consumer alone are the first's in one tile, the second's in the next, so
+// that one begins while the other ends.
 //
 // Positions that no row has written may hold anything. Scores of them are masked; values become zeros where they lie in
 // shared memory, behind a tile's last row.
@@ -28,6 +29,7 @@ namespace {
 
 // Of a launch: of so many a block has room for a list of tiles.
 constexpr int kMaxTokens = 2048;
+constexpr int kSortedTiles = 128;  // more are many for each block, and so much the same for all
 
 struct TokenTile {
   int token, slot, position;  // of its first row
@@ -40,7 +42,7 @@ struct TileList {
   int counts[kMaxTokens / kWarp];  // of tiles that begin at a warp's tokens
   int num_tiles;
 };
-// Tiles from the last to the first, heads of each.
+// Tiles in the list's order, heads of each.
 template <class L>
 struct ListedTiles;
 
@@ -58,6 +60,7 @@ struct CachedRows {
     int first_row, head, slot;
     int begin, end;     // of the rows that exist
     int token_of_zero;  // the token that position 0 would be
+    bool alone;         // whether they are one consumer's
   };
   static constexpr bool kHidesRest = true, kKeepsLse = false;
   template <class L>
@@ -68,6 +71,7 @@ struct CachedRows {
   __device__ int end_row(const Tile& tile) const { return tile.end; }
   __device__ bool exists(const Tile& tile, int row) const { return row >= tile.begin && row < tile.end; }
   __device__ bool has_rows(const Tile& tile, int row) const { return row + kRows > tile.begin && row < tile.end; }
+  __device__ bool takes_turns(const Tile& tile) const { return !tile.alone; }
   __device__ int low_key(const Tile&, int row) const { return window > 0 ? max(0, row - window + 1) : 0; }
   template <class L>
   __device__ void load_queries(const Tile& tile, int row, std::byte* target, uint64_t* full) const {
@@ -93,13 +97,17 @@ struct ListedTiles {
     const int place = turn * n + (turn % 2 == 0 ? b : n - 1 - b);
     if (place >= list.num_tiles * heads) return false;
     ++turn;
-    const TokenTile& at = list.tiles[list.num_tiles - 1 - place / heads];
-    tile = {.first_row = at.position / L::kTileRows * L::kTileRows,
-            .head = place % heads,
-            .slot = at.slot,
-            .begin = at.position,
-            .end = at.position + at.end_token - at.token,
-            .token_of_zero = at.token - at.position};
+    const TokenTile& at = list.tiles[place / heads];
+    const int end = at.position + at.end_token - at.token, first_block = at.position / kRows;
+    const bool alone = (end - 1) / kRows == first_block;
+    tile = {
+        .first_row = alone ? (first_block - turn % L::kConsumers) * kRows : at.position / L::kTileRows * L::kTileRows,
+        .head = place % heads,
+        .slot = at.slot,
+        .begin = at.position,
+        .end = end,
+        .token_of_zero = at.token - at.position,
+        .alone = alone};
     return true;
   }
 };
@@ -175,6 +183,20 @@ __device__ void CachedRows::prepare(std::byte* base) const {
     }
     if (ends[i]) list.tiles[tile].end_token = token + 1;
   }
+  if (list.num_tiles > kSortedTiles) return;  // before the barrier that all pass next
+  __syncthreads();
+  TokenTile tile;
+  int rank = 0;
+  if (thread < list.num_tiles) {
+    tile = list.tiles[thread];
+    for (int i = 0; i < list.num_tiles; ++i) {
+      const TokenTile& other = list.tiles[i];
+      const int more = other.position + other.end_token - other.token - (tile.position + tile.end_token - tile.token);
+      rank += more > 0 || (more == 0 && i < thread) ? 1 : 0;
+    }
+  }
+  __syncthreads();
+  if (thread < list.num_tiles) list.tiles[rank] = tile;
 }
 
 // Heads of a cache [Z, C, width], their `size` elements from the `first`th on, so many rows a box.

@@ -3,11 +3,11 @@
 //
 // One H100, 2026-11-27, 16 heads of 128 + 64 and 128, GB/s of caches (by blocks, kernels/attention/ beside it), and
 // prompts, TFLOP/s (training's beside it):
-//   256 sequences behind 1,024 positions   3,030   2,763
-//   16 sequences behind 1,024              2,733   2,163
-//   256 sequences behind 64                2,301   1,100
-//   2,048 rows of a slot from its first    413     443
-//   2,048 behind 2,048                     497
+//   256 sequences behind 1,024 positions   3,043   2,763
+//   16 sequences behind 1,024              2,737   2,163
+//   256 sequences behind 64                2,374   1,100
+//   2,048 rows of a slot from its first    443     466
+//   2,048 behind 2,048                     527
 #pragma once
 
 #include "ops/contracts/cache.h"
