@@ -35,6 +35,7 @@ std::shared_ptr<OwnModel> make_model(const Config& config, std::shared_ptr<const
                                      LoadOptions options, bool is_random) {
   options.cached.num_slots = slots_of(options.cached.num_slots);
   options.cached.capacity = context_of(config, options.cached.capacity);
+  options.cached.cache_positions = cache_positions_of(options.cached.cache_positions);
   const DType dtype = generation_dtype(config, options.device);
   const WeightsPlace place{
       .device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype},
