@@ -93,6 +93,7 @@ class CachedModel {
   // there are pages enough, slots begin with pages of their own; else with page 0 for all.
   void set_pages(int64_t slot, int64_t first_block, std::span<const int32_t> pages);
   int64_t num_pages() const { return states_.sizes.num_pages; }
+  void copy_page(int64_t from, int64_t to) { states_.copy_pages(ops_, from, to, 1); }
   // Slot `to`, which has pages of its own, holds what `from` holds.
   void copy_slot(int64_t from, int64_t to);
 

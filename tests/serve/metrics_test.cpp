@@ -48,7 +48,14 @@ TEST(ServerMetricsTest, Buckets) {
     metrics.count_request("/v1/completions", 200, ServerMetrics::Duration(seconds));
   }
   metrics.count_request("/v1/completions", 429, ServerMetrics::Duration(0));
-  const auto samples = samples_of(metrics.text({.running = 2, .waiting = 3, .max_sequences = 8}, 4));
+  const auto samples = samples_of(metrics.text({.running = 2,
+                                                .waiting = 3,
+                                                .max_sequences = 8,
+                                                .num_pages = 70,
+                                                .pages_used = 20,
+                                                .pages_kept = 30,
+                                                .preemptions = 5},
+                                               4));
   const auto bucket = [&](const std::string& bound) {
     return samples.at("nmoe_request_duration_seconds_bucket{route=\"/v1/completions\",le=\"" + bound + "\"}");
   };
@@ -65,6 +72,10 @@ TEST(ServerMetricsTest, Buckets) {
   EXPECT_EQ(samples.at("nmoe_sequences_running"), 2);
   EXPECT_EQ(samples.at("nmoe_sequences_waiting"), 3);
   EXPECT_EQ(samples.at("nmoe_sequences_max"), 8);
+  EXPECT_EQ(samples.at("nmoe_cache_pages"), 70);
+  EXPECT_EQ(samples.at("nmoe_cache_pages_used"), 20);
+  EXPECT_EQ(samples.at("nmoe_cache_pages_kept"), 30);
+  EXPECT_EQ(samples.at("nmoe_preemptions_total"), 5);
   EXPECT_EQ(samples.at("nmoe_requests_in_flight"), 4);
   EXPECT_EQ(samples.at("nmoe_time_to_first_token_seconds_count"), 0);
 }

@@ -57,10 +57,11 @@ struct CachedRows {
 
   // As attention_forward.cuh wants it. Positions are the slot's.
   struct Tile {
-    int first_row, head, slot;
-    int begin, end;     // of the rows that exist
-    int token_of_zero;  // the token that position 0 would be
-    bool alone;         // whether they are one consumer's
+    int first_row, head;
+    unsigned first_page;  // the slot's first block, among all
+    int begin, end;       // of the rows that exist
+    int token_of_zero;    // the token that position 0 would be
+    bool alone;           // whether they are one consumer's
   };
   static constexpr bool kHidesRest = true, kKeepsLse = false;
   template <class L>
@@ -84,7 +85,8 @@ struct CachedRows {
   }
   // A block of keys lies in one page, which is a sequence of the maps.
   __device__ SequencePlace key_place(const Tile& tile, int position) const {
-    return {position % static_cast<int>(kPagePositions), places.page_of(tile.slot, position)};
+    const unsigned block = static_cast<unsigned>(position) / unsigned{kPagePositions};
+    return {static_cast<int>(position % unsigned{kPagePositions}), places.pages[tile.first_page + block]};
   }
   __device__ int64_t out_row(const Tile& tile, int row) const { return tile.token_of_zero + row; }
 };
@@ -93,6 +95,7 @@ template <class L>
 struct ListedTiles {
   const TileList& list;
   int heads;
+  unsigned num_blocks;  // of a slot
   int turn = 0;
 
   __device__ bool next(CachedRows::Tile& tile) {
@@ -106,7 +109,7 @@ struct ListedTiles {
     tile = {
         .first_row = alone ? (first_block - turn % L::kConsumers) * kRows : at.position / L::kTileRows * L::kTileRows,
         .head = place % heads,
-        .slot = at.slot,
+        .first_page = static_cast<unsigned>(at.slot) * num_blocks,
         .begin = at.position,
         .end = end,
         .token_of_zero = at.token - at.position,
@@ -121,7 +124,7 @@ __device__ TileList& list_of(std::byte* base) {
 }
 template <class L>
 __device__ ListedTiles<L> CachedRows::tiles(std::byte* base) const {
-  return {list_of<L>(base), heads};
+  return {list_of<L>(base), heads, static_cast<unsigned>(places.num_blocks)};
 }
 
 // The list, and NaN where a row has no place.
@@ -243,6 +246,7 @@ void launch(Context& ctx, const Args& args, const CacheShape& shape) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   static_assert(kPagePositions % L::kKeys == 0);
   const CachePlaces places = places_of(args);
+  NMOE_CHECK(args.pages.num_elements() <= INT32_MAX, "pages {}", args.pages.shape());
   CachedRows rows{.whole = cache_maps(args, L::kKeys),
                   .few = cache_maps(args, kFewRows),
                   .last_heads = static_cast<int>(shape.last_heads),
