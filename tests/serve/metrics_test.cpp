@@ -81,8 +81,9 @@ TEST(ServerMetricsTest, Buckets) {
 }
 
 TEST(ServerMetricsTest, OfAServer) {
-  const ServedModel server({"--chat-template", "chat.jinja"});
+  const ServedModel server({"--chat-template", "chat.jinja", "--cache-positions", "300"});
   EXPECT_EQ(metrics_of(server).at("nmoe_output_tokens_total"), 0);
+  EXPECT_EQ(metrics_of(server).at("nmoe_cache_pages"), 3);
   const auto begin = std::chrono::steady_clock::now();
   server.complete({{"prompt", "the cat"}, {"max_tokens", 5}, {"n", 2}, {"ignore_eos", true}});
   server.stream("/v1/completions",
