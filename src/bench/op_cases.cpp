@@ -299,12 +299,16 @@ class Cases {
                        std::vector<int32_t> slots(static_cast<size_t>(B));
                        std::iota(slots.begin(), slots.end(), 0);
                        const std::vector<int32_t> positions(static_cast<size_t>(B), static_cast<int32_t>(S - 1));
+                       const int64_t blocks = (S + kPagePositions - 1) / kPagePositions;
+                       std::vector<int32_t> pages(static_cast<size_t>(B * blocks));
+                       std::iota(pages.begin(), pages.end(), 0);
                        const CachedAttention args = {.scale = 1.0 / std::sqrt(static_cast<double>(Dk)),
                                                      .q = w.act({B, H, Dk}),
                                                      .slots = w.i32(slots),
                                                      .positions = w.i32(positions),
-                                                     .keys = w.act({B, S, G * Dk}),
-                                                     .values = w.act({B, S, G * Dv}),
+                                                     .pages = w.i32(pages).reshape({B, blocks}),
+                                                     .keys = w.act({B * blocks, kPagePositions, G * Dk}),
+                                                     .values = w.act({B * blocks, kPagePositions, G * Dv}),
                                                      .num_kv_heads = G,
                                                      .out = w.empty({B, H, Dv})};
                        return [&w, args] { w.ops().cached_attention(args); };

@@ -340,6 +340,11 @@ class CommandLine::Commands {
     generate->add_option("--context", generate_.context, "tokens of prompt and text together; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
+    generate
+        ->add_option("--cache-positions", generate_.cache_positions,
+                     "tokens that all texts together have room for in the cache; 0: the context for each")
+        ->check(number(0))
+        ->capture_default_str();
     add_sampling(generate, generate_.sampling);
     generate->callback([this] { run_ = [this] { generate_command(generate_); }; });
   }
@@ -494,6 +499,11 @@ class CommandLine::Commands {
     serve
         ->add_option("--max-context", serve_.max_context,
                      "tokens of a prompt and its completion together; 0: the model's")
+        ->check(number(0))
+        ->capture_default_str();
+    serve
+        ->add_option("--cache-positions", serve_.cache_positions,
+                     "tokens that all texts together have room for in the cache; 0: --max-sequences times the context")
         ->check(number(0))
         ->capture_default_str();
     serve->add_option("--max-queue", serve_.max_queue, "texts that may wait; more are refused")

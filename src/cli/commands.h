@@ -136,7 +136,8 @@ struct GenerateArguments {
   std::vector<std::string> stop;
   std::string device = "cpu";  // or "cuda"
   int threads = 0;
-  int64_t context = 0;  // 0: the model's
+  int64_t context = 0;          // 0: the model's
+  int64_t cache_positions = 0;  // of all texts together; 0: the context for each
 };
 // Error (usage) where standard input is asked for twice. Without any prompt: the start of a document.
 void generate_command(const GenerateArguments& arguments);
@@ -161,7 +162,8 @@ struct ServeArguments {
   std::string host = "127.0.0.1";
   int port = 8000;
   int64_t max_sequences = 8;
-  int64_t max_context = 0;  // 0: the model's
+  int64_t cache_positions = 0;  // 0: max_sequences times the context
+  int64_t max_context = 0;      // 0: the model's
   int64_t max_queue = 64;
   std::string api_key_file;  // "": NMOE_API_KEY, if that is set
   std::vector<std::string> allowed_hosts;

@@ -43,7 +43,8 @@ void generate_command(const GenerateArguments& arguments) {
   InferenceEngine engine(checkpoint, {.device = arguments.device,
                                       .num_threads = arguments.threads,
                                       .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
-                                      .max_context = arguments.context});
+                                      .max_context = arguments.context,
+                                      .cache_positions = arguments.cache_positions});
   const CheckpointSettings settings = read_checkpoint_settings(checkpoint, engine.tokenizer());
   const bool stream = prompts.size() == 1;
   std::vector<std::string> texts = prompts;

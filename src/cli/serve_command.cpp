@@ -78,7 +78,8 @@ void serve_command(const ServeArguments& arguments) {
   InferenceEngine engine(checkpoint, {.device = arguments.device,
                                       .num_threads = arguments.threads,
                                       .max_sequences = arguments.max_sequences,
-                                      .max_context = arguments.max_context});
+                                      .max_context = arguments.max_context,
+                                      .cache_positions = arguments.cache_positions});
 
   options.model_name = arguments.model_name.empty() ? engine.config().run.name : arguments.model_name;
   if (!is_loopback(options.host) && options.api_key.empty()) {

@@ -54,6 +54,25 @@ int64_t context_of(const Config& config, int64_t asked) {
   return config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
 }
 
+int64_t cache_positions_of(int64_t asked) {
+  constexpr int64_t kMost = int64_t{std::numeric_limits<int32_t>::max()} * kPagePositions;
+  if (asked >= 0 && asked <= kMost) return asked;
+  throw usage_error(fmt::format("{} cached positions", asked),
+                    fmt::format("give a number from 0 (as many as all sequences have) to {}", kMost));
+}
+
+namespace {
+
+StateSizes sizes_of(const CachedModelOptions& options) {
+  if (options.cache_positions == 0) return {.num_slots = options.num_slots, .capacity = options.capacity};
+  const int64_t num_pages = (options.cache_positions + kPagePositions - 1) / kPagePositions;
+  return {.num_slots = options.num_slots,
+          .capacity = std::min(options.capacity, num_pages * kPagePositions),
+          .num_pages = num_pages};
+}
+
+}  // namespace
+
 CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, SequenceModel& model,
                          const RunnerRoom& room, const CachedModelOptions& options)
     : config_(config),
@@ -63,7 +82,7 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
       ops_(model.ops()),
       device_(ops_.device()),
       activations_(room.activations),
-      states_(make_states(model.states(), ops_, room.states, options.num_slots, options.capacity)) {
+      states_(make_states(model.states(), ops_, room.states, sizes_of(options))) {
   options_.max_rows = rows_of(options, device_);
   allocate(room);
   if (ops_.counting()) {
@@ -72,6 +91,9 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
     model_.cached_scores(input_rows(max_rows()), states_, activations_, scored_);
     return;
   }
+  host_pages_ = own_pages(states_.sizes);
+  if (std::ssize(host_pages_) > num_pages()) std::ranges::fill(host_pages_, 0);
+  changed_end_ = std::ssize(host_pages_);
   host_inputs_.resize(static_cast<size_t>(inputs_.num_elements()));
   host_sampled_.resize(static_cast<size_t>(max_logits()));
   host_ids_.resize(static_cast<size_t>(options_.max_scores));
@@ -94,6 +116,42 @@ void CachedModel::allocate(const RunnerRoom& room) {
              .targets = room.kept.allocate(DType::kI32, {options_.max_scores}),
              .losses = room.kept.allocate(DType::kF32, {options_.max_scores}),
              .predictions = room.kept.allocate(DType::kI32, {options_.max_scores})};
+}
+
+void CachedModel::set_pages(int64_t slot, int64_t first_block, std::span<const int32_t> pages) {
+  const int64_t num_blocks = states_.sizes.num_blocks(), begin = slot * num_blocks + first_block;
+  const int64_t end = begin + std::ssize(pages);
+  NMOE_CHECK(slot >= 0 && slot < num_slots() && first_block >= 0 && first_block + std::ssize(pages) <= num_blocks,
+             "blocks from {} of slot {} on, {} of them; the pages are {}", first_block, slot, pages.size(),
+             states_.pages.shape());
+  NMOE_CHECK(std::ranges::all_of(pages, [&](int32_t page) { return page >= 0 && page < num_pages(); }),
+             "a page for slot {} is none of {}", slot, num_pages());
+  if (pages.empty()) return;
+  std::ranges::copy(pages, host_pages_.begin() + begin);
+  const bool had_changes = changed_begin_ < changed_end_;
+  changed_begin_ = had_changes ? std::min(changed_begin_, begin) : begin;
+  changed_end_ = had_changes ? std::max(changed_end_, end) : end;
+}
+
+void CachedModel::upload_pages() {
+  if (changed_begin_ == changed_end_) return;
+  const Tensor all = states_.pages.reshape({states_.pages.num_elements()});
+  device_.upload(all.rows(changed_begin_, changed_end_), host_pages_.data() + changed_begin_);
+  changed_begin_ = changed_end_ = 0;
+}
+
+void CachedModel::copy_slot(int64_t from, int64_t to) {
+  const int64_t num_blocks = states_.sizes.num_blocks();
+  const int32_t* const source = host_pages_.data() + from * num_blocks;
+  const int32_t* const destination = host_pages_.data() + to * num_blocks;
+  const auto goes_on = [&](int64_t block) {
+    return source[block] == source[block - 1] + 1 && destination[block] == destination[block - 1] + 1;
+  };
+  for (int64_t begin = 0, end = 0; begin < num_blocks; begin = end) {
+    for (end = begin + 1; end < num_blocks && goes_on(end);) ++end;
+    states_.copy_pages(ops_, source[begin], destination[begin], end - begin);
+  }
+  states_.copy_fixed(ops_, from, to);
 }
 
 int64_t CachedModel::num_draw_inputs() const {
@@ -154,6 +212,7 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
     host_wanted[i] = i < num_logits ? wanted[static_cast<size_t>(i)] : static_cast<int32_t>(i);
   }
   upload_inputs(run_rows);
+  upload_pages();
 
   const auto run = [this, run_rows, run_logits] {
     model_.cached_logits(input_rows(run_rows), states_, activations_, input(3, run_logits, run_rows),
@@ -215,6 +274,7 @@ std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, s
   const int64_t run_rows = plain_rows(num_rows);
   fill_inputs(rows, run_rows);
   upload_inputs(run_rows);
+  upload_pages();
   const ScoredRows wanted = {.rows = scored_.rows.rows(0, num_scores),
                              .targets = scored_.targets.rows(0, num_scores),
                              .losses = scored_.losses.rows(0, num_scores),

@@ -37,8 +37,9 @@ struct CacheRow {
 
 struct CachedModelOptions {
   int64_t num_slots = 8;
-  int64_t capacity = 0;    // positions of a slot: context_of()
-  int64_t max_scores = 0;  // of one call of score()
+  int64_t capacity = 0;         // positions of a slot: context_of()
+  int64_t cache_positions = 0;  // of all slots together, in whole pages; 0: as many as all slots have
+  int64_t max_scores = 0;       // of one call of score()
   // Rows of one call; at least kMaxRows and twice the slots, so that prompts are read beside as many writers as there
   // are slots. 0: on a GPU kMaxDeviceRows, as far as slots have so many positions; on a CPU the least.
   int64_t max_rows = 0;
@@ -50,6 +51,8 @@ struct CachedModelOptions {
 int64_t context_of(const Config& config, int64_t asked);
 // The same for sequences at a time.
 int64_t slots_of(int64_t asked);
+// The same for cached positions of all sequences together; 0 stays 0.
+int64_t cache_positions_of(int64_t asked);
 
 // How likely a token was.
 struct TokenScore {
@@ -85,8 +88,14 @@ class CachedModel {
   std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);
   // Whether a slot's sequence can go on from an earlier position than its last one.
   bool goes_back() const { return states_.goes_back; }
-  // Slot `to` holds what `from` holds.
-  void copy_slot(int64_t from, int64_t to) { states_.copy_slot(ops_, from, to); }
+
+  // Which page has each block of a slot, from `first_block` on, in calls from now on (ops/contracts/cache.h). Where
+  // there are pages enough, slots begin with pages of their own; else with page 0 for all.
+  void set_pages(int64_t slot, int64_t first_block, std::span<const int32_t> pages);
+  int64_t num_pages() const { return states_.sizes.num_pages; }
+  void copy_page(int64_t from, int64_t to) { states_.copy_pages(ops_, from, to, 1); }
+  // Slot `to`, which has pages of its own, holds what `from` holds.
+  void copy_slot(int64_t from, int64_t to);
 
   // Whether sample() can be called.
   bool samples() const { return draws_.defined(); }
@@ -109,7 +118,7 @@ class CachedModel {
   // The model's: where it is larger than the tokenizer's, the ids beyond have no meaning, but they have probabilities.
   int64_t vocab_size() const { return model_.vocab_size(); }
   int64_t num_slots() const { return options_.num_slots; }
-  int64_t capacity() const { return options_.capacity; }
+  int64_t capacity() const { return states_.sizes.capacity; }  // of a slot: no more than all pages have
   int64_t max_rows() const { return options_.max_rows; }
   int64_t max_scores() const { return options_.max_scores; }
   int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
@@ -117,6 +126,7 @@ class CachedModel {
 
  private:
   void allocate(const RunnerRoom& room);
+  void upload_pages();
   int64_t num_draw_inputs() const;
   // Of a call that is not recorded, with those that belong to no sequence.
   int64_t plain_rows(int64_t num_rows) const;
@@ -152,7 +162,9 @@ class CachedModel {
     bool has_run = false;
     std::unique_ptr<Recording> recording;
   };
-  std::map<int64_t, Step> steps_;  // by their number of rows
+  std::map<int64_t, Step> steps_;                // by their number of rows
+  std::vector<int32_t> host_pages_;              // ModelStates::pages
+  int64_t changed_begin_ = 0, changed_end_ = 0;  // of host_pages_: what the device has not got yet lies between
   std::vector<int32_t> host_inputs_, host_sampled_;
   std::vector<int32_t> host_ids_;  // of what is scored
   std::vector<float> host_logits_;

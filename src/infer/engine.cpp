@@ -24,12 +24,14 @@ struct InferenceEngine::Sequence {
   int64_t num_computed = 0;  // of tokens that the slot's states have seen
   int64_t num_run = 0;       // the same, with those of a step that was not told to the sequence
   int64_t slot = -1;
+  bool was_admitted = false;
   SeenIds seen;  // of prompt and output, for the repetition penalty
   std::vector<PromptToken> prompt;
   StopStrings stop;
   Utf8Stream characters;
   GenerationResult result;
 
+  std::span<const int32_t> computed() const { return std::span(tokens).first(static_cast<size_t>(num_computed)); }
   int64_t num_pending() const { return static_cast<int64_t>(tokens.size()) - num_computed; }
   bool reading_prompt_logprobs() const { return request.prompt_logprobs && result.output_tokens == 0; }
   bool wants_logprobs() const { return request.logprobs || reading_prompt_logprobs(); }
@@ -37,33 +39,6 @@ struct InferenceEngine::Sequence {
     if (!piece.empty() && listener.on_text) listener.on_text(piece);
   }
 };
-
-// A place for states and what they have seen: after a sequence has ended, another with the same beginning goes on from
-// it.
-struct InferenceEngine::Slot {
-  std::vector<int32_t> tokens;  // positions 0, 1, ...; only kept up to date while free
-  bool busy = false;
-  uint64_t last_admission = 0;  // 0: never used
-
-  // Behind how many tokens a sequence that begins with `prompt` can go on here: where states do not go back, behind all
-  // that they have seen or none.
-  size_t reusable(std::span<const int32_t> prompt, bool goes_back) const;
-};
-
-namespace {
-
-size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
-  const size_t size = std::min(a.size(), b.size());
-  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(size), b.begin()).first -
-                             a.begin());
-}
-
-}  // namespace
-
-size_t InferenceEngine::Slot::reusable(std::span<const int32_t> prompt, bool goes_back) const {
-  const size_t common = common_prefix(tokens, prompt);
-  return goes_back || common == tokens.size() ? common : 0;
-}
 
 namespace {
 
@@ -90,16 +65,17 @@ std::string_view finish_reason_name(FinishReason reason) {
   NMOE_CHECK(false, "finish reason {}", static_cast<int>(reason));
 }
 
-InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model)
-    : model_(std::move(model)), slots_(static_cast<size_t>(model_->num_slots())) {
+InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model) : model_(std::move(model)), slots_(*model_) {
   load_.max_sequences = model_->num_slots();
+  load_.num_pages = slots_.pages().num_pages();
 }
 
 InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
-    : InferenceEngine(load_cached_model(
-          checkpoint, {.device = options.device,
-                       .num_threads = options.num_threads,
-                       .cached = {.num_slots = options.max_sequences, .capacity = options.max_context}})) {}
+    : InferenceEngine(load_cached_model(checkpoint, {.device = options.device,
+                                                     .num_threads = options.num_threads,
+                                                     .cached = {.num_slots = options.max_sequences,
+                                                                .capacity = options.max_context,
+                                                                .cache_positions = options.cache_positions}})) {}
 
 InferenceEngine::~InferenceEngine() = default;
 
@@ -145,7 +121,8 @@ std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::make_sequence(Genera
   sequence->tokens = prompt.empty() ? std::vector{tokenizer().eos_id()} : prompt;
   if (static_cast<int64_t>(sequence->tokens.size()) > max_context()) {
     throw usage_error(fmt::format("the prompt has {} tokens, the context {}", sequence->tokens.size(), max_context()),
-                      "shorten the prompt, or choose a longer context (--context)");
+                      "shorten the prompt, or choose a longer context (--context) and as many cached positions "
+                      "(--cache-positions)");
   }
   if (sequence->request.sampling.repetition_penalty != 1.0) {
     for (const int32_t id : prompt) sequence->seen.add(id);
@@ -189,6 +166,9 @@ void InferenceEngine::publish_load() {
   const std::lock_guard lock(mutex_);
   load_.running = static_cast<int64_t>(running_.size());
   load_.waiting = static_cast<int64_t>(waiting_.size());
+  load_.pages_used = slots_.pages().num_used();
+  load_.pages_kept = slots_.pages().num_kept();
+  load_.preemptions = num_preemptions_;
 }
 
 bool InferenceEngine::step() {
@@ -204,6 +184,7 @@ bool InferenceEngine::step() {
 
 void InferenceEngine::run_step() {
   take_submissions();
+  grow();
   admit();
   restart_run_ahead();
   const std::vector<Part> parts = plan_step();
@@ -282,33 +263,57 @@ void InferenceEngine::take_submissions() {
   }
 }
 
-// A slot that holds at least half of the prompt already, or else the one that has not been used for longest.
+// The older go on: where there are no pages left, the youngest waits until there are.
+void InferenceEngine::grow() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Sequence& sequence = *running_[i];
+    while (!slots_.grow(sequence.slot, std::ssize(sequence.tokens))) {
+      const bool is_youngest = i + 1 == running_.size();
+      NMOE_CHECK(running_.size() > 1, "a single sequence of {} tokens has no pages", sequence.tokens.size());
+      preempt();
+      if (is_youngest) return;
+    }
+  }
+}
+
+void InferenceEngine::preempt() {
+  std::unique_ptr<Sequence> youngest = std::move(running_.back());
+  running_.pop_back();
+  leave_slot(*youngest);
+  youngest->num_run = youngest->num_computed = 0;
+  waiting_.push_front(std::move(youngest));
+  ++num_preemptions_;
+}
+
+void InferenceEngine::leave_slot(Sequence& sequence) {
+  const bool is_known = model_->goes_back() || sequence.num_run == sequence.num_computed;
+  slots_.leave(std::exchange(sequence.slot, -1), is_known ? sequence.computed() : std::span<const int32_t>());
+}
+
+// A page for one in eight sequences, as far as they can grow: it would be a waste to read a prompt and be preempted.
+int64_t InferenceEngine::spare_pages(const Sequence& next) const {
+  const auto growth = [&](const Sequence& sequence) {
+    const int64_t size = std::ssize(sequence.tokens),
+                  to_come = sequence.request.max_tokens - sequence.result.output_tokens;
+    const int64_t end = std::min(max_context(), size + std::min(to_come, max_context()));
+    return PageTable::pages_for(end) - PageTable::pages_for(size);
+  };
+  int64_t most = growth(next);
+  for (const auto& sequence : running_) most += growth(*sequence);
+  return std::min(most, 1 + std::ssize(running_) / 8);
+}
+
 void InferenceEngine::admit() {
   while (!waiting_.empty()) {
     Sequence& sequence = *waiting_.front();
-    const std::span<const int32_t> prompt = sequence.tokens;
+    const std::span<const int32_t> tokens = sequence.tokens;
     // The last token has to be run for its logits, and all of them where these are wanted.
-    const size_t reusable = sequence.request.prompt_logprobs ? 0 : prompt.size() - 1;
-    Slot* oldest = nullptr;
-    Slot* closest = nullptr;
-    size_t longest = 0;
-    for (Slot& slot : slots_) {
-      if (slot.busy) continue;
-      if (oldest == nullptr || slot.last_admission < oldest->last_admission) oldest = &slot;
-      const size_t common = slot.reusable(prompt.first(reusable), model_->goes_back());
-      if (common > longest) {
-        longest = common;
-        closest = &slot;
-      }
-    }
-    if (oldest == nullptr) return;
-    Slot& slot = 2 * longest >= prompt.size() ? *closest : *oldest;
-    sequence.num_run = sequence.num_computed =
-        static_cast<int64_t>(slot.reusable(prompt.first(reusable), model_->goes_back()));
-    sequence.result.cached_tokens = sequence.num_computed;
-    sequence.slot = &slot - slots_.data();
-    slot.busy = true;
-    slot.last_admission = ++num_admitted_;
+    const size_t reusable = sequence.reading_prompt_logprobs() ? 0 : tokens.size() - 1;
+    const auto place = slots_.enter(tokens.first(reusable), std::ssize(tokens), spare_pages(sequence));
+    if (!place) return;
+    sequence.slot = place->slot;
+    sequence.num_run = sequence.num_computed = place->num_held;
+    if (!std::exchange(sequence.was_admitted, true)) sequence.result.cached_tokens = place->num_held;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -352,6 +357,7 @@ void InferenceEngine::advance(const Part& part, const LogitRows& of_step, std::o
     logits = logits.from(static_cast<size_t>(part.num_rows - 1));
   }
   sequence.num_computed = end;
+  slots_.computed(sequence.slot, sequence.computed());
   if (sequence.num_pending() > 0) return;
   try {
     if (sequence.reading_prompt_logprobs() && sequence.listener.on_prompt) {
@@ -417,13 +423,7 @@ void InferenceEngine::add_token(Sequence& sequence, const LogitRows& logits, std
 }
 
 std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::remove(Sequence& sequence) {
-  if (sequence.slot >= 0) {
-    Slot& slot = slots_[static_cast<size_t>(sequence.slot)];
-    const bool is_known = model_->goes_back() || sequence.num_run == sequence.num_computed;
-    slot.tokens = sequence.tokens;
-    slot.tokens.resize(is_known ? static_cast<size_t>(sequence.num_computed) : 0);
-    slot.busy = false;
-  }
+  if (sequence.slot >= 0) leave_slot(sequence);
   const auto take_from = [&](auto& sequences) {
     const auto found =
         std::find_if(sequences.begin(), sequences.end(), [&](const auto& other) { return other.get() == &sequence; });

@@ -1,9 +1,11 @@
-// Generation for many requests at once: they wait for a slot of the model's states, join the running ones as soon as
-// one is free, and every step gives each running sequence one token (continuous batching; Orca, OSDI 2022, section 3).
+// Generation for many requests at once: they wait for a slot of the model's states and for pages of its cache, join the
+// running ones as soon as there are, and every step gives each running sequence one token (continuous batching; Orca,
+// OSDI 2022, section 3). Where pages run out, the youngest sequence gives up its own, waits in front of all others, and
+// goes on by reading its prompt and its output so far.
 //
 // The result of a request depends on the request and the model alone, to the bit: not on what runs at the same time, on
-// the number of threads, on how its prompt is split, or on whether part of it was in the cache (infer/cached_model.h
-// explains how).
+// the number of threads, on how its prompt is split, on whether part of it was in the cache, or on whether it was
+// preempted (infer/cached_model.h explains how).
 #pragma once
 
 #include <chrono>
@@ -23,6 +25,7 @@
 
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
+#include "infer/cache_slots.h"
 #include "infer/logprobs.h"
 #include "infer/sampler.h"
 
@@ -94,10 +97,13 @@ struct InferenceOptions {
   std::string device = "cpu";  // as LoadOptions (infer/load_model.h) has it
   int num_threads = 0;         // 0: one per available CPU
   int64_t max_sequences = 8;   // slots: sequences that run at the same time
-  // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. Nothing
-  // is evicted: a text that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
+  // Tokens of prompt and output together that a sequence has room for; the last one of the output needs none. A text
+  // that fills it ends (FinishReason::kLength). 0: model.max_positions or, when that is 0,
   // data.seq_len. More than the model was trained with is possible, and the text will show it.
   int64_t max_context = 0;
+  // Of all sequences together, and of what is kept of those that have ended, in whole pages of kPagePositions. Less
+  // than max_context is the context too. 0: max_sequences times max_context.
+  int64_t cache_positions = 0;
 };
 
 // The current load.
@@ -105,6 +111,10 @@ struct EngineLoad {
   int64_t running = 0;
   int64_t waiting = 0;
   int64_t max_sequences = 0;
+  // Pages of the cache (ops/contracts/cache.h): all, those of running sequences, and those of none of them that are
+  // kept for others.
+  int64_t num_pages = 0, pages_used = 0, pages_kept = 0;
+  int64_t preemptions = 0;  // so far
 };
 
 using RequestId = uint64_t;
@@ -136,8 +146,8 @@ class InferenceEngine {
   // The request ends with kCancelled at the next step. Any thread. Without effect when it has ended.
   void cancel(RequestId id);
 
-  // Admits waiting requests to free slots, reads a part of their prompts, and gives every running sequence whose prompt
-  // has been read one token. False when nothing is left to do. One thread at a time.
+  // Admits waiting requests to free slots and pages, reads a part of their prompts, and gives every running sequence
+  // whose prompt has been read one token. False when nothing is left to do. One thread at a time.
   bool step();
   // Returns when there is something to do for step(), or after `timeout`. True when there is. The driving thread.
   bool wait(std::chrono::milliseconds timeout);
@@ -146,7 +156,6 @@ class InferenceEngine {
 
  private:
   struct Sequence;  // a request and how far it is
-  struct Slot;
   // The next rows of a sequence, as many as a step has room for.
   struct Part {
     Sequence* sequence;
@@ -159,6 +168,12 @@ class InferenceEngine {
   // Where states do not go back, sequences whose rows were run without their being told begin anew.
   void restart_run_ahead();
   void take_submissions();
+  // Gives running sequences the pages that their next tokens need, and preempts others for them.
+  void grow();
+  void preempt();  // the youngest
+  void leave_slot(Sequence& sequence);
+  // Pages that stay free when `next` is admitted.
+  int64_t spare_pages(const Sequence& next) const;
   void admit();
   std::vector<Part> plan_step() const;
   // Gives the part's sequence its next token, if its prompt has been read to its end: `token` where the device has
@@ -177,12 +192,12 @@ class InferenceEngine {
 
   std::shared_ptr<CachedModel> model_;
   // Of the driving thread:
-  std::vector<Slot> slots_;
+  CacheSlots slots_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of arrival
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::set<RequestId> ending_;  // to be cancelled in this step
   Sampler sampler_;
-  uint64_t num_admitted_ = 0;
+  int64_t num_preemptions_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable work_;

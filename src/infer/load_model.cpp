@@ -31,10 +31,15 @@ struct OwnModel {
   CachedModel cached;
 };
 
+int64_t positions_of(const CachedModelOptions& options) {
+  return options.cache_positions > 0 ? options.cache_positions : options.num_slots * options.capacity;
+}
+
 std::shared_ptr<OwnModel> make_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                                      LoadOptions options, bool is_random) {
   options.cached.num_slots = slots_of(options.cached.num_slots);
   options.cached.capacity = context_of(config, options.cached.capacity);
+  options.cached.cache_positions = cache_positions_of(options.cached.cache_positions);
   const DType dtype = generation_dtype(config, options.device);
   const WeightsPlace place{
       .device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype},
@@ -43,10 +48,10 @@ std::shared_ptr<OwnModel> make_model(const Config& config, std::shared_ptr<const
       .work = "generation",
       .remedy = [&](const StoragePlan& plan) {
         return fmt::format(
-            "lower the sequences at a time (now {}) or the context (now {} tokens): their cache takes {}, the "
-            "weights take {}",
-            options.cached.num_slots, options.cached.capacity, human_bytes(plan[ArenaKind::kCache]),
-            human_bytes(plan[ArenaKind::kParameters]));
+            "lower the sequences at a time (now {}), the context (now {} tokens) or the cached positions of all "
+            "sequences together (now {}): the cache takes {}, the weights take {}",
+            options.cached.num_slots, options.cached.capacity, positions_of(options.cached),
+            human_bytes(plan[ArenaKind::kCache]), human_bytes(plan[ArenaKind::kParameters]));
       }};
   return std::make_shared<OwnModel>(config, std::move(tokenizer), options, place);
 }

@@ -243,7 +243,7 @@ std::vector<StateSpec> Model::states() const {
 Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, const ModelStates& states) {
   NMOE_CHECK(moe_layers_.empty() || weights_.share().experts.count == 1,
              "cached rows on one of {} ranks that share the experts", weights_.share().experts.count);
-  NMOE_CHECK(states.capacity <= max_positions_, "states of {} positions, tables of {}", states.capacity,
+  NMOE_CHECK(states.sizes.capacity <= max_positions_, "states of {} positions, tables of {}", states.sizes.capacity,
              max_positions_);
   const Shape stream({rows.tokens.dim(0), config_.dim});
   const Tensor x = pass.push(stream);

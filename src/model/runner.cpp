@@ -29,8 +29,8 @@ ScoredRows ModelRunner::make_scored_rows(int64_t count) const {
           .predictions = room_.kept.allocate(DType::kI32, {count})};
 }
 
-ModelStates ModelRunner::make_states(int64_t num_slots, int64_t capacity) const {
-  return nmoe::make_states(model_.states(), ops_, room_.states, num_slots, capacity);
+ModelStates ModelRunner::make_states(const StateSizes& sizes) const {
+  return nmoe::make_states(model_.states(), ops_, room_.states, sizes);
 }
 
 }  // namespace nmoe

@@ -69,7 +69,7 @@ class ModelRunner {
   // Memory for inputs and results of passes.
   Batch make_batch(const BatchForm& form) const;
   ScoredRows make_scored_rows(int64_t count) const;
-  ModelStates make_states(int64_t num_slots, int64_t capacity) const;
+  ModelStates make_states(const StateSizes& sizes) const;
 
  private:
   Device& device_;

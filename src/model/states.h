@@ -1,7 +1,9 @@
-// What a model keeps of sequences between passes of generation (model/spec/state.h): for each part of a layer, tensors
-// by slot. A slot holds one sequence.
+// What a model keeps of sequences between passes of generation (model/spec/state.h), for each part of a layer: what it
+// keeps of positions in pages, which slots may share (ops/contracts/cache.h), the rest by slot. A slot holds one
+// sequence.
 //
-// Z slots, C positions (capacity), T rows of one cached pass.
+// Z slots, P pages, B blocks of positions of a slot, C positions (capacity, at most B pages of them), T rows of one
+// cached pass.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +19,38 @@ namespace nmoe {
 
 // Of one part, as its StateSpec describes it.
 struct PartStates {
-  std::vector<Tensor> by_position;  // [Z, C, width] act each, like keys and values
+  Tensor pages;                     // ModelStates::pages
+  std::vector<Tensor> by_position;  // [P, kPagePositions, width] act each, like keys and values
   std::vector<Tensor> fixed;        // [Z, shape] act or stat each
 };
 
-struct ModelStates {
+struct StateSizes {
   int64_t num_slots = 0;
   int64_t capacity = 0;
+  int64_t num_pages = 0;  // 0: as many as all slots have blocks
+
+  // Blocks of a slot's positions.
+  int64_t num_blocks() const { return (capacity + kPagePositions - 1) / kPagePositions; }
+};
+
+struct ModelStates {
+  StateSizes sizes = {};
+  Tensor pages;                   // [Z, B] i32: the page of each block of a slot; filled by whoever runs rows
   bool goes_back = true;          // StateSpec::goes_back() of all parts
   std::vector<PartStates> parts;  // in the order of their specs
 
-  // Enqueues a copy of everything that slot `from` holds to slot `to`.
-  void copy_slot(Ops& ops, int64_t from, int64_t to) const;
+  // Enqueues a copy of what pages [from, from + count) hold to those from `to` on, which are others.
+  void copy_pages(Ops& ops, int64_t from, int64_t to, int64_t count) const;
+  // The same for what slot `from` holds beside pages, to slot `to`.
+  void copy_fixed(Ops& ops, int64_t from, int64_t to) const;
 };
 
 // Their memory, with nothing in it.
-ModelStates make_states(std::span<const StateSpec> specs, const Ops& ops, Arena& arena, int64_t num_slots,
-                        int64_t capacity);
+ModelStates make_states(std::span<const StateSpec> specs, const Ops& ops, Arena& arena, const StateSizes& sizes);
+
+// What ModelStates::pages is where every slot has pages of its own, one slot's behind the other's; sizes.num_pages is
+// 0.
+std::vector<int32_t> own_pages(const StateSizes& sizes);
 
 // Tokens to run through the model, each continuing the sequence in its slot; several may have the same slot, in the
 // order of their positions. The positions from 0 to a row's own in its slot must be held there or be among these rows;

@@ -71,6 +71,15 @@ std::string ServerMetrics::text(const EngineLoad& load, int64_t in_flight) const
                static_cast<uint64_t>(load.waiting));
   append_value(text, "nmoe_sequences_max", "gauge", "Slots: texts that can be written at the same time.",
                static_cast<uint64_t>(load.max_sequences));
+  append_value(text, "nmoe_cache_pages", "gauge", "Pages of the cache, each of as many positions of a text.",
+               static_cast<uint64_t>(load.num_pages));
+  append_value(text, "nmoe_cache_pages_used", "gauge", "Of these, those of texts that are being written.",
+               static_cast<uint64_t>(load.pages_used));
+  append_value(text, "nmoe_cache_pages_kept", "gauge", "Of these, those that texts to come may begin with.",
+               static_cast<uint64_t>(load.pages_kept));
+  append_value(text, "nmoe_preemptions_total", "counter",
+               "Texts that had to wait again, since there were no pages left.",
+               static_cast<uint64_t>(load.preemptions));
   begin_metric(text, "nmoe_generations_total", "counter", "Texts that ended, by what ended them.");
   for (const auto& [reason, count] : generations_) {
     text += fmt::format("nmoe_generations_total{{reason=\"{}\"}} {}\n", reason, count);

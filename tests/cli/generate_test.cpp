@@ -27,6 +27,9 @@ TEST_F(GenerateCommandTest, SeveralPromptsGetWhatEachGetsAlone) {
   EXPECT_GT(first.size(), 30u);
   EXPECT_EQ(generate({"--prompt", "the cat ", "--prompt", "a", "--seed", "3"}),
             "--- 1\n" + first + "\n--- 2\n" + second);
+  // One after the other, in a cache that has room for one of them.
+  EXPECT_EQ(generate({"--prompt", "the cat ", "--prompt", "a", "--seed", "3", "--cache-positions", "64"}),
+            "--- 1\n" + first + "\n--- 2\n" + second);
 }
 
 TEST_F(GenerateCommandTest, APromptIsReadFromAPipe) {

@@ -33,10 +33,12 @@ Config random_config(const std::vector<std::string>& overrides = {}) {
 }
 
 std::unique_ptr<InferenceEngine> make_engine(const Config& config, int64_t slots, int64_t context = 64,
-                                             int num_threads = 2) {
-  return std::make_unique<InferenceEngine>(random_cached_model(
-      config, byte_tokenizer(),
-      {.device = NMOE_TEST_DEVICE, .num_threads = num_threads, .cached = {.num_slots = slots, .capacity = context}}));
+                                             int num_threads = 2, int64_t cache_positions = 0) {
+  return std::make_unique<InferenceEngine>(
+      random_cached_model(config, byte_tokenizer(),
+                          {.device = NMOE_TEST_DEVICE,
+                           .num_threads = num_threads,
+                           .cached = {.num_slots = slots, .capacity = context, .cache_positions = cache_positions}}));
 }
 
 GenerationRequest request_of(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling) {
@@ -172,6 +174,59 @@ TEST_P(EveryAttention, PassesOfManyRowsHaveTheBitsOfPassesOfFew) {
   }
 }
 
+// Prompts of which some begin alike, for a page or two or less, and outputs over several pages.
+std::vector<GenerationRequest> paged_requests() {
+  const std::string common = test::tiny_text(300, 5);
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 8; ++i) {
+    const size_t shared = 270 - 64 * (i % 4);
+    const std::string prompt = common.substr(0, shared) + test::tiny_text(10 + 20 * i, 20 + i).substr(0, 5 + 15 * i);
+    requests.push_back(request_of(prompt, static_cast<int64_t>(20 + 40 * (i % 4)),
+                                  {.repetition_penalty = i == 3 ? 1.1 : 1.0, .temperature = 0.8, .seed = 50 + i}));
+    requests.back().prompt_logprobs = i == 5;
+  }
+  return requests;
+}
+
+// Each alone, and in caches of all sizes: with pages enough for all, and with so few that sequences are preempted.
+TEST_P(EveryAttention, PagesChangeNoBit) {
+  const std::vector<GenerationRequest> requests = paged_requests();
+  std::vector<Transcript> alone;
+  int64_t rereadable = 0;
+  for (const GenerationRequest& request : requests) {
+    alone.push_back(generate(*make_engine(config(), 1, 640, 1), request));
+    rereadable += request.prompt_logprobs ? 0 : std::ssize(request.prompt) - 1;
+  }
+  for (const int64_t num_pages : {64, 11, 5}) {
+    const auto engine = make_engine(config(), 6, 640, 2, num_pages * kPagePositions);
+    EXPECT_EQ(engine->load().num_pages, num_pages);
+    int64_t cached[2] = {};
+    for (int64_t& of_round : cached) {  // in the second, prompts have been read before
+      std::vector<Transcript> together(requests.size());
+      for (size_t i = 0; i < requests.size(); ++i) {
+        engine->submit(requests[i], together[i].listener());
+        for (int step = 0; step < 3; ++step) engine->step();
+      }
+      run_all(*engine);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        SCOPED_TRACE(fmt::format("request {} in {} pages", i, num_pages));
+        expect_same(together[i], alone[i]);
+        EXPECT_EQ(together[i].prompts, requests[i].prompt_logprobs ? 1 : 0);
+        for (size_t j = 1; j < together[i].prompt.size(); ++j) {
+          EXPECT_EQ(together[i].prompt[j].logprob, alone[i].prompt[j].logprob) << j;
+        }
+        of_round += together[i].result->cached_tokens;
+      }
+      EXPECT_EQ(engine->load().pages_used, 0);
+    }
+    EXPECT_GT(cached[0], 0) << num_pages << " pages";
+    if (num_pages == 64) {
+      EXPECT_EQ(cached[1], rereadable) << "all of every prompt but its last token";
+    }
+    EXPECT_EQ(engine->load().preemptions > 0, num_pages < 64) << num_pages << " pages";
+  }
+}
+
 // log p(ids[i] | ids before it), i > 0.
 std::vector<float> whole_logprobs(const Config& config, const std::vector<int32_t>& ids) {
   const auto rows = test::whole_logits(config, ids, [&](WeightSet& weights, Ops& ops) {
@@ -270,6 +325,80 @@ TEST(EngineTest, RequestsWaitForSlots) {
   EXPECT_EQ(transcripts[2].ids, transcripts[0].ids);
   EXPECT_EQ(engine->load().running + engine->load().waiting, 0);
   EXPECT_FALSE(engine->step());
+}
+
+TEST(EngineTest, RequestsWithTheSameBeginningShareItsPages) {
+  const auto engine = make_engine(random_config(), 3, 512);
+  const std::string prompt = test::tiny_text(400, 1).substr(0, 300);
+  Transcript first, second;
+  engine->submit(request_of(prompt, 30, {}), first.listener());
+  while (first.ids.empty()) engine->step();
+  EXPECT_EQ(engine->load().pages_used, 3);
+  engine->submit(request_of(prompt, 30, {}), second.listener());
+  engine->step();
+  EXPECT_EQ(engine->load().running, 2);
+  EXPECT_EQ(engine->load().pages_used, 4);
+  run_all(*engine);
+  EXPECT_EQ(second.result->cached_tokens, 2 * kPagePositions);
+  expect_same(second, first);
+  EXPECT_EQ(engine->load().pages_used, 0);
+  EXPECT_EQ(engine->load().pages_kept, 3);
+}
+
+// The youngest gives way, comes back in front of those that wait, and what it has said stands.
+TEST(EngineTest, ThePreemptedGoOnWhereTheyWere) {
+  const auto engine = make_engine(random_config(), 3, 512, 2, 4 * kPagePositions);
+  const std::string prompt = test::tiny_text(400, 1).substr(0, 120), other = test::tiny_text(400, 2).substr(0, 125);
+  Transcript old, young, last;
+  engine->submit(request_of(prompt, 300, {}), old.listener());
+  engine->submit(request_of(other, 250, {.temperature = 0.8, .seed = 3}), young.listener());
+  while (engine->load().preemptions == 0) ASSERT_TRUE(engine->step());
+  EXPECT_EQ(engine->load().running, 1);
+  engine->submit(request_of(prompt, 4, {}), last.listener());
+  const size_t said = young.ids.size();
+  EXPECT_GT(said, 0u);
+  EXPECT_FALSE(old.result.has_value());
+  while (!old.result) ASSERT_TRUE(engine->step());
+  EXPECT_EQ(young.ids.size(), said) << "it waits for pages";
+  EXPECT_FALSE(last.result.has_value()) << "and others wait behind it";
+  run_all(*engine);
+  EXPECT_EQ(young.result->reason, FinishReason::kLength);
+  EXPECT_EQ(young.result->cached_tokens, 0) << "of its prompt, when it first came";
+  expect_same(young,
+              generate(*make_engine(random_config(), 1, 512), request_of(other, 250, {.temperature = 0.8, .seed = 3})));
+  expect_same(old, generate(*make_engine(random_config(), 1, 512), request_of(prompt, 300, {})));
+}
+
+TEST(EngineTest, ThePreemptedCanBeCancelled) {
+  const auto engine = make_engine(random_config(), 2, 512, 2, 4 * kPagePositions);
+  Transcript old, young;
+  engine->submit(request_of(test::tiny_text(400, 1).substr(0, 120), 300, {}), old.listener());
+  const RequestId id = engine->submit(request_of(test::tiny_text(400, 2).substr(0, 120), 300, {}), young.listener());
+  while (engine->load().preemptions == 0) ASSERT_TRUE(engine->step());
+  const size_t said = young.ids.size();
+  engine->cancel(id);
+  engine->step();
+  ASSERT_TRUE(young.result.has_value());
+  EXPECT_EQ(young.result->reason, FinishReason::kCancelled);
+  EXPECT_EQ(young.result->output_tokens, static_cast<int64_t>(said));
+  run_all(*engine);
+  EXPECT_EQ(old.ids.size(), 300u);
+  EXPECT_EQ(engine->load().pages_used, 0);
+}
+
+// All pages together are what the longest text has.
+TEST(EngineTest, ACacheSmallerThanTheContextIsTheContext) {
+  const auto engine = make_engine(random_config(), 2, 512, 2, 200);
+  EXPECT_EQ(engine->max_context(), 2 * kPagePositions);
+  GenerationRequest request = request_of(test::tiny_text(400, 1).substr(0, 250), 50, {});
+  const Transcript got = generate(*engine, request);
+  EXPECT_EQ(got.result->reason, FinishReason::kLength);
+  EXPECT_EQ(got.ids.size(), 7u);  // the last one has no place
+  request.prompt.resize(257, 'a');
+  const Error error = error_of([&] { engine->submit(request, {}); });
+  EXPECT_EQ(std::string(error.what()), "the prompt has 257 tokens, the context 256");
+  EXPECT_TRUE(contains(error.remedy(), "--cache-positions"));
+  EXPECT_THROW(make_engine(random_config(), 2, 512, 2, -1), Error);
 }
 
 TEST(EngineTest, CancelledRequestsEnd) {

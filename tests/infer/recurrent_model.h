@@ -12,6 +12,7 @@
 
 #include "infer/cached_model.h"
 #include "model/sequence_model.h"
+#include "ops/cache_places.h"
 #include "ops/storage.h"
 #include "support/log_sum.h"
 
@@ -77,15 +78,21 @@ class RunningSumModel final : public SequenceModel {
       const int32_t token = rows.tokens.data<int32_t>()[t], slot = rows.slots.data<int32_t>()[t],
                     position = rows.positions.data<int32_t>()[t];
       float* const state = part.fixed.front()[slot].data<float>();
-      float* const seen = part.by_position.front()[slot].data<float>();
+      const CachePlaces places = {.slots = nullptr,
+                                  .positions = nullptr,
+                                  .pages = part.pages.data<int32_t>(),
+                                  .num_slots = part.pages.dim(0),
+                                  .num_blocks = part.pages.dim(1)};
+      float* const cache = part.by_position.front().data<float>();
+      const auto seen = [&](int32_t at) -> float& { return cache[places.row_of(slot, at)]; };
       const bool is_first = position == 0;
       EXPECT_TRUE(is_first || state[1] == static_cast<float>(position - 1))
           << "position " << position << " behind position " << state[1] << " in slot " << slot;
       state[0] = next_sum(is_first ? 0.0F : state[0], token);
       state[1] = static_cast<float>(position);
-      seen[position] = static_cast<float>(token);
+      seen(position) = static_cast<float>(token);
       float expected = 0.0F;
-      for (int32_t i = 0; i <= position; ++i) expected = next_sum(expected, static_cast<int32_t>(seen[i]));
+      for (int32_t i = 0; i <= position; ++i) expected = next_sum(expected, static_cast<int32_t>(seen(i)));
       EXPECT_EQ(state[0], expected) << "what is kept by position belongs to another sequence";
       sums.push_back(state[0]);
     }

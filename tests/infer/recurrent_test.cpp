@@ -17,10 +17,10 @@ using test::generate;
 using test::run_all;
 using test::Transcript;
 
-std::unique_ptr<InferenceEngine> make_recurrent(int64_t slots) {
+std::unique_ptr<InferenceEngine> make_recurrent(int64_t slots, int64_t cache_positions = 0) {
   const Config config = parse_config(test::kTinyToml, "tiny.toml", std::vector<std::string>{"model.vocab_size=257"});
-  return std::make_unique<InferenceEngine>(
-      test::recurrent_model(config, {.num_slots = slots, .capacity = 512, .max_scores = 0}));
+  return std::make_unique<InferenceEngine>(test::recurrent_model(
+      config, {.num_slots = slots, .capacity = 512, .cache_positions = cache_positions, .max_scores = 0}));
 }
 
 std::vector<int32_t> ids_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -63,6 +63,23 @@ TEST(RecurrentGeneration, EveryRequestGoesOnFromItsOwnSum) {
       for (size_t i = 0; i < requests.size(); ++i) expect_right(requests[i], got[i]);
     }
   }
+}
+
+// The preempted begin anew, and what free slots hold gives way to those that run.
+TEST(RecurrentGeneration, FewPagesAreEnough) {
+  std::vector<GenerationRequest> requests;
+  for (uint64_t i = 0; i < 9; ++i) {
+    requests.push_back(recurrent_request(ids_of(test::tiny_text(30 + 41 * (i % 4), i % 5)),
+                                         100 + static_cast<int64_t>(20 * (i % 4)), i));
+  }
+  const auto engine = make_recurrent(4, 5 * kPagePositions);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Transcript> got(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) engine->submit(requests[i], got[i].listener());
+    run_all(*engine);
+    for (size_t i = 0; i < requests.size(); ++i) expect_right(requests[i], got[i]);
+  }
+  EXPECT_GT(engine->load().preemptions, 0);
 }
 
 TEST(RecurrentGeneration, APrefixIsReusedOnlyWhereAStateStandsBehindIt) {

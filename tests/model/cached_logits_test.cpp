@@ -33,7 +33,9 @@ class CachedTestModel {
     weights_.allocate(*ops_, values_, grads_);
     model_.allocate(state_);
     weights_.initialise(*ops_, 7, config.init.truncation);
-    states_ = make_states(model_.states(), *ops_, state_, kSlots, kCapacity);
+    const StateSizes sizes{.num_slots = kSlots, .capacity = kCapacity};
+    states_ = make_states(model_.states(), *ops_, state_, sizes);
+    ops_.device().upload(states_.pages, own_pages(sizes).data());
     for (const PartStates& part : states_.parts) {  // what was not written must not be read
       for (const Tensor& tensor : part.by_position) ops_->fill({tensor, NAN});
     }

@@ -2,6 +2,7 @@
 // keys and values.
 #include <gtest/gtest.h>
 
+#include "support/pages.h"
 #include "support/tensors.h"
 
 namespace nmoe::test {
@@ -22,10 +23,13 @@ const CachedCase kCases[] = {
     {"more heads than a task takes", 22, 2, 16, 33, 0, 30, {0, 1, 0}, {29, 8, 2}},
     {"values in keys", 5, 1, 21, 18, 0, 33, {1, 0}, {32, 16}, true},
     {"values in keys, windows", 9, 1, 12, 12, 4, 33, {1, 0}, {32, 2}, true},
+    {"rows of several pages", 4, 2, 9, 17, 0, 700, {2, 0, 1, 2}, {699, 128, 127, 300}},
+    {"windows over pages", 6, 2, 8, 24, 150, 400, {1, 1, 0, 1}, {399, 200, 257, 129}},
     {"no rows", 2, 1, 3, 2, 0, 4, {}, {}},
 };
 
-CachedAttention problem(TensorPool& pool, const CachedCase& c) {
+// With keys and values [3, capacity, width].
+CachedAttention dense_problem(TensorPool& pool, const CachedCase& c) {
   const auto T = static_cast<int64_t>(c.slots.size());
   return {.scale = 0.4,
           .window = c.window,
@@ -38,7 +42,17 @@ CachedAttention problem(TensorPool& pool, const CachedCase& c) {
           .out = pool.full({T, c.H, c.Dv}, NAN)};
 }
 
-// The definition.
+CachedAttention in_pages(TensorPool& pool, CachedAttention args, const Pages& pages) {
+  args.pages = pages.table;
+  args.keys = in_pages(pool, args.keys, pages);
+  if (args.values.defined()) args.values = in_pages(pool, args.values, pages);
+  return args;
+}
+CachedAttention problem(TensorPool& pool, const CachedCase& c) {
+  return in_pages(pool, dense_problem(pool, c), scattered_pages(pool, 3, c.capacity));
+}
+
+// The definition, of a dense problem.
 std::vector<double> reference(const CachedCase& c, const CachedAttention& a) {
   std::vector<double> out;
   for (size_t t = 0; t < c.slots.size(); ++t) {
@@ -71,11 +85,24 @@ class CachedAttentionTest : public ::testing::TestWithParam<CachedCase> {};
 TEST_P(CachedAttentionTest, IsTheSoftmaxOverWhatARowSees) {
   for (const auto& [real, tolerance] : {std::pair(DType::kF64, 1e-10), std::pair(DType::kF32, 1e-3)}) {
     TensorPool pool(real);
-    const CachedAttention args = problem(pool, GetParam());
-    const std::vector<double> expected = reference(GetParam(), args);
+    const CachedAttention dense = dense_problem(pool, GetParam());
+    const CachedAttention args = in_pages(pool, dense, scattered_pages(pool, 3, GetParam().capacity));
+    const std::vector<double> expected = reference(GetParam(), dense);
     cpu_device(real)->cached_attention(args);
     EXPECT_TRUE(near(args.out, expected, tolerance));
   }
+}
+
+TEST_P(CachedAttentionTest, WherePagesLieChangesNoBit) {
+  TensorPool pool(DType::kF32);
+  const CachedAttention dense = dense_problem(pool, GetParam());
+  const int64_t capacity = GetParam().capacity;
+  CachedAttention ordered = in_pages(pool, dense, pages_in_order(pool, 3, capacity));
+  CachedAttention scattered = in_pages(pool, dense, scattered_pages(pool, 3, capacity));
+  scattered.out = pool.full(dense.out.shape(), NAN);
+  cpu_device(DType::kF32)->cached_attention(ordered);
+  cpu_device(DType::kF32)->cached_attention(scattered);
+  EXPECT_TRUE(same_bits(scattered.out, ordered.out));
 }
 
 TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
@@ -100,17 +127,18 @@ TEST_P(CachedAttentionTest, ARowHasTheSameBitsAloneAndForAnyNumberOfThreads) {
 // A counting run claims the scratch that the run itself needs.
 TEST_P(CachedAttentionTest, ClaimsItsScratch) {
   TensorPool pool(DType::kF32);
-  const CachedAttention args = problem(pool, GetParam());
+  const CachedAttention dense = dense_problem(pool, GetParam());
+  const CachedAttention args = in_pages(pool, dense, scattered_pages(pool, 3, GetParam().capacity));
   const auto counter = make_device({.num_threads = 2}), device = make_device({.num_threads = 2});
   CachedAttention empty = args;
-  for (Tensor* tensor : {&empty.q, &empty.slots, &empty.positions, &empty.keys, &empty.out}) {
+  for (Tensor* tensor : {&empty.q, &empty.slots, &empty.positions, &empty.pages, &empty.keys, &empty.out}) {
     *tensor = without_data(*tensor);
   }
   if (args.values.defined()) empty.values = without_data(args.values);
   counter->ops().cached_attention(empty);
   device->scratch(Lane::kCompute).reserve(device->memory(), counter->scratch(Lane::kCompute).high_water());
   device->ops().cached_attention(args);
-  EXPECT_TRUE(near(args.out, reference(GetParam(), args), 1e-3));
+  EXPECT_TRUE(near(args.out, reference(GetParam(), dense), 1e-3));
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CachedAttentionTest, ::testing::ValuesIn(kCases), [](const auto& test) {
@@ -122,34 +150,38 @@ INSTANTIATE_TEST_SUITE_P(Cases, CachedAttentionTest, ::testing::ValuesIn(kCases)
 
 TEST(CacheWriteTest, WritesTheNamedPlacesAndColumnsOnly) {
   TensorPool pool;
-  const Tensor cache = pool.full({2, 3, 4}, -1), rows = pool.of({2, 2}, {1, 2, 3, 4});
+  const Tensor cache = pool.full({3, kPagePositions, 4}, -1), rows = pool.of({2, 2}, {1, 2, 3, 4});
   cpu_device()->cache_write({.rows = rows,
                              .slots = pool.ints({2}, {1, 0}),
-                             .positions = pool.ints({2}, {2, 1}),
+                             .positions = pool.ints({2}, {130, 1}),
+                             .pages = pool.ints({2, 2}, {2, 1, 2, 0}),
                              .cache = cache,
                              .offset = 1});
-  std::vector<double> expected(24, -1);
-  expected[(1 * 3 + 2) * 4 + 1] = 1;
-  expected[(1 * 3 + 2) * 4 + 2] = 2;
-  expected[(0 * 3 + 1) * 4 + 1] = 3;
-  expected[(0 * 3 + 1) * 4 + 2] = 4;
+  std::vector<double> expected(static_cast<size_t>(cache.num_elements()), -1);
+  expected[(0 * kPagePositions + 2) * 4 + 1] = 1;
+  expected[(0 * kPagePositions + 2) * 4 + 2] = 2;
+  expected[(2 * kPagePositions + 1) * 4 + 1] = 3;
+  expected[(2 * kPagePositions + 1) * 4 + 2] = 4;
   EXPECT_EQ(values(cache), expected);
 }
 
 TEST(CacheWriteTest, PlacesOutsideTheCacheAreABug) {
   TensorPool pool;
-  const Tensor cache = pool.zeros({2, 3, 4}), row = pool.zeros({1, 4});
+  const Tensor cache = pool.zeros({2, kPagePositions, 4}), row = pool.zeros({1, 4});
   const auto write = [&](double slot, double position, int64_t offset) {
     cpu_device()->cache_write({.rows = row,
                                .slots = pool.ints({1}, {slot}),
                                .positions = pool.ints({1}, {position}),
+                               .pages = pool.ints({2, 2}, {0, 1, 1, 2}),
                                .cache = cache,
                                .offset = offset});
   };
-  EXPECT_NO_THROW(write(1, 2, 0));
+  EXPECT_NO_THROW(write(1, 127, 0));
+  EXPECT_NO_THROW(write(0, 255, 0));
+  EXPECT_THROW(write(1, 128, 0), CheckFailure);  // a page that the cache has not
   EXPECT_THROW(write(2, 0, 0), CheckFailure);
   EXPECT_THROW(write(-1, 0, 0), CheckFailure);
-  EXPECT_THROW(write(0, 3, 0), CheckFailure);
+  EXPECT_THROW(write(0, 256, 0), CheckFailure);
   EXPECT_THROW(write(0, 0, 1), CheckFailure);
 }
 
@@ -175,8 +207,9 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
                                     .layout = layout,
                                     .slots = pool.ints({kTokens}, slots),
                                     .positions = pool.ints({kTokens}, positions),
+                                    .pages = pool.ints({3, 1}, {3, 0, 1}),
                                     .kv_up = pool.normal({kHeads * (kNope + kValue), kRank}),
-                                    .cache = pool.full({3, kCapacity, kRank + kRope}, NAN),
+                                    .cache = pool.full({4, kPagePositions, kRank + kRope}, NAN),
                                     .out = pool.full({kTokens, kHeads, kValue}, NAN)};
       // Norm and rotation by the operations that training has.
       const Tensor q = pool.zeros(args.q.shape()), rotated = pool.zeros({kTokens, 1, kRope});
@@ -216,7 +249,8 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
       ops->mla_cached_attention(args);
       EXPECT_TRUE(near(args.out, expected, tolerance)) << "window " << window;
       for (size_t t = 0; t < kTokens; ++t) {  // what was cached
-        const Tensor place = args.cache[static_cast<int64_t>(slots[t])][static_cast<int64_t>(positions[t])];
+        const auto page = static_cast<int64_t>(get(args.pages, static_cast<int64_t>(slots[t])));
+        const Tensor place = args.cache[page][static_cast<int64_t>(positions[t])];
         EXPECT_TRUE(near(place.rows(0, kRank), values(latents[static_cast<int64_t>(t)]), tolerance));
         EXPECT_TRUE(near(place.rows(kRank, kRank + kRope), values(rotated[static_cast<int64_t>(t)]), tolerance));
       }
@@ -247,15 +281,18 @@ TEST(CachedAttentionBits, AreThoseOfTraining) {
       std::vector<double> positions;
       for (int64_t i = 0; i < size; ++i) positions.push_back(static_cast<double>(i));
       const Tensor cached = pool.full({size, kHeads, kValue}, NAN);
-      device->cached_attention({.scale = 0.4,
-                                .window = window,
-                                .q = q.rows(begin, end),
-                                .slots = pool.ints({size}, std::vector<double>(positions.size(), 0)),
-                                .positions = pool.ints({size}, positions),
-                                .keys = k.rows(begin, end).reshape({1, size, kGroups * kKey}),
-                                .values = v.rows(begin, end).reshape({1, size, kGroups * kValue}),
-                                .num_kv_heads = kGroups,
-                                .out = cached});
+      const Pages pages = scattered_pages(pool, 1, size);
+      device->cached_attention(
+          {.scale = 0.4,
+           .window = window,
+           .q = q.rows(begin, end),
+           .slots = pool.ints({size}, std::vector<double>(positions.size(), 0)),
+           .positions = pool.ints({size}, positions),
+           .pages = pages.table,
+           .keys = in_pages(pool, k.rows(begin, end).reshape({1, size, kGroups * kKey}), pages),
+           .values = in_pages(pool, v.rows(begin, end).reshape({1, size, kGroups * kValue}), pages),
+           .num_kv_heads = kGroups,
+           .out = cached});
       EXPECT_TRUE(same_bits(cached, out.rows(begin, end))) << "window " << window << ", document at " << begin;
     }
   }
@@ -276,12 +313,14 @@ TEST(MlaExpandedAttentionBits, AreThoseOfTraining) {
                                  .lse = pool.zeros({1, kHeads, kTokens})});
   std::vector<double> positions;
   for (int64_t i = 0; i < kTokens; ++i) positions.push_back(static_cast<double>(i));
+  const Pages pages = scattered_pages(pool, 1, kTokens);
   device->mla_expanded_attention({.scale = 0.3,
                                   .q = q,
                                   .slots = pool.ints({kTokens}, std::vector<double>(positions.size(), 0)),
                                   .positions = pool.ints({kTokens}, positions),
-                                  .kv = kv.reshape({1, kTokens, kHeads * kWidth}),
-                                  .k_rope = k_rope.reshape({1, kTokens, kRope}),
+                                  .pages = pages.table,
+                                  .kv = in_pages(pool, kv.reshape({1, kTokens, kHeads * kWidth}), pages),
+                                  .k_rope = in_pages(pool, k_rope.reshape({1, kTokens, kRope}), pages),
                                   .out = cached});
   EXPECT_TRUE(same_bits(cached, out));
 }

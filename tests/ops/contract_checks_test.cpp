@@ -470,16 +470,25 @@ TEST_F(ContractChecks, Attention) {
 }
 
 TEST_F(ContractChecks, Caches) {
-  const Tensor slots = ints({3}), positions = ints({3});
+  const Tensor slots = ints({3}), positions = ints({3}), pages = ints({2, 4});
   expect(&Ops::cache_write,
-         {.rows = floats({3, 4}), .slots = slots, .positions = positions, .cache = floats({2, 5, 6}), .offset = 2},
-         {[](auto& a) { a.offset = 3; }, [](auto& a) { a.slots = ints({2}); }});
+         {.rows = floats({3, 4}),
+          .slots = slots,
+          .positions = positions,
+          .pages = pages,
+          .cache = floats({5, kPagePositions, 6}),
+          .offset = 2},
+         {[](auto& a) { a.offset = 3; }, [](auto& a) { a.slots = ints({2}); }, [](auto& a) { a.pages = ints({8}); },
+          [](auto& a) {
+            a.cache = floats({5, kPagePositions - 1, 6});
+          }});
   expect(&Ops::cached_attention,
          {.q = floats({3, 4, 8}),
           .slots = slots,
           .positions = positions,
-          .keys = floats({2, 5, 16}),
-          .values = floats({2, 5, 12}),
+          .pages = pages,
+          .keys = floats({5, kPagePositions, 16}),
+          .values = floats({5, kPagePositions, 12}),
           .num_kv_heads = 2,
           .out = floats({3, 4, 6})},
          {[](auto& a) { a.num_kv_heads = 3; }, [](auto& a) { a.values = {}; },
@@ -495,14 +504,15 @@ TEST_F(ContractChecks, Caches) {
           .sin = floats({9, 1}),
           .slots = slots,
           .positions = positions,
+          .pages = pages,
           .kv_up = floats({36, 7}),
-          .cache = floats({2, 5, 9}),
+          .cache = floats({5, kPagePositions, 9}),
           .out = floats({3, 4, 5})},
          {[](auto& a) {
             a.kv_up = floats({35, 7});
           },
           [](auto& a) {
-            a.cache = floats({2, 5, 8});
+            a.cache = floats({5, kPagePositions, 8});
           },
           [](auto& a) {
             a.cos = floats({9, 2});
@@ -511,14 +521,15 @@ TEST_F(ContractChecks, Caches) {
          {.q = floats({3, 4, 6}),
           .slots = slots,
           .positions = positions,
-          .kv = floats({2, 5, 36}),
-          .k_rope = floats({2, 5, 2}),
+          .pages = pages,
+          .kv = floats({5, kPagePositions, 36}),
+          .k_rope = floats({5, kPagePositions, 2}),
           .out = floats({3, 4, 5})},
          {[](auto& a) {
-            a.kv = floats({2, 5, 35});
+            a.kv = floats({5, kPagePositions, 35});
           },
           [](auto& a) {
-            a.k_rope = floats({2, 4, 2});
+            a.k_rope = floats({4, kPagePositions, 2});
           },
           [](auto& a) { a.positions = ints({2}); }});
 }

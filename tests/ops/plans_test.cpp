@@ -53,11 +53,13 @@ TEST(Plans, GroupedProductsChooseKernelsByDtypeAndWidths) {
 
 CachedAttention cached(DType dtype, int64_t tokens, int64_t heads, int64_t key, int64_t value, int64_t capacity) {
   constexpr int64_t kKvHeads = 2;
+  const int64_t blocks = (capacity + kPagePositions - 1) / kPagePositions;
   return {.q = without_values(dtype, {tokens, heads, key}),
           .slots = without_values(DType::kI32, {tokens}),
           .positions = without_values(DType::kI32, {tokens}),
-          .keys = without_values(dtype, {3, capacity, kKvHeads * key}),
-          .values = without_values(dtype, {3, capacity, kKvHeads * value}),
+          .pages = without_values(DType::kI32, {3, blocks}),
+          .keys = without_values(dtype, {7, kPagePositions, kKvHeads * key}),
+          .values = without_values(dtype, {7, kPagePositions, kKvHeads * value}),
           .num_kv_heads = kKvHeads,
           .out = without_values(dtype, {tokens, heads, value})};
 }
@@ -80,14 +82,16 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
   using enum cuda::CachedAttentionWay;
   const auto way = [](const cuda::KernelSet& kernels, DType dtype, int64_t nope, int64_t rope, int64_t value,
                       double scale = 0.1) {
-    constexpr int64_t kTokens = 5, kHeads = 3, kPositions = 300;
-    return plan_of(kernels, MlaExpandedAttention{.scale = scale,
-                                                 .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
-                                                 .slots = without_values(DType::kI32, {kTokens}),
-                                                 .positions = without_values(DType::kI32, {kTokens}),
-                                                 .kv = without_values(dtype, {2, kPositions, kHeads * (nope + value)}),
-                                                 .k_rope = without_values(dtype, {2, kPositions, rope}),
-                                                 .out = without_values(dtype, {kTokens, kHeads, value})})
+    constexpr int64_t kTokens = 5, kHeads = 3;
+    return plan_of(kernels,
+                   MlaExpandedAttention{.scale = scale,
+                                        .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
+                                        .slots = without_values(DType::kI32, {kTokens}),
+                                        .positions = without_values(DType::kI32, {kTokens}),
+                                        .pages = without_values(DType::kI32, {2, 3}),
+                                        .kv = without_values(dtype, {6, kPagePositions, kHeads * (nope + value)}),
+                                        .k_rope = without_values(dtype, {6, kPagePositions, rope}),
+                                        .out = without_values(dtype, {kTokens, kHeads, value})})
         .way;
   };
   EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128), kTiles);
@@ -111,7 +115,7 @@ TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
   EXPECT_EQ(plan_of(kBlackwell, args(4096)).way, kBlocks);
   EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 4096, 32, 128, 64, 300)).way, kGroups);
   CachedAttention writers = args(cuda::kPromptTokens);
-  writers.keys = writers.values = without_values(DType::kBF16, {cuda::kPromptTokens, 300, writers.keys.dim(2)});
+  writers.pages = without_values(DType::kI32, {cuda::kPromptTokens, 3});
   EXPECT_EQ(plan_of(kHopper, writers).way, kBlocks);
   EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kPromptTokens - 1)));
 
@@ -119,7 +123,8 @@ TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
     return CachedAttention{.q = without_values(DType::kBF16, {tokens, heads, cuda::kLatentKey}),
                            .slots = without_values(DType::kI32, {tokens}),
                            .positions = without_values(DType::kI32, {tokens}),
-                           .keys = without_values(DType::kBF16, {3, 4096, cuda::kLatentKey}),
+                           .pages = without_values(DType::kI32, {3, 32}),
+                           .keys = without_values(DType::kBF16, {96, kPagePositions, cuda::kLatentKey}),
                            .values = {},
                            .num_kv_heads = 1,
                            .out = without_values(DType::kBF16, {tokens, heads, cuda::kLatentValue})};

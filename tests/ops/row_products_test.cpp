@@ -45,12 +45,18 @@ void check(const cpu::RowProducts<Real>& products, double tolerance) {
     const auto two = static_cast<Real>(2);
     products.dot(m, n, depth, two, rows_of<Real>(a), rows_of<Real>(b), mutable_rows_of<Real>(dots), false);
     products.dot(m, n, depth, two, rows_of<Real>(a), rows_of<Real>(b), mutable_rows_of<Real>(dots), true);
-    products.combine(m, n, depth, rows_of<Real>(a), rows_of<Real>(v), mutable_rows_of<Real>(sums));
+    products.combine(m, n, depth, rows_of<Real>(a), rows_of<Real>(v), mutable_rows_of<Real>(sums), false);
+    const Tensor in_parts = pool.full({m, n + 2}, 0.5);  // the terms in two calls
+    const int64_t first = depth / 3;
+    products.combine(m, n, first, rows_of<Real>(a), rows_of<Real>(v), mutable_rows_of<Real>(in_parts), false);
+    products.combine(m, n, depth - first, {a.data<Real>() + first, a.dim(1)}, rows_of<Real>(v, first),
+                     mutable_rows_of<Real>(in_parts), true);
+    EXPECT_TRUE(same_bits(in_parts, sums));
     for (int64_t i = 0; i < m; ++i) {
       const Rows<const Real> row = rows_of<Real>(a, i);
       products.dot(1, n, depth, two, row, rows_of<Real>(b), mutable_rows_of<Real>(dots_by_row, i), false);
       products.dot(1, n, depth, two, row, rows_of<Real>(b), mutable_rows_of<Real>(dots_by_row, i), true);
-      products.combine(1, n, depth, row, rows_of<Real>(v), mutable_rows_of<Real>(sums_by_row, i));
+      products.combine(1, n, depth, row, rows_of<Real>(v), mutable_rows_of<Real>(sums_by_row, i), false);
     }
     EXPECT_TRUE(same_bits(dots, dots_by_row));
     EXPECT_TRUE(same_bits(sums, sums_by_row));

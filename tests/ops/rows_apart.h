@@ -124,9 +124,11 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
     const A args{.rows = pool.normal({3, 24}),
                  .slots = pool.ints({3}, {0, 1, 1}),
                  .positions = pool.ints({3}, {4, 0, 2}),
-                 .cache = pool.normal({2, 5, 40}),
+                 .pages = pool.ints({2, 1}, {1, 0}),
+                 .cache = pool.normal({2, kPagePositions, 40}),
                  .offset = 8};
-    visit(ApartCase<A>{"cache", &Ops::cache_write, args, {&A::rows}, {&A::cache}, {&A::slots, &A::positions}});
+    visit(
+        ApartCase<A>{"cache", &Ops::cache_write, args, {&A::rows}, {&A::cache}, {&A::slots, &A::positions, &A::pages}});
   }
   {
     using A = CachedAttention;
@@ -134,8 +136,9 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
                  .q = pool.normal({5, kHeads, kKey}),
                  .slots = pool.random_ints({5}, 2),
                  .positions = pool.random_ints({5}, 30),
-                 .keys = pool.normal({2, 30, kKvHeads * kKey}),
-                 .values = pool.normal({2, 30, kKvHeads * kValue}),
+                 .pages = pool.ints({2, 1}, {1, 0}),
+                 .keys = pool.normal({2, kPagePositions, kKvHeads * kKey}),
+                 .values = pool.normal({2, kPagePositions, kKvHeads * kValue}),
                  .num_kv_heads = kKvHeads,
                  .out = pool.zeros({5, kHeads, kValue})};
     visit(ApartCase<A>{"cached attention",
@@ -143,7 +146,7 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
                        args,
                        {&A::q},
                        {&A::keys, &A::values, &A::out},
-                       {&A::slots, &A::positions}});
+                       {&A::slots, &A::positions, &A::pages}});
   }
   {
     using A = MlaCachedAttention;
@@ -156,15 +159,16 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
                  .sin = pool.normal({20, 4}),
                  .slots = pool.ints({11}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}),
                  .positions = pool.ints({11}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}),
+                 .pages = pool.ints({1, 1}, {0}),
                  .kv_up = pool.normal({3 * 24, 32}),
-                 .cache = pool.zeros({1, 12, 40}),
+                 .cache = pool.zeros({1, kPagePositions, 40}),
                  .out = pool.zeros({11, 3, 8})};
     visit(ApartCase<A>{"cached latent attention",
                        &Ops::mla_cached_attention,
                        args,
                        {&A::q, &A::kv_latent, &A::k_rope},
                        {&A::kv_up, &A::cache, &A::out},
-                       {&A::gain, &A::cos, &A::sin, &A::slots, &A::positions}});
+                       {&A::gain, &A::cos, &A::sin, &A::slots, &A::positions, &A::pages}});
   }
   {
     using A = CountNonFinite;

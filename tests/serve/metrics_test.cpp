@@ -48,7 +48,14 @@ TEST(ServerMetricsTest, Buckets) {
     metrics.count_request("/v1/completions", 200, ServerMetrics::Duration(seconds));
   }
   metrics.count_request("/v1/completions", 429, ServerMetrics::Duration(0));
-  const auto samples = samples_of(metrics.text({.running = 2, .waiting = 3, .max_sequences = 8}, 4));
+  const auto samples = samples_of(metrics.text({.running = 2,
+                                                .waiting = 3,
+                                                .max_sequences = 8,
+                                                .num_pages = 70,
+                                                .pages_used = 20,
+                                                .pages_kept = 30,
+                                                .preemptions = 5},
+                                               4));
   const auto bucket = [&](const std::string& bound) {
     return samples.at("nmoe_request_duration_seconds_bucket{route=\"/v1/completions\",le=\"" + bound + "\"}");
   };
@@ -65,13 +72,18 @@ TEST(ServerMetricsTest, Buckets) {
   EXPECT_EQ(samples.at("nmoe_sequences_running"), 2);
   EXPECT_EQ(samples.at("nmoe_sequences_waiting"), 3);
   EXPECT_EQ(samples.at("nmoe_sequences_max"), 8);
+  EXPECT_EQ(samples.at("nmoe_cache_pages"), 70);
+  EXPECT_EQ(samples.at("nmoe_cache_pages_used"), 20);
+  EXPECT_EQ(samples.at("nmoe_cache_pages_kept"), 30);
+  EXPECT_EQ(samples.at("nmoe_preemptions_total"), 5);
   EXPECT_EQ(samples.at("nmoe_requests_in_flight"), 4);
   EXPECT_EQ(samples.at("nmoe_time_to_first_token_seconds_count"), 0);
 }
 
 TEST(ServerMetricsTest, OfAServer) {
-  const ServedModel server({"--chat-template", "chat.jinja"});
+  const ServedModel server({"--chat-template", "chat.jinja", "--cache-positions", "300"});
   EXPECT_EQ(metrics_of(server).at("nmoe_output_tokens_total"), 0);
+  EXPECT_EQ(metrics_of(server).at("nmoe_cache_pages"), 3);
   const auto begin = std::chrono::steady_clock::now();
   server.complete({{"prompt", "the cat"}, {"max_tokens", 5}, {"n", 2}, {"ignore_eos", true}});
   server.stream("/v1/completions",

@@ -89,14 +89,20 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor positions = pass.batch.positions, keys = states.by_position[0], values = states.by_position[1];
   const Kept kept = project(pass, x);
-  ops.cache_write({.rows = kept.k.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = keys});
-  ops.cache_write({.rows = kept.v.reshape({T, G * C}), .slots = slots, .positions = positions, .cache = values});
+  for (const auto& [rows, cache] : {std::pair(kept.k, keys), std::pair(kept.v, values)}) {
+    ops.cache_write({.rows = rows.reshape({T, G * C}),
+                     .slots = slots,
+                     .positions = positions,
+                     .pages = states.pages,
+                     .cache = cache});
+  }
   const Tensor out = pass.push({T, H, C});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
                         .q = kept.q,
                         .slots = slots,
                         .positions = positions,
+                        .pages = states.pages,
                         .keys = keys,
                         .values = values,
                         .num_kv_heads = G,

@@ -128,13 +128,16 @@ void LatentAttention::attend_expanded(const Pass& pass, Tensor x, const PartStat
   const Tensor positions = pass.batch.positions, all_kv = states.by_position[0], all_k_rope = states.by_position[1];
   Kept kept = project(pass, x);
   expand(pass, kept);
-  ops.cache_write({.rows = kept.kv.reshape({T, H * W}), .slots = slots, .positions = positions, .cache = all_kv});
-  ops.cache_write({.rows = kept.k_rope, .slots = slots, .positions = positions, .cache = all_k_rope});
+  for (const auto& [rows, cache] :
+       {std::pair(kept.kv.reshape({T, H * W}), all_kv), std::pair(kept.k_rope, all_k_rope)}) {
+    ops.cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = states.pages, .cache = cache});
+  }
   ops.mla_expanded_attention({.scale = softmax_scale(),
                               .window = window_,
                               .q = kept.q,
                               .slots = slots,
                               .positions = positions,
+                              .pages = states.pages,
                               .kv = all_kv,
                               .k_rope = all_k_rope,
                               .out = out});
@@ -158,6 +161,7 @@ void LatentAttention::attend_in_latent_space(const Pass& pass, Tensor x, const P
                                  .layout = config_.rope.layout,
                                  .slots = slots,
                                  .positions = pass.batch.positions,
+                                 .pages = states.pages,
                                  .kv_up = kv_up_.weight().value,
                                  .cache = states.by_position[0],
                                  .out = out});

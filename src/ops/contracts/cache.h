@@ -1,4 +1,9 @@
 // Attention over a key/value cache, forward only. Letters and conventions: ops/ops.h.
+//
+// A cache lies in pages, [P, kPagePositions, width]: position p of slot z is row p % kPagePositions of the page that
+// pages[z, p / kPagePositions] names (ops/cache_places.h). Slots may share pages, and where pages lie changes no bit.
+// Z slots have B blocks of positions each, C = B * kPagePositions. The blocks up to that of a row's position must have
+// a page, one of [0, P); what `pages` says of those behind is not used.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +13,16 @@
 
 namespace nmoe {
 
-// Writes rows that later tokens attend to: cache[slots[t], positions[t], offset ... offset + W) = rows[t].
+// Positions of a page: what attention's blocks of keys are aligned to, so that none has parts of two pages on a GPU.
+constexpr int64_t kPagePositions = 128;
+
+// Writes rows that later tokens attend to: [offset, offset + W) of the place of positions[t] of slots[t] = rows[t].
 struct CacheWrite {
   Tensor rows;       // [T, W], apart
   Tensor slots;      // [T] i32, < Z
-  Tensor positions;  // [T] i32, < C; no two rows have the same slot and position
-  Tensor cache;      // = [Z, C, width], only at these places
+  Tensor positions;  // [T] i32, < C; no two rows have the same place
+  Tensor pages;      // [Z, B] i32
+  Tensor cache;      // = [P, kPagePositions, width], only at these places
   int64_t offset = 0;
 };
 
@@ -33,8 +42,9 @@ struct CachedAttention {
   Tensor q;                  // [T, H, Dk], apart
   Tensor slots;              // [T] i32
   Tensor positions;          // [T] i32
-  Tensor keys;               // [Z, C, G * Dk]
-  Tensor values;             // [Z, C, G * Dv]; undefined: a value is the first Dv elements of its key
+  Tensor pages;              // [Z, B] i32
+  Tensor keys;               // [P, kPagePositions, G * Dk]
+  Tensor values;             // [P, kPagePositions, G * Dv]; undefined: a value is the first Dv elements of its key
   int64_t num_kv_heads = 1;  // G
   Tensor out;                // = [T, H, Dv]
 };
@@ -57,8 +67,9 @@ struct MlaCachedAttention {
   RopeLayout layout = RopeLayout::kInterleaved;
   Tensor slots;      // [T] i32
   Tensor positions;  // [T] i32
+  Tensor pages;      // [Z, B] i32
   Tensor kv_up;      // [H * (nope + Dv), Rkv]: a head's w_k [nope, Rkv], then its w_v [Dv, Rkv]
-  Tensor cache;      // = [Z, C, Rkv + rope], at the rows' places
+  Tensor cache;      // = [P, kPagePositions, Rkv + rope], at the rows' places
   Tensor out;        // = [T, H, Dv]
 };
 // Attention of single tokens to cached keys and values of MLA as training has them (MlaAttentionForward), whose parts
@@ -73,8 +84,9 @@ struct MlaExpandedAttention {
   Tensor q;          // [T, H, nope + rope], apart; rotated
   Tensor slots;      // [T] i32
   Tensor positions;  // [T] i32
-  Tensor kv;         // [Z, C, H * (nope + Dv)]
-  Tensor k_rope;     // [Z, C, rope]; rotated
+  Tensor pages;      // [Z, B] i32
+  Tensor kv;         // [P, kPagePositions, H * (nope + Dv)]
+  Tensor k_rope;     // [P, kPagePositions, rope]; rotated
   Tensor out;        // = [T, H, Dv]
 };
 

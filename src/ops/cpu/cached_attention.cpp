@@ -1,7 +1,9 @@
 // A row is computed on its own, a few heads at a time: the same products and softmax in the same blocks of keys as
-// training's (attention.cpp), for those that the row sees.
+// training's (attention.cpp), for those that the row sees. A block's keys lie in pages: what is multiplied with them is
+// multiplied piece by piece, with the bits of the whole.
 #include <algorithm>
 
+#include "ops/cache_places.h"
 #include "ops/cpu/attention_rows.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/row_products.h"
@@ -11,12 +13,19 @@ namespace {
 
 constexpr int64_t kTaskHeads = 8;  // query heads of one key/value head that a task goes through together
 
-// Checks that row t names a place in a [Z, C, width] cache.
-void check_places(const Tensor& slots, const Tensor& positions, const Tensor& cache) {
-  for (int64_t t = 0; t < slots.dim(0); ++t) {
-    const int32_t slot = slots.data<int32_t>()[t], position = positions.data<int32_t>()[t];
-    NMOE_CHECK(slot >= 0 && slot < cache.dim(0) && position >= 0 && position < cache.dim(1),
-               "row {} is position {} of slot {}, the cache is {}", t, position, slot, cache.shape());
+// Checks that all rows have a place in the cache, and the positions before theirs.
+template <class Args>
+void check_places(const Args& args, const Tensor& cache) {
+  const CachePlaces places = places_of(args);
+  for (int64_t t = 0; t < args.slots.dim(0); ++t) {
+    const int32_t slot = places.slots[t], position = places.positions[t];
+    NMOE_CHECK(places.has(slot, position), "row {} is position {} of slot {}, the pages are {}", t, position, slot,
+               args.pages.shape());
+    for (int64_t at = 0; at <= position; at += kPagePositions) {
+      const int32_t page = places.page_of(slot, at);
+      NMOE_CHECK(page >= 0 && page < cache.dim(0), "position {} of slot {} is in page {}, the cache is {}", at, slot,
+                 page, cache.shape());
+    }
   }
 }
 
@@ -35,9 +44,10 @@ template <class Real>
 void cache_write(Context& ctx, const CacheWrite& args) {
   const int64_t num_tokens = args.rows.dim(0), width = args.rows.dim(1), cache_width = args.cache.dim(2);
   if (ctx.counting()) return;
-  check_places(args.slots, args.positions, args.cache);
+  check_places(args, args.cache);
+  const CachePlaces places = places_of(args);
   for (int64_t t = 0; t < num_tokens; ++t) {
-    const int64_t place = args.slots.data<int32_t>()[t] * args.cache.dim(1) + args.positions.data<int32_t>()[t];
+    const int64_t place = places.row_of(places.slots[t], places.positions[t]);
     std::copy_n(args.rows.rows_data<Real>() + t * args.rows.stride(), width,
                 args.cache.data<Real>() + place * cache_width + args.offset);
   }
@@ -49,22 +59,27 @@ namespace {
 struct Attending {
   double scale;
   int64_t window;
-  Tensor q, slots, positions, out;
-  int64_t capacity, num_kv_heads;
+  Tensor q, slots, positions, pages, out;
+  int64_t num_kv_heads;
 
   int64_t group() const { return q.dim(1) / num_kv_heads; }
   int64_t task_heads() const { return std::min(group(), kTaskHeads); }
 };
 
-// Keys and values of a key/value head at consecutive positions of a slot, a row each.
-template <class Real>
-struct KeyBlock {
-  Rows<const Real> keys, values;
-};
+// Calls fn(first, count, place) for each part of `count` positions from `key` on that lies in one page: positions
+// [first, first + count) behind `key`, in the cache's rows from `place` on.
+template <class Fn>
+void for_each_piece(const CachePlaces& places, int64_t slot, int64_t key, int64_t count, const Fn& fn) {
+  for (int64_t first = 0, size = 0; first < count; first += size) {
+    size = std::min(count - first, kPagePositions - (key + first) % kPagePositions);
+    fn(first, size, places.row_of(slot, key + first));
+  }
+}
 
-// fetch(place, count, kv_head, thread) gives a KeyBlock: `count` positions from the cache's row `place` on.
-template <class Real, class Fetch>
-void attend(Context& ctx, const Attending& args, const Fetch& fetch) {
+// keys_at(place, count, kv_head, thread) and values_at(place, kv_head) are those of a key/value head, a row for each of
+// `count` positions from the cache's row `place` on.
+template <class Real, class Keys, class Values>
+void attend(Context& ctx, const Attending& args, const Keys& keys_at, const Values& values_at) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   const int64_t group = args.group(), task_heads = args.task_heads();
   ArenaScope scope(ctx.scratch);
@@ -72,8 +87,8 @@ void attend(Context& ctx, const Attending& args, const Fetch& fetch) {
   const Tensor sums = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), task_heads, Dv});
   if (ctx.counting()) return;
 
-  const int32_t* slots = args.slots.data<int32_t>();
-  const int32_t* positions = args.positions.data<int32_t>();
+  const CachePlaces places = places_of(args);
+  const int32_t* positions = places.positions;
   const auto first_seen = [&](int64_t position) {
     return args.window == 0 ? 0 : std::max<int64_t>(0, position - args.window + 1);
   };
@@ -94,15 +109,19 @@ void attend(Context& ctx, const Attending& args, const Fetch& fetch) {
     const int64_t first_key = first_seen(q_begin);
     for (int64_t key = first_key; key <= position; key += kKeyBlock) {
       const int64_t width = key_block_width(q_begin, key), cols = std::min(width, position + 1 - key);
-      const KeyBlock<Real> block = fetch(slots[t] * args.capacity + key, cols, kv_head, thread);
-      dot_rows<Real>(heads, cols, Dk, static_cast<Real>(args.scale), {q, Dk}, block.keys, {scores, width},
-                     /*accumulate=*/false);
+      for_each_piece(places, places.slots[t], key, cols, [&](int64_t first, int64_t count, int64_t place) {
+        dot_rows<Real>(heads, count, Dk, static_cast<Real>(args.scale), {q, Dk}, keys_at(place, count, kv_head, thread),
+                       {scores + first, width}, /*accumulate=*/false);
+      });
       const Columns seen{std::max<int64_t>(0, first_seen(position) - key), cols};
       for (int64_t h = 0; h < heads; ++h) {
         const Real correction = softmax_row(scores + h * width, seen, width, states[h]);
         for (int64_t d = 0; d < Dv && key > first_key && correction != 1; ++d) out[h * Dv + d] *= correction;
       }
-      combine_rows<Real>(heads, Dv, cols, {scores, width}, block.values, {key == first_key ? out : block_sums, Dv});
+      for_each_piece(places, places.slots[t], key, cols, [&](int64_t first, int64_t count, int64_t place) {
+        combine_rows<Real>(heads, Dv, count, {scores + first, width}, values_at(place, kv_head),
+                           {key == first_key ? out : block_sums, Dv}, /*goes_on=*/first > 0);
+      });
       for (int64_t i = 0; i < heads * Dv && key > first_key; ++i) out[i] += block_sums[i];
     }
     for (int64_t h = 0; h < heads; ++h) {
@@ -120,19 +139,23 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   const bool has_values = args.values.defined();
   const Tensor values = has_values ? args.values : args.keys;
   const int64_t value_width = values.dim(2);
-  if (!ctx.counting()) check_places(args.slots, args.positions, args.keys);
+  if (!ctx.counting()) check_places(args, args.keys);
   const Attending rows{.scale = args.scale,
                        .window = args.window,
                        .q = args.q,
                        .slots = args.slots,
                        .positions = args.positions,
+                       .pages = args.pages,
                        .out = args.out,
-                       .capacity = args.keys.dim(1),
                        .num_kv_heads = args.num_kv_heads};
-  attend<Real>(ctx, rows, [&](int64_t place, int64_t, int64_t kv_head, int) -> KeyBlock<Real> {
-    return {.keys = {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width},
-            .values = {values.data<Real>() + place * value_width + (has_values ? kv_head * Dv : 0), value_width}};
-  });
+  attend<Real>(
+      ctx, rows,
+      [&](int64_t place, int64_t, int64_t kv_head, int) -> Rows<const Real> {
+        return {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width};
+      },
+      [&](int64_t place, int64_t kv_head) -> Rows<const Real> {
+        return {values.data<Real>() + place * value_width + (has_values ? kv_head * Dv : 0), value_width};
+      });
 }
 
 // Keys are put together in scratch, as training's are: a score is then the same sum.
@@ -141,25 +164,33 @@ void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args) {
   const int64_t H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2), rope = args.k_rope.dim(2),
                 nope = Dk - rope, width = args.kv.dim(2);
   ArenaScope scope(ctx.scratch);
-  const Tensor assembled = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kKeyBlock, Dk});
-  if (!ctx.counting()) check_places(args.slots, args.positions, args.kv);
+  const Tensor assembled = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kPagePositions, Dk});
+  if (!ctx.counting()) check_places(args, args.kv);
   const Attending rows{.scale = args.scale,
                        .window = args.window,
                        .q = args.q,
                        .slots = args.slots,
                        .positions = args.positions,
+                       .pages = args.pages,
                        .out = args.out,
-                       .capacity = args.kv.dim(1),
                        .num_kv_heads = H};
-  attend<Real>(ctx, rows, [&](int64_t place, int64_t count, int64_t head, int thread) -> KeyBlock<Real> {
-    const Real* own = args.kv.data<Real>() + place * width + head * (nope + Dv);
-    const Real* shared = args.k_rope.data<Real>() + place * rope;
-    Real* const keys = assembled[thread].template data<Real>();
-    for (int64_t i = 0; i < count; ++i) {
-      std::copy_n(shared + i * rope, rope, std::copy_n(own + i * width, nope, keys + i * Dk));
-    }
-    return {.keys = {keys, Dk}, .values = {own + nope, width}};
-  });
+  const auto own_at = [&](int64_t place, int64_t head) {
+    return args.kv.data<Real>() + place * width + head * (nope + Dv);
+  };
+  attend<Real>(
+      ctx, rows,
+      [&](int64_t place, int64_t count, int64_t head, int thread) -> Rows<const Real> {
+        const Real* own = own_at(place, head);
+        const Real* shared = args.k_rope.data<Real>() + place * rope;
+        Real* const keys = assembled[thread].template data<Real>();
+        for (int64_t i = 0; i < count; ++i) {
+          std::copy_n(shared + i * rope, rope, std::copy_n(own + i * width, nope, keys + i * Dk));
+        }
+        return {keys, Dk};
+      },
+      [&](int64_t place, int64_t head) -> Rows<const Real> {
+        return {own_at(place, head) + nope, width};
+      });
 }
 
 namespace {
@@ -172,7 +203,7 @@ void absorb_query(Context& ctx, const MlaSizes& sizes, Tensor q, Tensor kv_up, T
     const Real* query = q.rows_data<Real>() + t * q.stride() + head * (nope + rope);
     Real* out = latent_q.data<Real>() + (t * H + head) * (rank + rope);
     combine_rows<Real>(1, rank, nope, {query, nope}, {kv_up.data<Real>() + head * (nope + value) * rank, rank},
-                       {out, rank});
+                       {out, rank}, /*goes_on=*/false);
     std::copy_n(query + nope, rope, out + rank);
   });
 }
@@ -209,16 +240,21 @@ void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
   rms_norm_forward<Real>(ctx, {.x = args.kv_latent, .gain = args.gain, .eps = args.eps, .y = latent, .rstd = rstd});
   rotate(args.k_rope.reshape({T, 1, rope}), 0);
   rotate(args.q, sizes.nope);
-  cache_write<Real>(ctx, {.rows = latent, .slots = args.slots, .positions = args.positions, .cache = args.cache});
-  cache_write<Real>(
-      ctx,
-      {.rows = args.k_rope, .slots = args.slots, .positions = args.positions, .cache = args.cache, .offset = rank});
+  for (const auto& [part, offset] : {std::pair(latent, int64_t{0}), std::pair(args.k_rope, rank)}) {
+    cache_write<Real>(ctx, {.rows = part,
+                            .slots = args.slots,
+                            .positions = args.positions,
+                            .pages = args.pages,
+                            .cache = args.cache,
+                            .offset = offset});
+  }
   if (!ctx.counting()) absorb_query<Real>(ctx, sizes, args.q, args.kv_up, latent_q);
   cached_attention<Real>(ctx, {.scale = args.scale,
                                .window = args.window,
                                .q = latent_q,
                                .slots = args.slots,
                                .positions = args.positions,
+                               .pages = args.pages,
                                .keys = args.cache,
                                .values = {},
                                .num_kv_heads = 1,

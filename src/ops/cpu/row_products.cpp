@@ -38,13 +38,14 @@ void dot_rows(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> 
 }
 
 template <class Real>
-void combine_rows(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c) {
-  best<Real>().combine(m, n, depth, a, b, c);
+void combine_rows(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
+                  bool goes_on) {
+  best<Real>().combine(m, n, depth, a, b, c, goes_on);
 }
 
 #define NMOE_INSTANTIATE(Real)                                                                                         \
   template void dot_rows<Real>(int64_t, int64_t, int64_t, Real, Rows<const Real>, Rows<const Real>, Rows<Real>, bool); \
-  template void combine_rows<Real>(int64_t, int64_t, int64_t, Rows<const Real>, Rows<const Real>, Rows<Real>);
+  template void combine_rows<Real>(int64_t, int64_t, int64_t, Rows<const Real>, Rows<const Real>, Rows<Real>, bool);
 NMOE_INSTANTIATE(float)
 NMOE_INSTANTIATE(double)
 #undef NMOE_INSTANTIATE

@@ -16,8 +16,10 @@ struct RowProducts {
   // (contracts/linear.h). c overlaps neither a nor b.
   void (*dot)(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
               bool accumulate);
-  // c[i] = sum over j < depth of a[i][j] * b[j], rows of `n` elements, for i < m. The sum goes from j = 0 on.
-  void (*combine)(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c);
+  // c[i] = sum over j < depth of a[i][j] * b[j], rows of `n` elements, for i < m. The sum goes from j = 0 on, and from
+  // what c[i] holds where it `goes_on`: terms in two calls make the sum that they make in one.
+  void (*combine)(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
+                  bool goes_on);
 };
 
 template <class Real>
@@ -31,6 +33,7 @@ template <class Real>
 void dot_rows(int64_t m, int64_t n, int64_t depth, Real alpha, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
               bool accumulate);
 template <class Real>
-void combine_rows(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c);
+void combine_rows(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
+                  bool goes_on);
 
 }  // namespace nmoe::cpu

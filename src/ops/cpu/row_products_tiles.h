@@ -141,10 +141,11 @@ constexpr int64_t kTileVectors = 2;  // of combine_rows
 
 // One tile: `height` rows of c, `width` <= kTileVectors * kLanes columns.
 template <class V, int height, class Real = typename V::Real>
-void combine_tile(int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c, int64_t width) {
+void combine_tile(int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c, int64_t width, bool goes_on) {
+  const typename V::Mask masks[kTileVectors] = {V::first(width), V::first(width - V::kLanes)};
   typename V::Type sums[height][kTileVectors];
   for (int i = 0; i < height; ++i) {
-    for (int v = 0; v < kTileVectors; ++v) sums[i][v] = V::zero();
+    for (int v = 0; v < kTileVectors; ++v) sums[i][v] = goes_on ? V::load(c[i] + v * V::kLanes, masks[v]) : V::zero();
   }
   if (width == kTileVectors * V::kLanes) {
     for (int64_t j = 0; j < depth; ++j) {
@@ -160,7 +161,6 @@ void combine_tile(int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Re
     }
     return;
   }
-  const typename V::Mask masks[kTileVectors] = {V::first(width), V::first(width - V::kLanes)};
   for (int64_t j = 0; j < depth; ++j) {
     typename V::Type right[kTileVectors];
     for (int v = 0; v < kTileVectors; ++v) right[v] = V::load(b[j] + v * V::kLanes, masks[v]);
@@ -175,7 +175,8 @@ void combine_tile(int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Re
 }
 
 template <class V, class Real = typename V::Real>
-void combine_rows_of(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c) {
+void combine_rows_of(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Rows<const Real> b, Rows<Real> c,
+                     bool goes_on) {
   constexpr int64_t kTileRows = 4, kTileWidth = kTileVectors * V::kLanes;
   for (int64_t i = 0; i < m; i += kTileRows) {
     const Rows<const Real> left{a[i], a.stride};
@@ -185,16 +186,16 @@ void combine_rows_of(int64_t m, int64_t n, int64_t depth, Rows<const Real> a, Ro
       const Rows<Real> out{c[i] + j, c.stride};
       switch (least(kTileRows, m - i)) {
         case 1:
-          combine_tile<V, 1>(depth, left, right, out, width);
+          combine_tile<V, 1>(depth, left, right, out, width, goes_on);
           break;
         case 2:
-          combine_tile<V, 2>(depth, left, right, out, width);
+          combine_tile<V, 2>(depth, left, right, out, width, goes_on);
           break;
         case 3:
-          combine_tile<V, 3>(depth, left, right, out, width);
+          combine_tile<V, 3>(depth, left, right, out, width, goes_on);
           break;
         default:
-          combine_tile<V, 4>(depth, left, right, out, width);
+          combine_tile<V, 4>(depth, left, right, out, width, goes_on);
       }
     }
   }

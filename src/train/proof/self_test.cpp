@@ -257,7 +257,9 @@ void generate(const Config& config, const DeviceOptions& options, const Wrap& wr
                      {.max_positions = 2 * kPrompt,
                       .arithmetic = Arithmetic::kBatchInvariant,
                       .passes = {.generation = config.generation.arithmetic}});
-  const ModelStates states = runner.make_states(/*num_slots=*/2, /*capacity=*/2 * kPrompt);
+  const StateSizes sizes{.num_slots = 2, .capacity = 2 * kPrompt};
+  const ModelStates states = runner.make_states(sizes);
+  checked.upload(states.pages, own_pages(sizes).data());
   const auto upload = [&](const std::vector<int32_t>& values) {
     const Tensor tensor = arena.allocate(DType::kI32, {std::ssize(values)});
     checked.upload(tensor, values.data());

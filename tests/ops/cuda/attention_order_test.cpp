@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "ops/cuda/cuda_test.h"
+#include "support/pages.h"
 
 namespace nmoe::test {
 namespace {
@@ -198,12 +199,14 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
              .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
         const std::vector<std::byte> expected = bytes(trained);
 
-        const Tensor keys = up(pool.full({kDocuments, kCachedPositions, kKvHeads * key}, kNothing), DType::kBF16);
-        const Tensor values = up(pool.full({kDocuments, kCachedPositions, kKvHeads * value}, kNothing), DType::kBF16);
-        gpu().cache_write(
-            {.rows = k.reshape({T, kKvHeads * key}), .slots = slots, .positions = positions, .cache = keys});
-        gpu().cache_write(
-            {.rows = v.reshape({T, kKvHeads * value}), .slots = slots, .positions = positions, .cache = values});
+        const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
+        const Tensor pages = up(places.table);
+        const Tensor keys = up(pool.full({places.count, kPagePositions, kKvHeads * key}, kNothing), DType::kBF16);
+        const Tensor values = up(pool.full({places.count, kPagePositions, kKvHeads * value}, kNothing), DType::kBF16);
+        for (const auto& [rows, cache] :
+             {std::pair(k.reshape({T, kKvHeads * key}), keys), std::pair(v.reshape({T, kKvHeads * value}), values)}) {
+          gpu().cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = pages, .cache = cache});
+        }
         const auto attend = [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
           const Tensor out = tensors_.allocate(DType::kBF16, {some_q.dim(0), heads, value});
           gpu().cached_attention({.scale = scale,
@@ -211,6 +214,7 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
                                   .q = some_q,
                                   .slots = some_slots,
                                   .positions = some_positions,
+                                  .pages = pages,
                                   .keys = keys,
                                   .values = values,
                                   .num_kv_heads = kKvHeads,
@@ -265,11 +269,13 @@ TEST_F(CudaAttentionOrder, MlasCachesGiveWhatTrainingGives) {
            .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
       const std::vector<std::byte> expected = bytes(trained);
 
-      const Tensor all_kv = up(pool.full({kDocuments, kCachedPositions, heads * width}, kNothing), DType::kBF16);
-      const Tensor all_k_rope = up(pool.full({kDocuments, kCachedPositions, rope}, kNothing), DType::kBF16);
-      gpu().cache_write(
-          {.rows = kv.reshape({T, heads * width}), .slots = slots, .positions = positions, .cache = all_kv});
-      gpu().cache_write({.rows = k_rope, .slots = slots, .positions = positions, .cache = all_k_rope});
+      const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
+      const Tensor pages = up(places.table);
+      const Tensor all_kv = up(pool.full({places.count, kPagePositions, heads * width}, kNothing), DType::kBF16);
+      const Tensor all_k_rope = up(pool.full({places.count, kPagePositions, rope}, kNothing), DType::kBF16);
+      for (const auto& [rows, cache] : {std::pair(kv.reshape({T, heads * width}), all_kv), {k_rope, all_k_rope}}) {
+        gpu().cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = pages, .cache = cache});
+      }
       expect_trained_rows(documents, host_q, q, slots, positions, expected,
                           [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
                             const Tensor out = tensors_.allocate(DType::kBF16, {some_q.dim(0), heads, value});
@@ -278,6 +284,7 @@ TEST_F(CudaAttentionOrder, MlasCachesGiveWhatTrainingGives) {
                                                           .q = some_q,
                                                           .slots = some_slots,
                                                           .positions = some_positions,
+                                                          .pages = pages,
                                                           .kv = all_kv,
                                                           .k_rope = all_k_rope,
                                                           .out = out});
@@ -292,8 +299,10 @@ TEST_F(CudaAttentionOrder, HeadsOfSeveralInstructionsAreThoseOfOne) {
   constexpr int64_t kHeads = 40, kTokens = 3, kSize = 128;
   TensorPool pool(DType::kF32);
   const Tensor q = up(rounded(pool.normal({kTokens, kHeads, kSize}, kSpread), DType::kBF16), DType::kBF16);
-  const Tensor keys = up(uneven(pool, {300, 1, kSize}).reshape({1, 300, kSize}), DType::kBF16);
-  const Tensor values = up(rounded(pool.normal({1, 300, kSize}), DType::kBF16), DType::kBF16);
+  const Pages places = scattered_pages(pool, 1, 300);
+  const Tensor pages = up(places.table);
+  const Tensor keys = up(in_pages(pool, uneven(pool, {300, 1, kSize}).reshape({1, 300, kSize}), places), DType::kBF16);
+  const Tensor values = up(in_pages(pool, rounded(pool.normal({1, 300, kSize}), DType::kBF16), places), DType::kBF16);
   const Tensor slots = up(pool.ints({kTokens}, {0, 0, 0})), positions = up(pool.ints({kTokens}, {299, 5, 130}));
   const auto attend = [&](Tensor some_q) {
     const Tensor out = tensors_.allocate(DType::kBF16, some_q.shape());
@@ -301,6 +310,7 @@ TEST_F(CudaAttentionOrder, HeadsOfSeveralInstructionsAreThoseOfOne) {
                             .q = some_q,
                             .slots = slots,
                             .positions = positions,
+                            .pages = pages,
                             .keys = keys,
                             .values = values,
                             .num_kv_heads = 1,

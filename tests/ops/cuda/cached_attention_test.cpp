@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "ops/cuda/cuda_test.h"
+#include "support/pages.h"
 
 namespace nmoe::test {
 namespace {
@@ -38,13 +39,15 @@ TEST_F(CudaCache, WriteTouchesTheNamedPartsOnly) {
       CacheWrite args;
       args.rows = normal({4, width}, dtype);
       args.slots = pool_.ints({4}, {0, 2, 2, 1});
-      args.positions = pool_.ints({4}, {4, 0, 3, 4});
-      args.cache = normal({3, 5, cache_width}, dtype);
+      args.positions = pool_.ints({4}, {4, 0, 131, 4});
+      args.pages = pool_.ints({3, 2}, {4, 1, 2, 1, 0, 3});
+      args.cache = normal({5, kPagePositions, cache_width}, dtype);
       args.offset = offset;
       CacheWrite device = args;
       device.rows = up(args.rows, dtype);
       device.slots = up(args.slots);
       device.positions = up(args.positions);
+      device.pages = up(args.pages);
       device.cache = up(args.cache, dtype);
       cpu().cache_write(args);
       gpu().cache_write(device);
@@ -54,12 +57,13 @@ TEST_F(CudaCache, WriteTouchesTheNamedPartsOnly) {
 }
 
 TEST_F(CudaCache, WriteSkipsPlacesThatAreNotThere) {
-  const Tensor cache = up(pool_.zeros({2, 3, 1}));
+  const Tensor cache = up(pool_.zeros({3, kPagePositions, 1}));
   gpu().cache_write({.rows = up(pool_.full({4, 1}, 1)),
                      .slots = up(pool_.ints({4}, {0, 2, -1, 1})),
-                     .positions = up(pool_.ints({4}, {3, 0, 0, -1})),
+                     .positions = up(pool_.ints({4}, {kPagePositions, 0, 0, -1})),
+                     .pages = up(pool_.ints({2, 1}, {0, 1})),
                      .cache = cache});
-  EXPECT_TRUE(near(down(cache), std::vector<double>(6, 0.0), 0));
+  EXPECT_TRUE(near(down(cache), std::vector<double>(3 * kPagePositions, 0.0), 0));
 }
 
 struct AttentionCase {
@@ -73,8 +77,10 @@ constexpr AttentionCase kAttentionCases[] = {
     {9, 6, 3, 32, 40, 70, true},
 };
 
-// The tokens' positions run from a slot's first to its last, among them the ends of tiles of keys.
-CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor q, Tensor keys, Tensor values) {
+// The tokens' positions run from a slot's first to its last, among them the ends of tiles of keys. Of keys and values
+// [3, 300, width].
+CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor q, Tensor keys, Tensor values,
+                               const Pages& pages) {
   const Tensor slots = pool.random_ints({c.tokens}, 3), positions = pool.random_ints({c.tokens}, 300);
   const int32_t chosen[] = {0, 63, 127, 128, 299};
   for (int64_t t = 0; t < std::min<int64_t>(c.tokens, 5); ++t) positions.data<int32_t>()[t] = chosen[t];
@@ -84,8 +90,9 @@ CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor 
   args.q = q;
   args.slots = slots;
   args.positions = positions;
-  args.keys = keys;
-  args.values = values;
+  args.pages = pages.table;
+  if (keys.defined()) args.keys = in_pages(pool, keys, pages);
+  if (values.defined()) args.values = in_pages(pool, values, pages);
   args.num_kv_heads = c.kv_heads;
   args.out = pool.zeros({c.tokens, c.heads, c.value});
   return args;
@@ -116,14 +123,16 @@ testing::AssertionResult within_bf16(Tensor actual, Tensor expected, Tensor size
 TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
   for (const DType dtype : kActDTypes) {
     for (const AttentionCase& c : kAttentionCases) {
-      const CachedAttention args = attention_args(
-          pool_, c, normal({c.tokens, c.heads, c.key}, dtype, 2.0), normal({3, 300, c.kv_heads * c.key}, dtype),
-          c.own_values ? normal({3, 300, c.kv_heads * c.value}, dtype) : Tensor());
+      const Tensor keys = normal({3, 300, c.kv_heads * c.key}, dtype);
+      const Tensor values = c.own_values ? normal({3, 300, c.kv_heads * c.value}, dtype) : Tensor();
+      const CachedAttention args = attention_args(pool_, c, normal({c.tokens, c.heads, c.key}, dtype, 2.0), keys,
+                                                  values, scattered_pages(pool_, 3, 300));
       cpu().cached_attention(args);
       CachedAttention device = args;
       device.q = up(args.q, dtype);
       device.slots = up(args.slots);
       device.positions = up(args.positions);
+      device.pages = up(args.pages);
       device.keys = up(args.keys, dtype);
       device.values = up(args.values, dtype);
       device.out = tensors_.allocate(dtype, args.out.shape());
@@ -131,6 +140,15 @@ TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
       EXPECT_TRUE(dtype == DType::kBF16 ? within_bf16(down(device.out), args.out, magnitudes(args))
                                         : near(down(device.out), args.out, kTolerance))
           << c.heads << " heads, keys " << c.key << ", values " << c.value << ", window " << c.window;
+      // Wherever pages lie.
+      const Pages in_order = pages_in_order(pool_, 3, 300);
+      CachedAttention ordered = device;
+      ordered.pages = up(in_order.table);
+      ordered.keys = up(in_pages(pool_, keys, in_order), dtype);
+      if (values.defined()) ordered.values = up(in_pages(pool_, values, in_order), dtype);
+      ordered.out = tensors_.allocate(dtype, args.out.shape());
+      gpu().cached_attention(ordered);
+      EXPECT_TRUE(same_bits(down(ordered.out), down(device.out)));
       // A row on its own has the same bits.
       for (int64_t t = 0; t < c.tokens; ++t) {
         CachedAttention alone = device;
@@ -180,21 +198,24 @@ TEST_F(CudaCache, AttentionToExpandedKeysIsThatOfTheCpu) {
                                       << ", values " << value << ", window " << window << ", " << dtype_name(dtype));
       const ArenaScope scope(tensors_);
       const int64_t key = nope + rope;
+      const Pages pages = scattered_pages(pool_, 3, 300);
       const CachedAttention places =
-          attention_args(pool_, {tokens, heads, heads, key, value, window, true}, Tensor(), Tensor(), Tensor());
+          attention_args(pool_, {tokens, heads, heads, key, value, window, true}, Tensor(), Tensor(), Tensor(), pages);
       const MlaExpandedAttention args{.scale = places.scale,
                                       .window = window,
                                       .q = normal({tokens, heads, key}, dtype, 2.0),
                                       .slots = places.slots,
                                       .positions = places.positions,
-                                      .kv = normal({3, 300, heads * (nope + value)}, dtype),
-                                      .k_rope = normal({3, 300, rope}, dtype),
+                                      .pages = pages.table,
+                                      .kv = in_pages(pool_, normal({3, 300, heads * (nope + value)}, dtype), pages),
+                                      .k_rope = in_pages(pool_, normal({3, 300, rope}, dtype), pages),
                                       .out = places.out};
       cpu().mla_expanded_attention(args);
       MlaExpandedAttention device = args;
       device.q = up(args.q, dtype);
       device.slots = up(args.slots);
       device.positions = up(args.positions);
+      device.pages = up(args.pages);
       device.kv = up(args.kv, dtype);
       device.k_rope = up(args.k_rope, dtype);
       device.out = tensors_.allocate(dtype, args.out.shape());
@@ -227,14 +248,16 @@ TEST_F(CudaCache, ExpandedKeysThatNobodyWroteAreNotSeen) {
                      q = normal({tokens, kHeads, nope + rope}, DType::kBF16);
         std::vector<double> places(static_cast<size_t>(tokens));
         std::iota(places.begin(), places.end(), static_cast<double>(first));
+        const Pages pages = scattered_pages(pool_, 1, kPositions);
         const auto attend = [&] {
           const Tensor out = tensors_.allocate(DType::kBF16, {tokens, kHeads, kValue});
           gpu().mla_expanded_attention({.scale = 0.1,
                                         .q = up(q, DType::kBF16),
                                         .slots = up(pool_.ints({tokens}, std::vector<double>(places.size(), 0))),
                                         .positions = up(pool_.ints({tokens}, places)),
-                                        .kv = up(kv, DType::kBF16),
-                                        .k_rope = up(k_rope, DType::kBF16),
+                                        .pages = up(pages.table),
+                                        .kv = up(in_pages(pool_, kv, pages), DType::kBF16),
+                                        .k_rope = up(in_pages(pool_, k_rope, pages), DType::kBF16),
                                         .out = out});
           return down(out);
         };
@@ -253,13 +276,14 @@ TEST_F(CudaCache, RowsWithoutAPlaceAttendToExpandedKeysAsNan) {
   for (const auto& [nope, rope] : {std::pair<int64_t, int64_t>{128, 64}, {8, 8}}) {
     for (const int64_t tokens : {3, 300}) {
       std::vector<double> slots(static_cast<size_t>(tokens), 0), positions(slots.size(), 1);
-      slots[0] = -1, slots[1] = 1, positions[2] = 2;
+      slots[0] = -1, slots[1] = 1, positions[2] = kPagePositions;
       const Tensor out = tensors_.allocate(DType::kBF16, {tokens, 1, 128});
       gpu().mla_expanded_attention({.q = up(pool_.full({tokens, 1, nope + rope}, 1), DType::kBF16),
                                     .slots = up(pool_.ints({tokens}, slots)),
                                     .positions = up(pool_.ints({tokens}, positions)),
-                                    .kv = up(pool_.full({1, 2, nope + 128}, 1), DType::kBF16),
-                                    .k_rope = up(pool_.full({1, 2, rope}, 1), DType::kBF16),
+                                    .pages = up(pool_.ints({1, 1}, {0})),
+                                    .kv = up(pool_.full({1, kPagePositions, nope + 128}, 1), DType::kBF16),
+                                    .k_rope = up(pool_.full({1, kPagePositions, rope}, 1), DType::kBF16),
                                     .out = out});
       const Tensor got = down(out);
       for (int64_t i = 0; i < got.num_elements(); ++i) {
@@ -277,8 +301,9 @@ TEST_F(CudaCache, RowsWithoutAPlaceAttendAsNan) {
   CachedAttention args;
   args.q = up(pool_.full({2, 1, 1}, 1));
   args.slots = up(pool_.ints({2}, {0, 1}));
-  args.positions = up(pool_.ints({2}, {2, 0}));
-  args.keys = args.values = up(pool_.full({1, 2, 1}, 1));
+  args.positions = up(pool_.ints({2}, {kPagePositions, 0}));
+  args.pages = up(pool_.ints({1, 1}, {0}));
+  args.keys = args.values = up(pool_.full({1, kPagePositions, 1}, 1));
   args.out = up(pool_.zeros({2, 1, 1}));
   gpu().cached_attention(args);
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(std::isnan(get(down(args.out), i))) << i;
@@ -297,7 +322,7 @@ constexpr LatentCase kLatentCases[] = {
 // What lies in the cache before is random, and rows attend to it: positions are those at the ends of tiles and chunks,
 // each place once.
 MlaCachedAttention latent_args(TensorPool& pool, const LatentCase& c, Tensor q, Tensor latent, Tensor key, Tensor kv_up,
-                               Tensor cache) {
+                               Tensor cache, Tensor pages) {
   const double chosen[] = {0, 63, 64, 127, 128, 255, 256, 299};
   std::vector<double> slots, positions;
   for (int64_t t = 0; t < c.tokens; ++t) {
@@ -316,6 +341,7 @@ MlaCachedAttention latent_args(TensorPool& pool, const LatentCase& c, Tensor q, 
           .layout = c.layout,
           .slots = pool.ints({c.tokens}, slots),
           .positions = pool.ints({c.tokens}, positions),
+          .pages = pages,
           .kv_up = kv_up,
           .cache = cache,
           .out = pool.zeros({c.tokens, c.heads, c.value})};
@@ -325,10 +351,12 @@ TEST_F(CudaCache, AttentionToLatentsIsThatOfTheCpu) {
   for (const DType dtype : kActDTypes) {
     for (const LatentCase& c : kLatentCases) {
       const double latent_scale = 1 / std::sqrt(static_cast<double>(c.rank));
+      const Pages pages = scattered_pages(pool_, 3, 300);
+      const Tensor latents = normal({3, 300, c.rank + c.rope}, dtype);
       const MlaCachedAttention args = latent_args(pool_, c, normal({c.tokens, c.heads, c.nope + c.rope}, dtype),
                                                   normal({c.tokens, c.rank}, dtype), normal({c.tokens, c.rope}, dtype),
                                                   normal({c.heads * (c.nope + c.value), c.rank}, dtype, latent_scale),
-                                                  normal({3, 300, c.rank + c.rope}, dtype));
+                                                  in_pages(pool_, latents, pages, 0.0), pages.table);
       MlaCachedAttention device = args;
       device.q = up(args.q, dtype);
       device.kv_latent = up(args.kv_latent, dtype);
@@ -338,6 +366,7 @@ TEST_F(CudaCache, AttentionToLatentsIsThatOfTheCpu) {
       device.sin = up(args.sin);
       device.slots = up(args.slots);
       device.positions = up(args.positions);
+      device.pages = up(args.pages);
       device.kv_up = up(args.kv_up, dtype);
       device.cache = up(args.cache, dtype);
       device.out = tensors_.allocate(dtype, args.out.shape());
@@ -389,7 +418,8 @@ TEST_F(CudaCache, ManyTokensAttendToLatentsAsFewDo) {
       set(host_keys, slot * kPositions * kKey + i, std::numeric_limits<double>::quiet_NaN());
     }
   }
-  const Tensor keys = up(host_keys, DType::kBF16);
+  const Pages places = scattered_pages(pool_, 3, kPositions);
+  const Tensor keys = up(in_pages(pool_, host_keys, places), DType::kBF16), pages = up(places.table);
   const Tensor q = up(normal({T, kHeads, kKey}, DType::kBF16, 3.0), DType::kBF16);
   const Tensor all_slots = up(pool_.ints({T}, slots)), all_positions = up(pool_.ints({T}, positions));
   for (const int64_t window : {0, 1, 130}) {
@@ -400,6 +430,7 @@ TEST_F(CudaCache, ManyTokensAttendToLatentsAsFewDo) {
                               .q = q.rows(first, end),
                               .slots = all_slots.rows(first, end),
                               .positions = all_positions.rows(first, end),
+                              .pages = pages,
                               .keys = keys,
                               .values = {},
                               .num_kv_heads = 1,
@@ -422,15 +453,16 @@ TEST_F(CudaCache, ManyTokensAttendToLatentsAsFewDo) {
 TEST_F(CudaCache, RowsWithoutAPlaceLeaveLatentsAlone) {
   const LatentCase c{2, 2, 8, 8, 8, 24, 0, RopeLayout::kInterleaved};
   for (const DType dtype : kActDTypes) {
-    MlaCachedAttention args = latent_args(pool_, c, up(pool_.full({2, 2, 16}, 1), dtype),
-                                          up(pool_.full({2, 24}, 1), dtype), up(pool_.full({2, 8}, 1), dtype),
-                                          up(pool_.full({32, 24}, 1), dtype), up(pool_.full({1, 300, 32}, 7), dtype));
+    MlaCachedAttention args =
+        latent_args(pool_, c, up(pool_.full({2, 2, 16}, 1), dtype), up(pool_.full({2, 24}, 1), dtype),
+                    up(pool_.full({2, 8}, 1), dtype), up(pool_.full({32, 24}, 1), dtype),
+                    up(pool_.full({3, kPagePositions, 32}, 7), dtype), up(pool_.ints({1, 3}, {0, 1, 2})));
     args.gain = up(args.gain), args.cos = up(args.cos), args.sin = up(args.sin);
-    args.slots = up(pool_.ints({2}, {-1, 0})), args.positions = up(pool_.ints({2}, {0, 300}));
+    args.slots = up(pool_.ints({2}, {-1, 0})), args.positions = up(pool_.ints({2}, {0, 3 * kPagePositions}));
     args.out = tensors_.allocate(dtype, {2, 2, 8});
     gpu().mla_cached_attention(args);
     for (int64_t i = 0; i < args.out.num_elements(); ++i) EXPECT_TRUE(std::isnan(get(down(args.out), i))) << i;
-    EXPECT_TRUE(near(down(args.cache), std::vector<double>(300 * 32, 7.0), 0));
+    EXPECT_TRUE(near(down(args.cache), std::vector<double>(3 * kPagePositions * 32, 7.0), 0));
   }
 }
 

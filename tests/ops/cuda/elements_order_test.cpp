@@ -128,7 +128,8 @@ TEST_F(CudaElementsOrder, LatentsAreNormedAndRotatedAsInTraining) {
                             .sin = sin,
                             .rope_offset = 0,
                             .layout = layout});
-        const Tensor cache = made(dtype, {1, kPositions, rank + kRope});
+        const Tensor pages = up(pool_.ints({1, 3}, {0, 1, 2}));
+        const Tensor cache = made(dtype, {3, kPagePositions, rank + kRope});
         invariant().mla_cached_attention({.scale = 0.1,
                                           .window = 0,
                                           .q = up(normal({kPositions, kHeads, kNope + kRope}), dtype),
@@ -141,10 +142,11 @@ TEST_F(CudaElementsOrder, LatentsAreNormedAndRotatedAsInTraining) {
                                           .layout = layout,
                                           .slots = up(pool_.zeros(DType::kI32, {kPositions})),
                                           .positions = positions,
+                                          .pages = pages,
                                           .kv_up = up(normal({kHeads * (kNope + kValue), rank}), dtype),
                                           .cache = cache,
                                           .out = made(dtype, {kPositions, kHeads, kValue})});
-        const Tensor cached = down(cache.reshape({kPositions, rank + kRope}));
+        const Tensor cached = down(cache.reshape({3 * kPagePositions, rank + kRope}).rows(0, kPositions));
         const auto columns_of = [&](int64_t begin, int64_t end) {
           const Tensor columns = cached.columns(begin, end), dense = pool_.zeros(columns.shape());
           for (int64_t i = 0; i < columns.num_elements(); ++i) set(dense, i, get(columns, i));

@@ -6,18 +6,21 @@ namespace nmoe {
 
 namespace {
 
-// Where rows are in a cache [slots, capacity, width].
-void check_places(const Tensor& cache, const Tensor& slots, const Tensor& positions, int64_t num_tokens) {
-  NMOE_CHECK(
-      cache.shape().rank() == 3 && is(slots, DType::kI32, {num_tokens}) && is(positions, DType::kI32, {num_tokens}),
-      "{} rows of a cache {}: slots {}, positions {}", num_tokens, cache.shape(), slots.shape(), positions.shape());
+// Where rows are in a cache.
+template <class Args>
+void check_places(const Tensor& cache, const Args& args, int64_t num_tokens) {
+  const Tensor &slots = args.slots, &positions = args.positions, &pages = args.pages;
+  NMOE_CHECK(cache.shape().rank() == 3 && cache.dim(1) == kPagePositions && is(slots, DType::kI32, {num_tokens}) &&
+                 is(positions, DType::kI32, {num_tokens}) && pages.dtype() == DType::kI32 && pages.shape().rank() == 2,
+             "{} rows of a cache {}: slots {}, positions {}, pages {}", num_tokens, cache.shape(), slots.shape(),
+             positions.shape(), pages.shape());
 }
 
 }  // namespace
 
 void check(const CacheWrite& args) {
   const Tensor &rows = args.rows, &cache = args.cache;
-  check_places(cache, args.slots, args.positions, rows.dim(0));
+  check_places(cache, args, rows.dim(0));
   NMOE_CHECK(rows.shape().rank() == 2 && is_act(rows.dtype()) && cache.dtype() == rows.dtype() && args.offset >= 0 &&
                  args.offset + rows.dim(1) <= cache.dim(2),
              "rows {} {} at offset {} of a cache {} {}", dtype_name(rows.dtype()), rows.shape(), args.offset,
@@ -27,7 +30,7 @@ void check(const CacheWrite& args) {
 void check(const CachedAttention& args) {
   const Tensor &q = args.q, &keys = args.keys, &out = args.out;
   const int64_t T = q.dim(0), H = q.dim(1), Dk = q.dim(2), Dv = out.dim(2), G = args.num_kv_heads;
-  check_places(keys, args.slots, args.positions, T);
+  check_places(keys, args, T);
   NMOE_CHECK(
       G > 0 && H % G == 0 && keys.dim(2) == G * Dk && is_act(q.dtype()) && keys.dtype() == q.dtype() &&
           is(out, q.dtype(), {T, H, Dv}) && args.window >= 0 &&
@@ -39,7 +42,7 @@ void check(const CachedAttention& args) {
 void check(const MlaCachedAttention& args) {
   const auto& [T, H, nope, rope, rank, value] = mla_sizes(args);
   const DType act = args.q.dtype();
-  check_places(args.cache, args.slots, args.positions, T);
+  check_places(args.cache, args, T);
   NMOE_CHECK(is_act(act) && nope >= 0 && is(args.kv_latent, act, {T, rank}) && is(args.k_rope, act, {T, rope}) &&
                  is_stat(args.gain.dtype()) && args.gain.shape() == Shape({rank}) && is_stat(args.cos.dtype()) &&
                  args.cos.dim(1) * 2 == rope && is(args.sin, args.cos.dtype(), args.cos.shape()) &&
@@ -52,7 +55,7 @@ void check(const MlaCachedAttention& args) {
 void check(const MlaExpandedAttention& args) {
   const Tensor &q = args.q, &kv = args.kv, &out = args.out;
   const int64_t T = q.dim(0), H = q.dim(1), Dv = out.dim(2), rope = args.k_rope.dim(2), nope = q.dim(2) - rope;
-  check_places(kv, args.slots, args.positions, T);
+  check_places(kv, args, T);
   NMOE_CHECK(is_act(q.dtype()) && nope >= 0 && kv.dtype() == q.dtype() && kv.dim(2) == H * (nope + Dv) &&
                  is(args.k_rope, q.dtype(), {kv.dim(0), kv.dim(1), rope}) && is(out, q.dtype(), {T, H, Dv}) &&
                  args.window >= 0,

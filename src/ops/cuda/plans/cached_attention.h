@@ -10,9 +10,9 @@ namespace nmoe::cuda {
 
 // --- by blocks (kernels/attention/cached_attention_blocks.h): heads that our own kernels train with on Hopper
 
-constexpr int kBlockRows = 16;        // query heads of a key/value head, of some tokens: rows of an instruction
-constexpr int kScoreTile = 64;        // positions of which a row's highest score is kept
-constexpr int kScoreAlignment = 128;  // a row's scores are kept from a multiple of this on
+constexpr int kBlockRows = 16;  // query heads of a key/value head, of some tokens: rows of an instruction
+constexpr int kScoreTile = 64;  // positions of which a row's highest score is kept
+constexpr int kScoreAlignment = kPagePositions;  // a row's scores are kept from a multiple of this on
 // Bytes of scores, as far as a token has no more. Tokens are taken in parts of as many as keep within it.
 constexpr int64_t kScoreBytes = int64_t{64} << 20;
 
@@ -31,8 +31,8 @@ inline bool takes_blocks(const MlaExpandedAttention& args) {
 }
 // Many tokens, and more than there are slots: some slot has several of them, as prompts have.
 constexpr int64_t kPromptTokens = 512;
-inline bool are_prompts(const Tensor& q, const Tensor& cache) {
-  return q.dim(0) >= kPromptTokens && q.dim(0) > cache.dim(0);
+inline bool are_prompts(const Tensor& q, const Tensor& pages) {
+  return q.dim(0) >= kPromptTokens && q.dim(0) > pages.dim(0);
 }
 // Tiles of rows want no more than blocks but rows of whole 16 bytes. Where heads share keys, a block has several heads
 // of a single token, so that tiles are for prompts.
@@ -40,11 +40,11 @@ inline bool takes_tiles(const KernelSet& kernels, const MlaExpandedAttention& ar
   return kernels.has_sm90() && args.k_rope.dim(2) == 64 && args.q.stride() % 8 == 0 && takes_blocks(args);
 }
 inline bool takes_tiles(const KernelSet& kernels, const CachedAttention& args) {
-  return kernels.has_sm90() && args.q.stride() % 8 == 0 && takes_blocks(args) && are_prompts(args.q, args.keys);
+  return kernels.has_sm90() && args.q.stride() % 8 == 0 && takes_blocks(args) && are_prompts(args.q, args.pages);
 }
 // Positions that a row has scores of.
-inline int64_t score_span(int64_t capacity, int64_t window) {
-  const int64_t positions = blocks_for(capacity, kScoreAlignment) * kScoreAlignment;
+inline int64_t score_span(const Tensor& pages, int64_t window) {
+  const int64_t positions = pages.dim(1) * kPagePositions;
   if (window == 0) return std::max<int64_t>(positions, kScoreAlignment);
   const int64_t seen = (blocks_for(window, kScoreAlignment) + 1) * kScoreAlignment;
   return std::clamp<int64_t>(positions, kScoreAlignment, seen);
@@ -59,9 +59,9 @@ struct CachedScores {
   Tensor all;      // [tokens of a part, H, span] F32
   Tensor highest;  // [tokens of a part, H, span / kScoreTile] F32
 };
-// `cache`: [Z, C, .].
-inline CachedScores claim_scores(ArenaScope& scope, const Tensor& q, const Tensor& cache, int64_t window) {
-  const int64_t H = q.dim(1), span = score_span(cache.dim(1), window), tokens = score_tokens(q, span);
+// `pages`: [Z, B].
+inline CachedScores claim_scores(ArenaScope& scope, const Tensor& q, const Tensor& pages, int64_t window) {
+  const int64_t H = q.dim(1), span = score_span(pages, window), tokens = score_tokens(q, span);
   const Tensor all = scope.allocate(DType::kF32, {tokens, H, span});
   return {.all = all, .highest = scope.allocate(DType::kF32, {tokens, H, span / kScoreTile})};
 }
@@ -70,7 +70,7 @@ inline CachedScores claim_scores(ArenaScope& scope, const Tensor& q, const Tenso
 
 constexpr int kGroupHeads = 16;  // query heads of a key/value head, at most: rows of an instruction
 constexpr int kMaxGroupKey = 576, kMaxGroupValue = 512;
-constexpr int kChunkKeys = 128;  // positions of a block
+constexpr int kChunkKeys = kPagePositions;  // of a block
 // Tokens are taken in parts, whose chunks' sums have so many bytes, or of so many tokens.
 constexpr int64_t kPartialBytes = int64_t{256} << 20, kPartialTokens = 256;
 
@@ -81,7 +81,7 @@ inline bool takes_latent_tiles(const KernelSet& kernels, const CachedAttention& 
   return args.q.dtype() == DType::kBF16 && !args.values.defined() && args.num_kv_heads == 1 &&
          args.q.dim(1) == kLatentHeads && args.q.dim(2) == kLatentKey && args.q.dense() &&
          args.out.dim(2) == kLatentValue && args.q.dim(0) <= kMaxLatentTokens && kernels.has_sm90() &&
-         are_prompts(args.q, args.keys);
+         are_prompts(args.q, args.pages);
 }
 
 // By dtypes and sizes alone.
@@ -119,13 +119,13 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
   if (takes_blocks(args)) {
     return {.way = takes_tiles(to.kernels, args) ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
-            .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
+            .scores = claim_scores(to.scope, args.q, args.pages, args.window)};
   }
   if (!takes_head_groups(args)) {
     check_head_fits(args);
     return {};
   }
-  const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
+  const int64_t chunks = std::max<int64_t>(1, args.pages.dim(1));
   CachedAttentionPlan plan{.way = CachedAttentionWay::kGroups};
   if (takes_latent_tiles(to.kernels, args)) {
     plan.way = CachedAttentionWay::kLatentTiles;
@@ -147,7 +147,7 @@ struct MlaExpandedAttentionPlan {
 inline MlaExpandedAttentionPlan plan(Planner& to, const MlaExpandedAttention& args) {
   if (takes_blocks(args)) {
     if (takes_tiles(to.kernels, args)) return {.way = CachedAttentionWay::kTiles};
-    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
+    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.pages, args.window)};
   }
   check_head_fits(args);
   return {};
@@ -167,6 +167,7 @@ inline MlaCachedAttentionPlan plan(Planner& to, const MlaCachedAttention& args) 
                   .q = to.scope.allocate(act, {sizes.tokens, sizes.heads, sizes.rank + sizes.rope}),
                   .slots = args.slots,
                   .positions = args.positions,
+                  .pages = args.pages,
                   .keys = args.cache,
                   .values = {},
                   .num_kv_heads = 1,

@@ -100,7 +100,7 @@ using Heads192 = AttentionLayout<192, 128, 64, 3>;
 //   has_rows(tile, row)    whether one of the consumer's that begin at `row` does
 //   takes_turns(tile)      whether more than one consumer may have rows
 //   low_key(tile, row)     the first position that a row sees
-//   key_place(tile, position)                   where maps have it
+//   key_place(tile, position)                   where maps have it: the first of a block, the others behind it
 //   load_queries<L>(tile, row, target, full)    a consumer's rows, or an arrival at `full`, by load_query_rows
 //   out_row(tile, row)     of `out`
 //   kKeepsLse              whether the logarithms are wanted: lse_of(tile, row), and those of the next rows behind it
@@ -187,10 +187,11 @@ __device__ void load_keys_and_values(const Work& work, const AttentionShared<L>&
     const KeyBlocks blocks = blocks_of<L, L::kTileRows>(work, tile, tile.first_row);
     const int head = tile.head / work.group;
     const auto load_keys = [&](int block) {
+      const SequencePlace first = work.key_place(tile, block * L::kKeys);
       load_block<L>(
           work, tile, block, keys, key_at,
           [&](const auto& maps, int panel, int position, std::byte* target, uint64_t* full) {
-            const SequencePlace at = work.key_place(tile, position);
+            const SequencePlace at{first.position + position - block * L::kKeys, first.sequence};
             if (panel + 1 < L::kKeyPanels) {
               tma_load(maps.k, {panel * kPanel, head, at.position, at.sequence}, target, full);
             } else {
@@ -202,9 +203,10 @@ __device__ void load_keys_and_values(const Work& work, const AttentionShared<L>&
       load_keys(blocks.last);
       for (int block = blocks.last; block >= blocks.first; --block) {
         if (block > blocks.first) load_keys(block - 1);  // wanted before the values of the block behind it
+        const SequencePlace first = work.key_place(tile, block * L::kKeys);
         load_block<L>(work, tile, block, values, value_at,
                       [&](const auto& maps, int panel, int position, std::byte* target, uint64_t* full) {
-                        const SequencePlace at = work.key_place(tile, position);
+                        const SequencePlace at{first.position + position - block * L::kKeys, first.sequence};
                         tma_load(maps.v, {panel * kPanel, head, at.position, at.sequence}, target, full);
                       });
       }

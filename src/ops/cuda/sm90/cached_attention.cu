@@ -57,10 +57,11 @@ struct CachedRows {
 
   // As attention_forward.cuh wants it. Positions are the slot's.
   struct Tile {
-    int first_row, head, slot;
-    int begin, end;     // of the rows that exist
-    int token_of_zero;  // the token that position 0 would be
-    bool alone;         // whether they are one consumer's
+    int first_row, head;
+    unsigned first_page;  // the slot's first block, among all
+    int begin, end;       // of the rows that exist
+    int token_of_zero;    // the token that position 0 would be
+    bool alone;           // whether they are one consumer's
   };
   static constexpr bool kHidesRest = true, kKeepsLse = false;
   template <class L>
@@ -82,7 +83,11 @@ struct CachedRows {
     }
     load_query_rows<L, kRows>(whole.q, tile.head, {token, 0}, target, full);
   }
-  __device__ SequencePlace key_place(const Tile& tile, int position) const { return {position, tile.slot}; }
+  // A block of keys lies in one page, which is a sequence of the maps.
+  __device__ SequencePlace key_place(const Tile& tile, int position) const {
+    const unsigned block = static_cast<unsigned>(position) / unsigned{kPagePositions};
+    return {static_cast<int>(position % unsigned{kPagePositions}), places.pages[tile.first_page + block]};
+  }
   __device__ int64_t out_row(const Tile& tile, int row) const { return tile.token_of_zero + row; }
 };
 
@@ -90,6 +95,7 @@ template <class L>
 struct ListedTiles {
   const TileList& list;
   int heads;
+  unsigned num_blocks;  // of a slot
   int turn = 0;
 
   __device__ bool next(CachedRows::Tile& tile) {
@@ -103,7 +109,7 @@ struct ListedTiles {
     tile = {
         .first_row = alone ? (first_block - turn % L::kConsumers) * kRows : at.position / L::kTileRows * L::kTileRows,
         .head = place % heads,
-        .slot = at.slot,
+        .first_page = static_cast<unsigned>(at.slot) * num_blocks,
         .begin = at.position,
         .end = end,
         .token_of_zero = at.token - at.position,
@@ -118,7 +124,7 @@ __device__ TileList& list_of(std::byte* base) {
 }
 template <class L>
 __device__ ListedTiles<L> CachedRows::tiles(std::byte* base) const {
-  return {list_of<L>(base), heads};
+  return {list_of<L>(base), heads, static_cast<unsigned>(places.num_blocks)};
 }
 
 // The list, and NaN where a row has no place.
@@ -199,7 +205,7 @@ __device__ void CachedRows::prepare(std::byte* base) const {
   if (thread < list.num_tiles) list.tiles[rank] = tile;
 }
 
-// Heads of a cache [Z, C, width], their `size` elements from the `first`th on, so many rows a box.
+// Heads of a cache [P, kPagePositions, width], their `size` elements from the `first`th on, so many rows a box.
 CUtensorMap heads_of(const Tensor& cache, int64_t first, int64_t heads, int64_t size, int box_rows) {
   const int64_t width = cache.dim(2);
   return head_map({.data = static_cast<const uint16_t*>(cache.raw()) + first,
@@ -228,9 +234,8 @@ HeadMaps cache_maps(const CachedAttention& args, int box_rows) {
           .v = heads_of(args.values, 0, G, args.out.dim(2), box_rows)};
 }
 
-// What heads have: `cache` [Z, C, .], key/value heads, and of these those with a last panel of keys of their own.
+// Key/value heads, and of these those with a last panel of keys of their own.
 struct CacheShape {
-  Tensor cache;
   int64_t num_kv_heads, last_heads;
 };
 
@@ -239,16 +244,18 @@ void launch(Context& ctx, const Args& args, const CacheShape& shape) {
   constexpr int kBytes = L::kSharedBytes + static_cast<int>(sizeof(TileList));
   static_assert(kBytes <= kMaxSharedBytes);
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
-  const int64_t slots = shape.cache.dim(0), capacity = shape.cache.dim(1);
+  static_assert(kPagePositions % L::kKeys == 0);
+  const CachePlaces places = places_of(args);
+  NMOE_CHECK(args.pages.num_elements() <= INT32_MAX, "pages {}", args.pages.shape());
   CachedRows rows{.whole = cache_maps(args, L::kKeys),
                   .few = cache_maps(args, kFewRows),
                   .last_heads = static_cast<int>(shape.last_heads),
                   .out = nullptr,
-                  .places = {.slots = nullptr, .positions = nullptr, .num_slots = slots, .capacity = capacity},
+                  .places = places,
                   .num_tokens = 0,
                   .heads = static_cast<int>(H),
                   .group = static_cast<int>(H / shape.num_kv_heads),
-                  .window = args.window < capacity ? static_cast<int>(args.window) : 0,
+                  .window = args.window < places.capacity() ? static_cast<int>(args.window) : 0,
                   .scale = static_cast<float>(args.scale)};
   allow_dynamic_shared(attention_kernel<L, CachedRows>, kBytes);
   for (int64_t first = 0; first < T; first += kMaxTokens) {
@@ -264,8 +271,7 @@ void launch(Context& ctx, const Args& args, const CacheShape& shape) {
     rows.few.q = head_map(queries, kFewRows);
     rows.num_tokens = static_cast<int>(tokens);
     rows.out = args.out.template data<__nv_bfloat16>() + first * H * Dv;
-    rows.places.slots = args.slots.template data<int32_t>() + first;
-    rows.places.positions = args.positions.template data<int32_t>() + first;
+    rows.places = places.from(first);
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(tokens * H, ctx.num_sms));
     launch_early(ctx, attention_kernel<L, CachedRows>, blocks, L::Registers::kThreads, kBytes, rows);
   }
@@ -287,7 +293,7 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   NMOE_CHECK(aligned16(args.q.rows_raw()) && aligned16(args.keys.raw()) && aligned16(args.values.raw()) &&
                  aligned16(args.out.raw()),
              "attention of rows that are not aligned to 16 bytes");
-  launch_for_sizes(ctx, args, {args.keys, args.num_kv_heads, /*last_heads=*/args.num_kv_heads});
+  launch_for_sizes(ctx, args, {args.num_kv_heads, /*last_heads=*/args.num_kv_heads});
 }
 
 void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args) {
@@ -295,7 +301,7 @@ void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args) {
   NMOE_CHECK(aligned16(args.q.rows_raw()) && aligned16(args.kv.raw()) && aligned16(args.k_rope.raw()) &&
                  aligned16(args.out.raw()),
              "attention of rows that are not aligned to 16 bytes");
-  launch_for_sizes(ctx, args, {args.kv, /*num_kv_heads=*/args.q.dim(1), /*last_heads=*/1});
+  launch_for_sizes(ctx, args, {/*num_kv_heads=*/args.q.dim(1), /*last_heads=*/1});
 }
 
 }  // namespace nmoe::cuda::sm90

@@ -48,6 +48,7 @@ constexpr int kWarps = kWarpgroup / kWarp;
 constexpr int kSums = kPanel / 2;  // of a thread, of 64 x 64
 constexpr int kBothBarrier = 1, kOwnBarrier = 2;
 using Registers = WarpgroupRegisters<1, 24, kConsumers, 240>;
+static_assert(kChunkKeys == kPagePositions);
 static_assert(kChunkKeys == kTiles * kKeys && kConsumers == kTiles && kHeads * kWarps == kRows);
 static_assert(kKeyPanels == kValuePanels + 1, "p lies where the last panel of keys was");
 
@@ -68,8 +69,9 @@ constexpr int kSharedBytes = kBarriersAt + static_cast<int>(sizeof(Barriers));
 static_assert(kSharedBytes <= kMaxSharedBytes && kBarriersAt % alignof(Barriers) == 0);
 
 struct LatentAttention {
-  CUtensorMap q, keys;  // [T * H, key]; [Z, C, key]
-  __nv_bfloat16* out;   // [T, H, value]
+  CUtensorMap q, keys;  // [T * H, key]; [P, kPagePositions, key]
+  CachePlaces places;
+  __nv_bfloat16* out;  // [T, H, value]
   const SlotRows* tiles;
   const int* num_tiles;
   int window;  // 0: none
@@ -115,7 +117,11 @@ __device__ void load(const LatentAttention& a, std::byte* base, Barriers& barrie
     for (int i = 0; i < kKeyPanels; ++i) {
       tma_load(a.q, i * kPanel, row, base + i * kPanelBytes, &barriers.queries_full);
     }
-    for (int chunk = first_chunk(a, tile); chunk <= last_chunk(tile); ++chunk, parity ^= 1) {
+    const int last = last_chunk(tile);
+    const auto page_of = [&](int chunk) { return a.places.page_of(tile.slot, min(chunk, last) * kChunkKeys); };
+    int page = page_of(first_chunk(a, tile)), next_page = page;
+    for (int chunk = first_chunk(a, tile); chunk <= last; ++chunk, parity ^= 1, page = next_page) {
+      next_page = page_of(chunk + 1);  // before it is needed
       for (int i = 0; i < kKeyPanels; ++i) {
         // In the order in which they become free.
         const int panel = i < kValuePanels ? i / kConsumers + i % kConsumers * kPieces : i;
@@ -123,8 +129,7 @@ __device__ void load(const LatentAttention& a, std::byte* base, Barriers& barrie
         for (int t = 0; t < kTiles; ++t) {
           uint64_t* const full = &barriers.full[t][panel];
           mbarrier_arrive_expect_tx(full, kPanelBytes);
-          tma_load(a.keys, {panel * kPanel, 0, chunk * kChunkKeys + t * kKeys, tile.slot}, key_panel(base, t, panel),
-                   full);
+          tma_load(a.keys, {panel * kPanel, 0, t * kKeys, page}, key_panel(base, t, panel), full);
         }
       }
     }
@@ -407,15 +412,13 @@ __global__ void __launch_bounds__(Registers::kThreads, 1) latent_kernel(const __
 }  // namespace
 
 void latent_attention(Context& ctx, const CachedAttention& args, const Tensor& tiles) {
-  const int64_t T = args.q.dim(0), C = args.keys.dim(1);
+  const int64_t T = args.q.dim(0);
+  const CachePlaces places = places_of(args);
   NMOE_CHECK(args.q.stride() == kHeads * kKey && aligned16(args.q.raw()) && aligned16(args.keys.raw()) &&
                  aligned16(args.out.raw()),
              "latent attention of rows that are apart, or not aligned to 16 bytes");
   auto* const out = args.out.data<__nv_bfloat16>();
-  find_slot_tiles(ctx, {.places = {.slots = args.slots.data<int32_t>(),
-                                   .positions = args.positions.data<int32_t>(),
-                                   .num_slots = args.keys.dim(0),
-                                   .capacity = C},
+  find_slot_tiles(ctx, {.places = places,
                         .num_tokens = static_cast<int>(T),
                         .tile_positions = kTokens,
                         .tiles = static_cast<int4*>(tiles.raw()),
@@ -424,16 +427,17 @@ void latent_attention(Context& ctx, const CachedAttention& args, const Tensor& t
   const LatentAttention attention{.q = panel_map(args.q.raw(), T * kHeads, kKey),
                                   .keys = head_map({.data = args.keys.raw(),
                                                     .num_seqs = args.keys.dim(0),
-                                                    .seq_len = C,
+                                                    .seq_len = kPagePositions,
                                                     .heads = 1,
                                                     .size = kKey,
                                                     .stride = kKey,
                                                     .head_stride = kKey},
                                                    kKeys),
+                                  .places = places,
                                   .out = out,
                                   .tiles = rows_of_tiles(tiles),
                                   .num_tiles = num_of_tiles(tiles),
-                                  .window = static_cast<int>(std::min<int64_t>(args.window, C)),
+                                  .window = static_cast<int>(std::min<int64_t>(args.window, places.capacity())),
                                   .scale = static_cast<float>(args.scale)};
   allow_dynamic_shared(latent_kernel, kSharedBytes);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(T, ctx.num_sms));

@@ -56,7 +56,7 @@ __device__ void for_each_tile(const SlotTokens& p, const TileBits& bits, const V
     if ((bits.begins[token / kWarp] >> token % kWarp & 1) == 0) continue;
     const Seen seen = seen_by(p.places, token, /*window=*/0);
     const auto begin = static_cast<int>(seen.position()), end = begin + tile_end(p, bits, token) - token;
-    const auto size = static_cast<int>(int64_t{end - 1} * kSizes / p.places.capacity);
+    const auto size = static_cast<int>(int64_t{end - 1} * kSizes / p.places.capacity());
     visit(make_int4(static_cast<int>(seen.slot), begin, end, token), kSizes - 1 - size);
   }
 }

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kRowThreads)
   if (token >= num_tokens) return;
   const Seen seen = seen_by(places, token, /*window=*/0);
   if (!seen.exists()) return;
-  T* target = cache + (seen.slot * places.capacity + seen.position()) * cache_width + offset;
+  T* target = cache + places.row_of(seen.slot, seen.position()) * cache_width + offset;
   for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
     float values[8];
     load8(rows + token * stride, i, width, vector, values);
@@ -56,6 +56,19 @@ struct CachedSizes {
   float scale;
   bool vector;
 };
+
+// The cache's rows of a tile, which may begin in one page and end in the next.
+struct TileRows {
+  int64_t first, second;  // of the tile's first key, and of the first that is in the next page
+  int split;              // how many are in the first page
+
+  __device__ TileRows(const CachePlaces& places, int64_t slot, int64_t begin, int num_keys)
+      : first(places.row_of(slot, begin)), second(0), split(static_cast<int>(kPagePositions - begin % kPagePositions)) {
+    if (split < num_keys) second = places.row_of(slot, begin + split);
+  }
+  __device__ int64_t operator[](int key) const { return key < split ? first + key : second + (key - split); }
+};
+static_assert(kKeys <= kPagePositions);
 
 // A lane's part of the product of a query with `size` elements of a key.
 template <class T>
@@ -93,9 +106,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) out[d] = from_float<T>(nan_value());
     return;
   }
-  keys += seen.slot * places.capacity * sizes.key_width + kv_head * sizes.key_step;
-  shared_keys += seen.slot * places.capacity * sizes.shared_key;
-  values += seen.slot * places.capacity * sizes.value_width + kv_head * sizes.value_step;
+  keys += kv_head * sizes.key_step;
+  values += kv_head * sizes.value_step;
   q += token * sizes.query_stride + head * whole_key;
   for (int64_t d = threadIdx.x; d < whole_key; d += kThreads) query[d] = to_float(q[d]) * sizes.scale;
   for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) sums[d] = 0.0F;  // a thread's own throughout
@@ -105,10 +117,11 @@ __global__ void __launch_bounds__(kThreads)
   float highest = -INFINITY, total = 0.0F;
   for (int64_t tile = seen.begin; tile < seen.end; tile += kKeys) {
     const int num_keys = static_cast<int>(min(int64_t{kKeys}, seen.end - tile));
+    const TileRows rows(places, seen.slot, tile, num_keys);
     for (int j = warp; j < num_keys; j += kWarps) {
-      float score = part_of_score(query, keys + (tile + j) * sizes.key_width, sizes.key, sizes.vector, lane);
+      float score = part_of_score(query, keys + rows[j] * sizes.key_width, sizes.key, sizes.vector, lane);
       if (sizes.shared_key > 0) {
-        score += part_of_score(query + sizes.key, shared_keys + (tile + j) * sizes.shared_key, sizes.shared_key,
+        score += part_of_score(query + sizes.key, shared_keys + rows[j] * sizes.shared_key, sizes.shared_key,
                                sizes.vector, lane);
       }
       score = warp_sum(score);
@@ -128,21 +141,13 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();  // weights are there, and scores may be overwritten
     for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) {
-      const T* value = values + tile * sizes.value_width + d;
       float sum = sums[d] * fade;
-      for (int j = 0; j < num_keys; ++j) sum += weights[j] * to_float(value[j * sizes.value_width]);
+      for (int j = 0; j < num_keys; ++j) sum += weights[j] * to_float(values[rows[j] * sizes.value_width + d]);
       sums[d] = sum;
     }
     // The next tile writes weights only after all threads have passed its first barrier.
   }
   for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) out[d] = from_float<T>(sums[d] / total);
-}
-
-CachePlaces places_of(Tensor slots, Tensor positions, Tensor cache) {
-  return {.slots = slots.data<int32_t>(),
-          .positions = positions.data<int32_t>(),
-          .num_slots = cache.dim(0),
-          .capacity = cache.dim(1)};
 }
 
 static_assert(kMaxCachedHeadBytes <= kDefaultSharedBytes - 1024);
@@ -155,9 +160,8 @@ void launch_attention(Context& ctx, const Args& args, Tensor keys, Tensor shared
   dispatch_act(args.q.dtype(), [&](auto element) {
     using Act = decltype(element);
     launch_early(ctx, attention_kernel<Act>, grid_size(args.q.dim(0) * sizes.num_heads), kThreads,
-                 cached_head_bytes(args), args.q.template rows_data<Act>(), places_of(args.slots, args.positions, keys),
-                 keys.data<Act>(), shared_keys.data<Act>(), values.data<Act>() + value_offset,
-                 args.out.template data<Act>(), sizes);
+                 cached_head_bytes(args), args.q.template rows_data<Act>(), places_of(args), keys.data<Act>(),
+                 shared_keys.data<Act>(), values.data<Act>() + value_offset, args.out.template data<Act>(), sizes);
   });
 }
 
@@ -171,8 +175,8 @@ void cache_write(Context& ctx, const CacheWrite& args) {
     using T = decltype(element);
     dispatch_rows(num_tokens, width, [&](auto group, unsigned grid) {
       launch_early(ctx, cache_write_kernel<decltype(group), T>, grid, kRowThreads, 0, args.rows.rows_data<T>(),
-                   args.rows.stride(), places_of(args.slots, args.positions, args.cache), args.cache.data<T>(),
-                   num_tokens, width, cache_width, args.offset, vector);
+                   args.rows.stride(), places_of(args), args.cache.data<T>(), num_tokens, width, cache_width,
+                   args.offset, vector);
     });
   });
 }

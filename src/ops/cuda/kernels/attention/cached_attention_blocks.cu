@@ -47,16 +47,15 @@ constexpr int kPad = 8;                  // of rows in shared memory: the eight 
                                          // different banks
 constexpr int kStages = 4;               // of keys or values
 constexpr int kNarrowColumns = 32;       // of values, where tokens are few
-static_assert(kTile == 8 * kWarps && kAlign % kTile == 0);
+static_assert(kTile == 8 * kWarps && kAlign % kTile == 0 && kAlign == kPagePositions);
 
-// What a cache [Z, C, width] has of heads: so many elements from one to the next.
+// What a cache [P, kPagePositions, width] has of heads: so many elements from one to the next.
 struct CachedHeads {
   const Bf16* data;  // of the first head
-  int64_t width, head_step;
+  int width, head_step;
 
-  __device__ const Bf16* of(const CachePlaces& places, int64_t slot, int head) const {
-    return data + slot * places.capacity * width + head * head_step;
-  }
+  // Of a row of the cache.
+  __device__ const Bf16* of(int64_t row, int head) const { return data + row * width + head * head_step; }
 };
 
 struct CachedBlocks {
@@ -136,6 +135,23 @@ __device__ int end_token(const CachedBlocks& p) {
   return min((static_cast<int>(blockIdx.x) + 1) * p.block_tokens, p.num_tokens);
 }
 
+// Where a run's tiles or blocks lie in the cache: each is in one page, which is looked up before it is needed.
+struct PageAhead {
+  const CachePlaces& places;
+  int first;  // of the slot's blocks, among all
+  int page;
+
+  __device__ PageAhead(const CachePlaces& all, const Seen& seen, unsigned position)
+      : places(all), first(static_cast<int>(seen.slot * all.num_blocks)) {
+    look_up(position);
+  }
+  __device__ void look_up(unsigned position) { page = places.pages[first + position / unsigned{kPagePositions}]; }
+  // Of a position in the page that was looked up.
+  __device__ int64_t row_of(unsigned position) const {
+    return int64_t{page} * kPagePositions + position % unsigned{kPagePositions};
+  }
+};
+
 // kCount rows of kWidth values, eight of row r from source(r, column) on; zeros where that is null.
 template <int kCount, int kWidth, class Source>
 __device__ void load_rows(Bf16* target, const Bf16* any, const Source& source) {
@@ -187,19 +203,21 @@ __device__ void score_run(const CachedBlocks& p, const BlockHeads& heads, const 
   const BlockRow rows[2] = {run.row(p, heads, g), run.row(p, heads, g + 8)};
   const BlockRow own = run.row(p, heads, static_cast<int>(threadIdx.x) % kRows);  // whose highest this thread stores
 
-  const Bf16* const own_keys = p.keys.of(p.places, run.seen.slot, heads.kv_head);
-  const Bf16* const shared_keys =
-      kParts ? p.shared_keys.of(p.places, run.seen.slot, heads.kv_head) - p.own_key : nullptr;
+  PageAhead page(p.places, run.seen, first_tile * kTile);
   const auto load = [&](int tile, int stage) {
     if (tile < end_tile) {
+      const int64_t first_row = page.row_of(tile * kTile);
+      const Bf16* const own_keys = p.keys.of(first_row, heads.kv_head);
+      const Bf16* const shared_keys = kParts ? p.shared_keys.of(first_row, heads.kv_head) - p.own_key : nullptr;
       load_rows<kTile, kKey>(shared.keys[stage][0], p.keys.data, [&](int row, int column) -> const Bf16* {
         const int position = tile * kTile + row;
         if (position < begin || position >= end) return nullptr;
-        if (kParts && column >= p.own_key) return shared_keys + position * p.shared_keys.width + column;
-        return own_keys + position * p.keys.width + column;
+        if (kParts && column >= p.own_key) return shared_keys + row * p.shared_keys.width + column;
+        return own_keys + row * p.keys.width + column;
       });
     }
     commit_copies();
+    if (tile + step < end_tile) page.look_up((tile + step) * kTile);
   };
   const auto store_highest = [&](int tile, int parity) {
     if (threadIdx.x >= kRows || !own.sees_some(tile)) return;
@@ -403,16 +421,18 @@ __device__ void sum_run(const CachedBlocks& p, const BlockHeads& heads, const To
   const auto begin = static_cast<int>(run.seen.begin), end = static_cast<int>(run.seen.end);
   const int first = begin / L::kKeys, last = (end - 1) / L::kKeys;
   const BlockRow rows[2] = {run.row(p, heads, lane / 4), run.row(p, heads, lane / 4 + 8)};
-  const Bf16* const values =
-      p.values.of(p.places, run.seen.slot, heads.kv_head) + static_cast<int>(blockIdx.z) * L::kColumns;
+  PageAhead page(p.places, run.seen, last * L::kKeys);
   const auto load = [&](int block, int stage) {
     if (block >= first) {
+      const Bf16* const values =
+          p.values.of(page.row_of(block * L::kKeys), heads.kv_head) + static_cast<int>(blockIdx.z) * L::kColumns;
       load_rows<L::kKeys, L::kColumns>(shared.values[stage][0], p.values.data, [&](int row, int column) {
         const int position = block * L::kKeys + row;
-        return position >= begin && position < end ? values + position * p.values.width + column : nullptr;
+        return position >= begin && position < end ? values + row * p.values.width + column : nullptr;
       });
     }
     commit_copies();
+    if (block > first) page.look_up((block - 1) * L::kKeys);
   };
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) load(last - i, i);
@@ -519,10 +539,15 @@ int block_tokens(int64_t num_tokens, int64_t heads) {
 
 // The caches, as all tokens see them.
 struct Caches {
-  Tensor any;  // [Z, C, .]
   CachedHeads keys, shared_keys, values;
   int64_t own_key, num_kv_heads;
 };
+
+// Of a cache's elements from `offset` on.
+CachedHeads heads_of(const Tensor& cache, int64_t offset, int64_t head_step) {
+  NMOE_CHECK(cache.dim(2) * kPagePositions <= INT32_MAX, "a cache {}", cache.shape());
+  return {cache.data<Bf16>() + offset, static_cast<int>(cache.dim(2)), static_cast<int>(head_step)};
+}
 
 // Args: CachedAttention or MlaExpandedAttention.
 template <class Args>
@@ -532,13 +557,11 @@ void attend(Context& ctx, const Args& args, const Caches& caches, const CachedSc
   NMOE_CHECK(aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(caches.keys.data) &&
                  aligned16(caches.shared_keys.data) && aligned16(caches.values.data),
              "unaligned tensors");
+  NMOE_CHECK(args.pages.num_elements() <= INT32_MAX, "pages {}", args.pages.shape());
   const int64_t heads = H / caches.num_kv_heads, part = scores.all.dim(0);
   for (int64_t first = 0; first < T; first += part) {
     const CachedBlocks blocks{.q = args.q.template rows_data<Bf16>() + first * args.q.stride(),
-                              .places = {.slots = args.slots.template data<int32_t>() + first,
-                                         .positions = args.positions.template data<int32_t>() + first,
-                                         .num_slots = caches.any.dim(0),
-                                         .capacity = caches.any.dim(1)},
+                              .places = places_of(args).from(first),
                               .keys = caches.keys,
                               .shared_keys = caches.shared_keys,
                               .values = caches.values,
@@ -563,17 +586,14 @@ void attend(Context& ctx, const Args& args, const Caches& caches, const CachedSc
 
 void cached_attention_by_blocks(Context& ctx, const CachedAttention& args, const CachedScores& scores) {
   const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
-  const CachedHeads keys{args.keys.data<Bf16>(), args.keys.dim(2), Dk};
-  const CachedHeads values{args.values.data<Bf16>(), args.values.dim(2), Dv};
-  attend(ctx, args, {args.keys, keys, /*shared_keys=*/keys, values, /*own_key=*/Dk, args.num_kv_heads}, scores);
+  const CachedHeads keys = heads_of(args.keys, 0, Dk), values = heads_of(args.values, 0, Dv);
+  attend(ctx, args, {keys, /*shared_keys=*/keys, values, /*own_key=*/Dk, args.num_kv_heads}, scores);
 }
 
 void cached_attention_by_blocks(Context& ctx, const MlaExpandedAttention& args, const CachedScores& scores) {
   const int64_t Dv = args.out.dim(2), rope = args.k_rope.dim(2), nope = args.q.dim(2) - rope;
-  const CachedHeads keys{args.kv.data<Bf16>(), args.kv.dim(2), nope + Dv};
-  const CachedHeads values{args.kv.data<Bf16>() + nope, args.kv.dim(2), nope + Dv};
-  const CachedHeads shared_keys{args.k_rope.data<Bf16>(), rope, 0};
-  attend(ctx, args, {args.kv, keys, shared_keys, values, nope, /*num_kv_heads=*/args.q.dim(1)}, scores);
+  const CachedHeads keys = heads_of(args.kv, 0, nope + Dv), values = heads_of(args.kv, nope, nope + Dv);
+  attend(ctx, args, {keys, heads_of(args.k_rope, 0, 0), values, nope, /*num_kv_heads=*/args.q.dim(1)}, scores);
 }
 
 }  // namespace nmoe::cuda

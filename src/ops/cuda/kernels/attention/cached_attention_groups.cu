@@ -36,13 +36,14 @@ constexpr int kPad = 8;  // of rows in shared memory: the eight that ldmatrix re
 constexpr int kWeightPitch = kKeys + kPad, kScorePitch = kKeys + 4;
 constexpr int kValueTiles = kMaxGroupValue / (8 * kWarps);  // of a warp
 constexpr int kSumThreads = 128;
-static_assert(kChunkKeys % kKeys == 0 && kKeys == 8 * kWarps && kKeys == 2 * kWarp && kHeads == 2 * kWarps);
+static_assert(kChunkKeys % kKeys == 0 && kChunkKeys == kPagePositions);
+static_assert(kKeys == 8 * kWarps && kKeys == 2 * kWarp && kHeads == 2 * kWarps);
 
 struct Groups {
   const Bf16* q;  // [T, H, key], apart
   CachePlaces places;
-  const Bf16* keys;    // [Z, C, kv_heads * key]
-  const Bf16* values;  // [Z, C, value_width]
+  const Bf16* keys;    // [P, kPagePositions, kv_heads * key]
+  const Bf16* values;  // [P, kPagePositions, value_width]
   float* partials;     // [T, H, chunks, value]: sums of values by exp(score - highest)
   float2* statistics;  // [T, H, chunks]: highest score, sum of exp(score - highest)
   Bf16* out;           // [T, H, value]
@@ -82,10 +83,15 @@ __device__ void load_rows(Bf16* target, int pitch, int rows, const Source& sourc
   }
 }
 
+// The row of the slot's position 0 if all its pages lay beside that of `position`. A chunk is a page.
+__device__ int64_t first_row_of(const Groups& p, const Seen& seen, int64_t position) {
+  return p.places.row_of(seen.slot, position) - position;
+}
+
 // What is seen of a chunk.
 __device__ void prefetch_chunk(const Groups& p, const Seen& seen, int64_t chunk_begin, int64_t chunk_end) {
   const int64_t begin = max(seen.begin, chunk_begin), num_keys = min(seen.end, chunk_end) - begin;
-  if (num_keys > 0) prefetch_rows(p.keys + (seen.slot * p.places.capacity + begin) * p.key, num_keys, p.key);
+  if (num_keys > 0) prefetch_rows(p.keys + p.places.row_of(seen.slot, begin) * p.key, num_keys, p.key);
 }
 
 __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
@@ -132,8 +138,9 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
       const Seen own = row < num_rows ? seen_by(p.places, run + row / heads, p.window) : Seen{0, 0, 0};
       row_begin[row] = own.begin, row_end[row] = own.end;
     }
-    const Bf16* const slot_keys = p.keys + seen.slot * p.places.capacity * key_width + kv_head * p.key;
-    const Bf16* const slot_values = p.values + seen.slot * p.places.capacity * p.value_width + kv_head * p.value_step;
+    const int64_t first_row = first_row_of(p, seen, begin);
+    const Bf16* const slot_keys = p.keys + first_row * key_width + kv_head * p.key;
+    const Bf16* const slot_values = p.values + first_row * p.value_width + kv_head * p.value_step;
     const auto query_of = [&](int row) {
       return p.q + (run + row / heads) * p.query_stride + (kv_head * heads + row % heads) * p.key;
     };
@@ -293,10 +300,7 @@ Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums, i
       aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(args.keys.raw()) && aligned16(values.raw()),
       "unaligned tensors");
   return {.q = args.q.rows_data<Bf16>() + first * args.q.stride(),
-          .places = {.slots = args.slots.data<int32_t>() + first,
-                     .positions = args.positions.data<int32_t>() + first,
-                     .num_slots = args.keys.dim(0),
-                     .capacity = args.keys.dim(1)},
+          .places = places_of(args).from(first),
           .keys = args.keys.data<Bf16>(),
           .values = values.data<Bf16>(),
           .partials = sums.partials.data<float>(),

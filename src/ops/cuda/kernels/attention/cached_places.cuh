@@ -5,14 +5,9 @@
 
 #include <cstdint>
 
-namespace nmoe::cuda {
+#include "ops/cache_places.h"
 
-// Where rows are, in a cache of num_slots slots of `capacity` positions.
-struct CachePlaces {
-  const int32_t* slots;
-  const int32_t* positions;
-  int64_t num_slots, capacity;
-};
+namespace nmoe::cuda {
 
 struct Seen {
   int64_t slot, begin, end;  // positions [begin, end); none where the row has no place in the cache
@@ -23,7 +18,7 @@ struct Seen {
 
 // `window`: as in CachedAttention.
 __device__ inline Seen seen_from(const CachePlaces& places, int64_t slot, int64_t position, int64_t window) {
-  if (slot < 0 || slot >= places.num_slots || position < 0 || position >= places.capacity) return {0, 0, 0};
+  if (!places.has(slot, position)) return {0, 0, 0};
   return {slot, window == 0 ? 0 : max(int64_t{0}, position - window + 1), position + 1};
 }
 __device__ inline Seen seen_by(const CachePlaces& places, int64_t token, int64_t window) {

@@ -31,7 +31,7 @@ struct Latents {
   const float* sin;
   const T* kv_up;  // [H, nope + value, rank]
   CachePlaces places;
-  T* cache;     // [Z, C, rank + rope]
+  T* cache;     // [P, kPagePositions, rank + rope]
   T* latent_q;  // [T, H, rank + rope]
   int64_t q_stride, latent_stride, key_stride, num_positions;
   int num_tokens, num_heads, nope, rope, rank, value;
@@ -63,7 +63,7 @@ __device__ void write_to_cache(const Latents<T>& p, int64_t token, int lane) {
   const Seen seen = seen_by(p.places, token, /*window=*/0);
   if (!seen.exists()) return;
   const T* x = p.kv_latent + token * p.latent_stride;
-  T* const target = p.cache + (seen.slot * p.places.capacity + seen.position()) * (p.rank + p.rope);
+  T* const target = p.cache + p.places.row_of(seen.slot, seen.position()) * (p.rank + p.rope);
   const float squares = warp_sum_of_squares(x, p.rank, p.vector_latents);
   const float rstd = 1.0F / sqrtf(squares / static_cast<float>(p.rank) + p.eps);
   for (int i = lane * 8; i < p.rank; i += kWarp * 8) {
@@ -147,10 +147,7 @@ void run(Context& ctx, const MlaCachedAttention& args, const MlaSizes& sizes, Te
       .cos = args.cos.data<float>(),
       .sin = args.sin.data<float>(),
       .kv_up = args.kv_up.data<T>(),
-      .places = {.slots = args.slots.data<int32_t>(),
-                 .positions = args.positions.data<int32_t>(),
-                 .num_slots = args.cache.dim(0),
-                 .capacity = args.cache.dim(1)},
+      .places = places_of(args),
       .cache = args.cache.data<T>(),
       .latent_q = latent_q.data<T>(),
       .q_stride = args.q.stride(),
