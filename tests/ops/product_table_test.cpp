@@ -110,7 +110,7 @@ TEST(ProductTable, ForwardProductsHaveAlgorithmsThatMayKeepTheirOrder) {
     return parse_product_table(print_product_table({forward}), "table").size();
   };
   EXPECT_EQ(read(66, 1, 0, DType::kBF16), 1U);
-  for (const auto& [id, split_k, reduction] : {std::tuple{16, 1, 0U}, {66, 2, 2U}, {66, 1, 2U}}) {
+  for (const auto& [id, split_k, reduction] : {std::tuple{16, 1, 0U}, {13, 1, 0U}, {66, 2, 2U}, {66, 1, 2U}}) {
     const Error error = error_of([&] { read(id, split_k, reduction, DType::kBF16); });
     EXPECT_TRUE(contains(error.what(), "table:2: ") && contains(error.what(), "another order than generation"))
         << error.what();

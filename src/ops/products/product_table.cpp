@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint32_t kNoReduction = 0, kReductionInOrder = 2;
-constexpr int32_t kOtherOrder = 16;  // the id of cuBLASLt 13.1's algorithm whose sums are in an order of its own
+constexpr int32_t kOtherOrders[] = {13, 16};  // ids of cuBLASLt 13.1's algorithms with orders of sums of their own
 
 constexpr const char* kHeader =
     "# Algorithms of dense products that are faster than cuBLASLt's own first choices: `n bench tune` writes them, "
@@ -193,7 +193,8 @@ bool is_deterministic(const ProductAlgorithm& algorithm) {
 }
 
 bool may_keep_order(const ProductAlgorithm& algorithm) {
-  return algorithm.split_k == 1 && algorithm.reduction == kNoReduction && algorithm.id != kOtherOrder;
+  return algorithm.split_k == 1 && algorithm.reduction == kNoReduction &&
+         std::ranges::find(kOtherOrders, algorithm.id) == std::end(kOtherOrders);
 }
 
 ProductTable parse_product_table(std::string_view text, std::string_view name) {

@@ -39,9 +39,9 @@ struct ProductAlgorithm {
 // Whether the same operands give the same bits every time: no atomics, no rounding between parts of a sum.
 bool is_deterministic(const ProductAlgorithm& algorithm);
 
-// Whether it may have the order of sums of forward products (ops/contracts/linear.h): not where it splits them, nor is
-// it cuBLASLt's algorithm 16, whose sums are in another order. What has it is known of a device
-// (ops/cuda/vendor/product_order.h).
+// Whether it may have the order of sums of forward products (ops/contracts/linear.h): not where it splits them, nor
+// are those of cuBLASLt's that were found to have orders of their own: 13, for a single row, and 16. What has it is
+// known of a device (ops/cuda/vendor/product_order.h).
 bool may_keep_order(const ProductAlgorithm& algorithm);
 
 // How often a product was computed, without and with something added, and whether as a table says.

@@ -119,26 +119,42 @@ TEST_F(CudaOneOrder, PlainProductsAreThoseOfCublas) {
   EXPECT_GT(num_compared, 0);
 }
 
-// That an algorithm has the order is found on a device, and that one has not, where each element says so.
+// Whether an algorithm has the order is found by a part of a product: as the whole has it or not, whatever it is of.
 TEST_F(CudaOneOrder, IsToldFromOthers) {
   CublasLt library{ProductTable{}};
   cuda::Context ctx = static_cast<cuda::CudaOps&>(gpu()).context();
-  int64_t num_split = 0;
+  constexpr int64_t kWidth = 1408;
+  int64_t num_others = 0;
   for (const int64_t depth : {64, 384, 1032, 2048, 11264}) {
-    for (const int64_t rows : {1, 100, 4096}) {
+    for (const int64_t rows : {7, 100, 4096}) {
       for (const DType output : {DType::kBF16, DType::kF32}) {
-        const GemmProblem problem = forward_problem(rows, 1408, depth, output);
-        ProductAlgorithm algorithm = library.candidates(problem, kMaxCandidates).at(0);
-        SCOPED_TRACE(fmt::format("{} rows of {} into {}, algorithm {}", rows, depth, dtype_name(output), algorithm.id));
-        EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), true);
-        algorithm.split_k = 3, algorithm.reduction = 2;
-        if (!library.plan_with(problem, algorithm)) continue;
-        ++num_split;
-        EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), false);
+        ArenaScope scope(tensors_);
+        const GemmProblem problem = forward_problem(rows, kWidth, depth, output);
+        const Tensor x = matrix({rows, depth}), w = matrix({kWidth, depth}, 4096);
+        const Tensor y = result(scope, output, {rows, kWidth}), other = result(scope, output, {rows, kWidth});
+        invariant().linear_forward({.x = x, .w = w, .y = y, .addend = {}});
+        const std::vector<std::byte> own = bytes(y);
+        std::vector<ProductAlgorithm> algorithms = library.candidates(problem, /*max_count=*/16);
+        for (const int32_t parts : {2, 3}) {
+          algorithms.push_back(algorithms.at(0));
+          algorithms.back().split_k = parts, algorithms.back().reduction = 2;
+        }
+        algorithms.push_back({.id = 16});
+        for (const ProductAlgorithm& algorithm : algorithms) {
+          const auto plan = library.plan_with(problem, algorithm);
+          if (!plan) continue;
+          library.multiply_by(*plan, problem,
+                              {.a = x.raw(), .b = w.raw(), .d = other.raw(), .workspace = workspace_.raw()}, stream());
+          const int64_t different = num_different(own, bytes(other), output);
+          num_others += different > 0 ? 1 : 0;
+          EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), different == 0)
+              << fmt::format("{} rows of {} into {}, algorithm {} in {} parts: {} values differ", rows, depth,
+                             dtype_name(output), algorithm.id, algorithm.split_k, different);
+        }
       }
     }
   }
-  EXPECT_GT(num_split, 0);
+  EXPECT_GT(num_others, 0);
 }
 
 // A table's algorithm with another order is not used: our own kernel has the bits that generation has.

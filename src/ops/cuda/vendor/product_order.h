@@ -20,7 +20,7 @@ bool has_one_order(const GemmProblem& problem);
 //
 // Works in `workspace`, the problem's, on the context's stream, and waits for it: some 0.1 ms. Nothing in a recording,
 // which cannot wait.
-constexpr int64_t kCheckedRows = 512;
+constexpr int64_t kCheckedRows = 256;
 std::optional<bool> sums_in_order(Context& ctx, const GemmProblem& problem, const ProductAlgorithm& algorithm,
                                   void* workspace);
 
