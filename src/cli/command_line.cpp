@@ -337,6 +337,7 @@ class CommandLine::Commands {
     add_repeatable(generate, "--stop", generate_.stop, "end a text before this (repeatable)", "TEXT");
     add_device(generate, generate_.device);
     add_threads(generate, generate_.threads);
+    add_arithmetic(generate, generate_.arithmetic);
     generate->add_option("--context", generate_.context, "tokens of prompt and text together; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -456,9 +457,7 @@ class CommandLine::Commands {
                      "[128 on CUDA, anywhere on the CPU]")
         ->check(number(1))
         ->needs(generation);
-    parity->add_option("--arithmetic", generation_parity_.arithmetic, "in place of generation.arithmetic")
-        ->check(CLI::IsMember({"latent", "training"}))
-        ->needs(generation);
+    add_arithmetic(parity, generation_parity_.options.arithmetic)->needs(generation);
     return generation;
   }
 
@@ -474,6 +473,7 @@ class CommandLine::Commands {
         ->capture_default_str();
     add_device(chat, chat_.device);
     add_threads(chat, chat_.threads);
+    add_arithmetic(chat, chat_.arithmetic);
     chat->add_option("--context", chat_.context, "tokens of the whole conversation; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -534,6 +534,7 @@ class CommandLine::Commands {
     serve->add_option("--chat-template", serve_.chat_template, kTemplate)->type_name("FORM");
     add_device(serve, serve_.device);
     add_threads(serve, serve_.threads);
+    add_arithmetic(serve, serve_.arithmetic);
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 
@@ -601,6 +602,7 @@ class CommandLine::Commands {
         "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
         "compute every text from its first token: the same results, more slowly");
     add_threads(eval, eval_.threads);
+    add_arithmetic(eval, eval_.arithmetic);
     add_json(eval, eval_.json);
 
     CLI::App* compare = eval->add_subcommand("compare", "test whether two evaluations differ, item by item");

@@ -53,6 +53,18 @@ void add_device(CLI::App* command, std::string& device, const char* meaning) {
   command->add_option("--device", device, meaning)->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
 }
 
+CLI::Option* add_arithmetic(CLI::App* command, std::optional<GenerationArithmetic>& arithmetic) {
+  const auto set = [&arithmetic](const std::string& name) {
+    arithmetic = name == "training" ? GenerationArithmetic::kTraining : GenerationArithmetic::kLatent;
+  };
+  return command
+      ->add_option_function<std::string>("--arithmetic", set,
+                                         "how MLA attends to its cache, in place of the checkpoint's "
+                                         "generation.arithmetic; training: the bits of training, a larger cache")
+      ->check(CLI::IsMember({"latent", "training"}))
+      ->type_name("latent|training");
+}
+
 void add_json(CLI::App* command, bool& json) { command->add_flag("--json", json, "print JSON"); }
 
 CLI::Option* add_repeatable(CLI::App* command, const char* name, std::vector<std::string>& values, const char* meaning,

@@ -36,6 +36,9 @@ void add_threads(CLI::App* command, Integer& threads,
   command->add_option("--threads", threads, meaning)->check(number(0))->capture_default_str();
 }
 
+// --arithmetic, "latent" or "training".
+CLI::Option* add_arithmetic(CLI::App* command, std::optional<GenerationArithmetic>& arithmetic);
+
 // --json, for commands that print JSON instead of text.
 void add_json(CLI::App* command, bool& json);
 

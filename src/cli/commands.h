@@ -82,7 +82,6 @@ void parity_command(const ParityArguments& arguments);
 struct GenerationParityArguments {
   std::string checkpoint;
   std::string prompt_file;  // empty: none
-  std::string arithmetic;   // "latent" or "training"; empty: the checkpoint's
   GenerationParityOptions options;
 };
 // Error (runtime) when anything differs.
@@ -136,8 +135,9 @@ struct GenerateArguments {
   std::vector<std::string> stop;
   std::string device = "cpu";  // or "cuda"
   int threads = 0;
-  int64_t context = 0;          // 0: the model's
-  int64_t cache_positions = 0;  // of all texts together; 0: the context for each
+  int64_t context = 0;                             // 0: the model's
+  int64_t cache_positions = 0;                     // of all texts together; 0: the context for each
+  std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
 };
 // Error (usage) where standard input is asked for twice. Without any prompt: the start of a document.
 void generate_command(const GenerateArguments& arguments);
@@ -151,7 +151,8 @@ struct ChatArguments {
   int64_t max_tokens = 0;      // of a reply; 0: as many as there is room for
   std::string device = "cpu";  // or "cuda"
   int threads = 0;
-  int64_t context = 0;  // 0: the model's
+  int64_t context = 0;                             // 0: the model's
+  std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
 };
 // A conversation: lines of standard input are what the user says, replies go to standard output.
 void chat_command(const ChatArguments& arguments);
@@ -174,6 +175,7 @@ struct ServeArguments {
   std::string model_name;       // "": run.name
   std::string device = "cpu";   // or "cuda"
   int threads = 0;
+  std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
 };
 // Serves OpenAI's API over HTTP until a signal to stop (base/signals.h; docs/serving.md).
 void serve_command(const ServeArguments& arguments);
@@ -193,6 +195,7 @@ struct EvalArguments {
   int threads = 0;
   bool share_prefixes = true;
   bool json = false;
+  std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
 };
 void eval_command(const EvalArguments& arguments);
 

@@ -44,7 +44,8 @@ void generate_command(const GenerateArguments& arguments) {
                                       .num_threads = arguments.threads,
                                       .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
                                       .max_context = arguments.context,
-                                      .cache_positions = arguments.cache_positions});
+                                      .cache_positions = arguments.cache_positions,
+                                      .arithmetic = arguments.arithmetic});
   const CheckpointSettings settings = read_checkpoint_settings(checkpoint, engine.tokenizer());
   const bool stream = prompts.size() == 1;
   std::vector<std::string> texts = prompts;

@@ -30,10 +30,6 @@ void print_batch(const BatchParity& parity) {
 void generation_parity_command(GenerationParityArguments arguments) {
   GenerationParityOptions& options = arguments.options;
   if (!arguments.prompt_file.empty()) options.prompt_text = read_file(arguments.prompt_file);
-  if (!arguments.arithmetic.empty()) {
-    options.arithmetic =
-        arguments.arithmetic == "training" ? GenerationArithmetic::kTraining : GenerationArithmetic::kLatent;
-  }
   const std::vector<BatchParity> parities = compare_generation(arguments.checkpoint, options);
   std::ranges::for_each(parities, print_batch);
   if (std::ranges::all_of(parities, &BatchParity::equal)) {

@@ -107,7 +107,8 @@ class EvaluatedModel {
                                                   InferenceOptions{.device = arguments_.device,
                                                                    .num_threads = arguments_.threads,
                                                                    .max_sequences = items_at_a_time(),
-                                                                   .max_context = context_});
+                                                                   .max_context = context_,
+                                                                   .arithmetic = arguments_.arithmetic});
     }
     return *engine_;
   }
@@ -120,7 +121,8 @@ class EvaluatedModel {
     if (on_cpu()) {
       const LoadOptions options{
           .num_threads = arguments_.threads,
-          .cached = {.num_slots = items_at_a_time(), .capacity = context_, .max_scores = CachedScorer::kMaxScores}};
+          .cached = {.num_slots = items_at_a_time(), .capacity = context_, .max_scores = CachedScorer::kMaxScores},
+          .arithmetic = arguments_.arithmetic};
       auto model = subject_.checkpoint ? load_cached_model(subject_.checkpoint->path(), options)
                                        : random_cached_model(subject_.config, subject_.tokenizer, options);
       return std::make_unique<CachedScorer>(std::move(model), arguments_.share_prefixes);
@@ -193,6 +195,10 @@ void check_options(const EvalArguments& arguments, const std::vector<TaskSuite>&
   if (arguments.device != "cpu" && arguments.batch > 0 && !any_task(suites, &Task::is_generated)) {
     throw usage_error("--batch has no effect on texts that are scored on a GPU",
                       "leave it out: as many are worked on together as a pass of 32,768 tokens holds");
+  }
+  if (arguments.device != "cpu" && arguments.arithmetic && !any_task(suites, &Task::is_generated)) {
+    throw usage_error("--arithmetic has no effect on texts that are scored on a GPU",
+                      "leave it out: they are scored by passes of training");
   }
   if (arguments.fp32 && any_task(suites, &Task::is_generated)) {
     throw usage_error("--fp32 has no effect on answers that are written",
@@ -271,11 +277,14 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
   if (!arguments.out.empty()) {
     journal.emplace(
         arguments.out,
-        fmt::format("weights {}, tokenizer {}, texts begin with [{}], answers end at [{}], up to {} tokens, {} in {}",
+        fmt::format("weights {}, tokenizer {}, texts begin with [{}], answers end at [{}], up to {} tokens, {} in {}{}",
                     combined_sha256(subject.checkpoint->model()),
                     subject.tokenizer->hash_with_end(subject.tokenizer->eos_id()), fmt::join(rules.begin_ids, ", "),
                     fmt::join(subject.settings.stop_ids, ", "), rules.max_tokens, arguments.device,
-                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16"));
+                    arguments.device == "cpu" || arguments.fp32 ? "fp32" : "bf16",
+                    !arguments.arithmetic                                      ? ""
+                    : *arguments.arithmetic == GenerationArithmetic::kTraining ? ", in training's arithmetic"
+                                                                               : ", in latent space"));
   }
   std::optional<ProgressLine> line;
   std::string current;

@@ -79,7 +79,8 @@ void serve_command(const ServeArguments& arguments) {
                                       .num_threads = arguments.threads,
                                       .max_sequences = arguments.max_sequences,
                                       .max_context = arguments.max_context,
-                                      .cache_positions = arguments.cache_positions});
+                                      .cache_positions = arguments.cache_positions,
+                                      .arithmetic = arguments.arithmetic});
 
   options.model_name = arguments.model_name.empty() ? engine.config().run.name : arguments.model_name;
   if (!is_loopback(options.host) && options.api_key.empty()) {

@@ -13,7 +13,6 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
-#include "config/layers.h"
 #include "data/stream/alignment.h"
 #include "infer/cached_model.h"
 #include "infer/load_model.h"
@@ -451,13 +450,7 @@ std::vector<BatchParity> compare(Config config, const std::shared_ptr<const Toke
     throw usage_error("products of this run round their operands to a low precision, those of generation do not",
                       "compare a checkpoint of a run whose run.precision is fp32 or the device's");
   }
-  if (options.arithmetic) {
-    const std::vector<PartSpec> parts = parts_of(layer_specs(config.model));
-    if (std::ranges::none_of(parts, [](const PartSpec& part) { return part.kind == PartKind::kMla; })) {
-      throw usage_error("no layer has mla, which alone generates in two ways", "leave --arithmetic out");
-    }
-    config.generation.arithmetic = *options.arithmetic;
-  }
+  config = with_arithmetic(std::move(config), options.arithmetic);
   const Extents extents = extents_of(config, options);
   const int64_t slots = std::ranges::max(options.batches);
   const DType dtype = generation_dtype(config, options.device);

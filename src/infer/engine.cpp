@@ -75,7 +75,8 @@ InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const 
                                                      .num_threads = options.num_threads,
                                                      .cached = {.num_slots = options.max_sequences,
                                                                 .capacity = options.max_context,
-                                                                .cache_positions = options.cache_positions}})) {}
+                                                                .cache_positions = options.cache_positions},
+                                                     .arithmetic = options.arithmetic})) {}
 
 InferenceEngine::~InferenceEngine() = default;
 

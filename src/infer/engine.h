@@ -104,6 +104,7 @@ struct InferenceOptions {
   // Of all sequences together, and of what is kept of those that have ended, in whole pages of kPagePositions. Less
   // than max_context is the context too. 0: max_sequences times max_context.
   int64_t cache_positions = 0;
+  std::optional<GenerationArithmetic> arithmetic = {};  // in place of the checkpoint's generation.arithmetic
 };
 
 // The current load.

@@ -1,10 +1,13 @@
 #include "infer/load_model.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
+#include "config/layers.h"
 #include "config/load.h"
 
 namespace nmoe {
@@ -35,8 +38,9 @@ int64_t positions_of(const CachedModelOptions& options) {
   return options.cache_positions > 0 ? options.cache_positions : options.num_slots * options.capacity;
 }
 
-std::shared_ptr<OwnModel> make_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+std::shared_ptr<OwnModel> make_model(const Config& given, std::shared_ptr<const Tokenizer> tokenizer,
                                      LoadOptions options, bool is_random) {
+  const Config config = with_arithmetic(given, options.arithmetic);
   options.cached.num_slots = slots_of(options.cached.num_slots);
   options.cached.capacity = context_of(config, options.cached.capacity);
   options.cached.cache_positions = cache_positions_of(options.cached.cache_positions);
@@ -62,6 +66,16 @@ std::shared_ptr<CachedModel> cached_of(std::shared_ptr<OwnModel> model) {
 }
 
 }  // namespace
+
+Config with_arithmetic(Config config, const std::optional<GenerationArithmetic>& arithmetic) {
+  if (!arithmetic) return config;
+  const std::vector<PartSpec> parts = parts_of(layer_specs(config.model));
+  if (std::ranges::none_of(parts, [](const PartSpec& part) { return part.kind == PartKind::kMla; })) {
+    throw usage_error("no layer has mla, which alone generates in two ways", "leave --arithmetic out");
+  }
+  config.generation.arithmetic = *arithmetic;
+  return config;
+}
 
 RunnerOptions generation_runner(int64_t capacity, GenerationArithmetic arithmetic) {
   return {.max_positions = capacity, .arithmetic = Arithmetic::kBatchInvariant, .passes = {.generation = arithmetic}};

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -18,7 +19,12 @@ struct LoadOptions {
   std::string device = "cpu";  // "cpu", or "cuda" in bf16, in fp32 where run.precision says so
   int num_threads = 0;         // 0: one per available CPU
   CachedModelOptions cached = {};
+  std::optional<GenerationArithmetic> arithmetic = {};  // in place of the configuration's generation.arithmetic
 };
+
+// The configuration with that generation.arithmetic, if one is given. Error (usage) where no layer has mla, which alone
+// generates in two ways.
+Config with_arithmetic(Config config, const std::optional<GenerationArithmetic>& arithmetic);
 
 // How a runner generates: batch-invariant, in that arithmetic.
 RunnerOptions generation_runner(int64_t capacity, GenerationArithmetic arithmetic);

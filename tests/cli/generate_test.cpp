@@ -64,6 +64,60 @@ TEST_F(GenerateCommandTest, OptionsOfSampling) {
                "above 0");
 }
 
+// --arithmetic takes the place of what the checkpoint says; it makes no difference but in the last bits.
+TEST_F(GenerateCommandTest, ThereAreTwoArithmeticsWithMla) {
+  output(train({"run.name=other", "train.steps=12", "generation.arithmetic=training"}));
+  const auto loss_of = [&](const std::string& run, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "runs/checkpoints/" + run, "--text", "valid.txt", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const std::string report = output(arguments);
+    const size_t begin = report.find("\"nats_per_token\"");
+    return report.substr(begin, report.find(',', begin) - begin);
+  };
+  const std::string latent = loss_of("tiny", {}), training = loss_of("other", {});
+  EXPECT_NE(latent, training);
+  EXPECT_EQ(loss_of("other", {"--arithmetic", "latent"}), latent);
+  EXPECT_EQ(loss_of("tiny", {"--arithmetic", "training"}), training);
+  EXPECT_EQ(generate({"--prompt", "a", "--temperature", "0", "--arithmetic", "training"}),
+            generate({"--prompt", "a", "--temperature", "0"}));
+}
+
+TEST_F(GenerateCommandTest, OtherModelsHaveOneArithmetic) {
+  write("gqa.toml", R"([run]
+name = "gqa"
+[model]
+dim = 16
+num_layers = 1
+num_heads = 2
+dense_dim = 32
+attention = "gqa"
+gqa.num_kv_heads = 1
+gqa.head_dim = 8
+moe.num_experts = 0
+[data]
+path = "data"
+seq_len = 16
+[train]
+batch_seqs = 8
+steps = 1
+)");
+  output({"train", "gqa.toml"});
+  const std::string checkpoint = "runs/checkpoints/gqa";
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"generate", checkpoint, "--prompt", "a"},
+                                             {"chat", checkpoint, "--chat-template", "chat.jinja"},
+                                             {"serve", checkpoint, "--port", "0"},
+                                             {"eval", checkpoint, "--text", "valid.txt"}}) {
+    SCOPED_TRACE(command[0]);
+    write("chat.jinja", "{%- for message in messages %}{{ message.content }}{%- endfor %}");
+    auto with = command;
+    with.insert(with.end(), {"--arithmetic", "training"});
+    expect_error(n(with), 2, "no layer has mla", "leave --arithmetic out");
+    with.back() = "other";
+    expect_error(n(with), 2, "--arithmetic", command[0]);
+  }
+}
+
 TEST_F(GenerateCommandTest, TheContextIsALimit) {
   // data.seq_len = 16: an eos_id, four bytes of prompt, and twelve more.
   const std::vector<std::string> arguments = {"generate", "runs/checkpoints/tiny", "--prompt",
