@@ -111,19 +111,27 @@ TEST_F(TrainCommandTest, RefusesMoreThanItMayTake) {
   EXPECT_FALSE(fs::exists(dir_ / "runs"));
 }
 
-// Where activations are most of it, and where weights are.
+// Where activations are most of it, and where weights are; with texts that the model writes, too.
 TEST_F(TrainCommandTest, TakesWhatThePlanSays) {
   struct Case {
     int64_t dim, batch_seqs, ranks, threads;
+    bool writes = false;
   };
-  for (const Case& c : {Case{64, 128, 1, 2}, {64, 128, 2, 2}, {256, 8, 1, 2}, {256, 8, 2, 2}, {512, 2, 1, 1}}) {
-    const std::string name = fmt::format("{}_{}_{}", c.dim, c.ranks, c.threads);
-    const Outcome outcome = n(train({fmt::format("model.dim={}", c.dim), fmt::format("model.dense_dim={}", 4 * c.dim),
-                                     fmt::format("model.moe.expert_dim={}", c.dim), "train.steps=2", "data.seq_len=256",
-                                     fmt::format("train.batch_seqs={}", c.batch_seqs),
-                                     fmt::format("train.microbatch_seqs={}", c.batch_seqs / c.ranks),
-                                     fmt::format("parallel.ranks={}", c.ranks),
-                                     fmt::format("run.threads={}", c.threads), "run.name=" + name}));
+  for (const Case& c : {Case{64, 128, 1, 2},
+                        {64, 128, 2, 2},
+                        {256, 8, 1, 2},
+                        {256, 8, 1, 2, true},
+                        {256, 8, 2, 2},
+                        {512, 2, 1, 1},
+                        {512, 2, 1, 1, true}}) {
+    const std::string name = fmt::format("{}_{}_{}{}", c.dim, c.ranks, c.threads, c.writes ? "_writes" : "");
+    const Outcome outcome = n(
+        train({fmt::format("model.dim={}", c.dim), fmt::format("model.dense_dim={}", 4 * c.dim),
+               fmt::format("model.moe.expert_dim={}", c.dim), "train.steps=2", "data.seq_len=256",
+               fmt::format("train.batch_seqs={}", c.batch_seqs),
+               fmt::format("train.microbatch_seqs={}", c.batch_seqs / c.ranks),
+               fmt::format("parallel.ranks={}", c.ranks), fmt::format("run.threads={}", c.threads), "run.name=" + name,
+               c.writes ? R"(train.sample_prompts=["the old", "a cat", "it"])" : "train.steps=2"}));
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     const size_t total = outcome.err.find("  total ");
     ASSERT_NE(total, std::string::npos) << outcome.err;
