@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "infer/load_model.h"
 #include "ops/checked/checked_device.h"
 #include "train/plan/engine_plan.h"
 #include "train/proof/sampler_check.h"
@@ -254,9 +255,7 @@ void generate(const Config& config, const DeviceOptions& options, const Wrap& wr
   weights.allocate(checked.ops(), arena, arena);
   weights.initialise(checked.ops(), /*seed=*/1, config.model.init.truncation);
   ModelRunner runner(config.model, weights, checked, {.kept = arena, .states = arena, .activations = activations},
-                     {.max_positions = 2 * kPrompt,
-                      .arithmetic = Arithmetic::kBatchInvariant,
-                      .passes = {.generation = config.generation.arithmetic}});
+                     generation_runner(2 * kPrompt, config.generation.arithmetic));
   const StateSizes sizes{.num_slots = 2, .capacity = 2 * kPrompt};
   const ModelStates states = runner.make_states(sizes);
   checked.upload(states.pages, own_pages(sizes).data());
