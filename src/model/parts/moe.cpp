@@ -117,8 +117,8 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
 }
 
 Rows Moe::made_room(const Pass& pass, const Rows& pre, int64_t num_rows) const {
-  if (pre.quantised.defined() && experts_in_.weight().copies.takes_codes(pass.ops)) return pre;
-  if (pre.has_values()) return pre;
+  const bool writes_codes = pre.quantised.defined() && experts_in_.weight().copies.takes_codes(pass.ops);
+  if (writes_codes || pre.has_values()) return pre;
   return {pass.push({num_rows, pre_activation_width(config_.activation, expert_dim_)}), pre.quantised};
 }
 
