@@ -22,13 +22,19 @@ void BatchStream::next() {
   }
   if (config_.data.mask_documents) ends_.resize(refs_.size() * static_cast<size_t>(shape_.seq_len + 1));
   reader_.read(refs_, shape_.seq_len, inputs_, targets_, ends_);
+  documents_.resize(static_cast<size_t>(num_microbatches()));
+  if (!config_.data.mask_documents) return;
+  const size_t num_ends =
+      ends_.size() / documents_.size();  // of a microbatch: of tokens, and a look-ahead each sequence
+  for (size_t i = 0; i < documents_.size(); ++i) {
+    find_documents(std::span(ends_).subspan(i * num_ends, num_ends), shape_.microbatch_seqs, shape_.seq_len,
+                   documents_[i]);
+  }
 }
 
 int64_t BatchStream::num_tokens() {
   int64_t tokens = std::ssize(inputs_);
-  if (config_.data.align_documents == 1) return tokens;
-  for (int64_t i = 0; i < num_microbatches(); ++i) {
-    const Documents& documents = *microbatch(i).documents;
+  for (const Documents& documents : documents_) {
     for (const int32_t number : documents.padding) tokens -= documents.length(number);
   }
   return tokens;
@@ -40,8 +46,7 @@ double BatchStream::flops(const ModelCost& cost) {
     return static_cast<double>(num_seqs) * cost.document_flops(shape_.seq_len);
   }
   double flops = 0.0;
-  for (int64_t i = 0; i < num_microbatches(); ++i) {
-    const Documents& documents = *microbatch(i).documents;
+  for (const Documents& documents : documents_) {
     auto padding = documents.padding.begin();
     for (int32_t number = 0; number < documents.count(); ++number) {
       if (padding != documents.padding.end() && *padding == number) {
@@ -57,13 +62,8 @@ double BatchStream::flops(const ModelCost& cost) {
 Microbatch BatchStream::microbatch(int64_t index) {
   const auto size = static_cast<size_t>(shape_.microbatch_tokens());
   const size_t first = static_cast<size_t>(index) * size;
-  const std::span inputs = std::span(inputs_).subspan(first, size);
-  if (config_.data.mask_documents) {
-    const size_t num_ends = size + static_cast<size_t>(shape_.microbatch_seqs);  // with a look-ahead each
-    const std::span ends = std::span(ends_).subspan(static_cast<size_t>(index) * num_ends, num_ends);
-    find_documents(ends, shape_.microbatch_seqs, shape_.seq_len, documents_);
-  }
-  return microbatch_of(inputs, std::span(targets_).subspan(first, size), documents_);
+  return microbatch_of(std::span(inputs_).subspan(first, size), std::span(targets_).subspan(first, size),
+                       documents_[static_cast<size_t>(index)]);
 }
 
 }  // namespace nmoe

@@ -40,7 +40,7 @@ class BatchStream : public BatchSource {
   std::vector<SequenceRef> batch_, refs_;  // of all ranks, of this one
   std::vector<int32_t> inputs_, targets_;  // of the rank
   std::vector<uint8_t> ends_;              // of documents, as SequenceReader::read gives them; only where it masks them
-  Documents documents_;                    // of one microbatch
+  std::vector<Documents> documents_;       // of each microbatch; empty ones where it masks none
 };
 
 }  // namespace nmoe
