@@ -37,6 +37,12 @@ TEST_F(TrainingDataTest, OpensBothSplits) {
   shuffled.parallel.ranks = 3;
   EXPECT_EQ(opened.host_bytes(shuffled),
             files + source.train.mapped_index_bytes() + 3 * SourceOrder::memory_bytes(Shuffle::kDocuments));
+  // So does that of aligned documents, also of those that are validated, which ranks share.
+  shuffled.data.align_documents = 4;
+  EXPECT_EQ(opened.host_bytes(shuffled), files + source.train.mapped_index_bytes() +
+                                             3 * SourceOrder::memory_bytes(Shuffle::kDocuments, 4) +
+                                             SourceOrder::memory_bytes(Shuffle::kNone, 4));
+  EXPECT_GT(SourceOrder::memory_bytes(Shuffle::kNone, 4), 0);
 
   fs::remove_all(data() / "valid");
   EXPECT_FALSE(open_training_data(config()).sources[0].valid.has_value());

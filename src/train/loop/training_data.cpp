@@ -77,6 +77,7 @@ int64_t TrainingData::host_bytes(const Config& config) const {
     const bool validates_documents = source.valid && (config.data.mask_documents || source.valid->has_mask());
     if (validates_documents) bytes += source.valid->mapped_index_bytes();
     bytes += config.parallel.ranks * SourceOrder::memory_bytes(config.data.shuffle, config.data.align_documents);
+    if (source.valid) bytes += SourceOrder::memory_bytes(Shuffle::kNone, config.data.align_documents);  // for all ranks
   }
   return bytes;
 }
