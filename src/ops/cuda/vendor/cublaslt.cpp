@@ -244,20 +244,24 @@ bool CublasLt::multiply_in_order(const GemmProblem& problem, const GemmOperands&
   return true;
 }
 
+// Nobody waits for a check of another's: what is on this stream may itself wait for what they enqueue.
 bool CublasLt::keeps_order(const GemmProblem& problem, const OrderCheck& check) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   Planned& planned = plans_.at(problem);
   if (planned.in_order) return *planned.in_order;
   const ProductAlgorithm algorithm = attributes_of(planned.plan.algorithm);
-  planned.in_order = check(problem, algorithm);
-  if (!planned.in_order) return false;
-  if (!*planned.in_order) {
+  lock.unlock();
+  const std::optional<bool> in_order = check(problem, algorithm);
+  lock.lock();
+  const bool is_news = in_order && !planned.in_order;
+  if (is_news) planned.in_order = in_order;
+  if (is_news && !*in_order) {
     say("note: cuBLASLt's algorithm {} for [{}, {}] x [{}, {}] of {} into {} has another order of sums than "
         "generation; a kernel of our own computes it\n",
         algorithm.id, problem.rows, problem.depth, problem.depth, problem.cols, dtype_name(problem.input),
         dtype_name(problem.output));
   }
-  return *planned.in_order;
+  return in_order.value_or(false);
 }
 
 void CublasLt::multiply_by(Plan plan, const GemmProblem& problem, const GemmOperands& operands,
