@@ -24,8 +24,8 @@ void BatchStream::next() {
   reader_.read(refs_, shape_.seq_len, inputs_, targets_, ends_);
   documents_.resize(static_cast<size_t>(num_microbatches()));
   if (!config_.data.mask_documents) return;
-  const size_t num_ends =
-      ends_.size() / documents_.size();  // of a microbatch: of tokens, and a look-ahead each sequence
+  // Of a microbatch: its tokens, and a look-ahead for each sequence.
+  const size_t num_ends = ends_.size() / documents_.size();
   for (size_t i = 0; i < documents_.size(); ++i) {
     find_documents(std::span(ends_).subspan(i * num_ends, num_ends), shape_.microbatch_seqs, shape_.seq_len,
                    documents_[i]);
