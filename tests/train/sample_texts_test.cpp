@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "config/load.h"
 #include "track/metrics_reader.h"
 #include "track/run_files.h"
 #include "train/trainer_fixture.h"
@@ -72,6 +73,38 @@ TEST_F(SampleTextsTest, AreThoseOfPassesWithoutACache) {
       EXPECT_EQ(of_one[set].samples[i].text, of_two[set].samples[i].text) << "set " << set << ", prompt " << i;
     }
   }
+}
+
+// Without experts every rank has all weights.
+TEST_F(SampleTextsTest, AreGeneratedByOneOfRanksThatShareNoExperts) {
+  const Config config = parse_config(
+      R"(
+        [run]
+        name = "dense"
+        threads = 1
+        [model]
+        dim = 16
+        num_layers = 2
+        num_heads = 2
+        dense_dim = 32
+        attention = "gqa"
+        gqa.num_kv_heads = 1
+        gqa.head_dim = 8
+        moe.num_experts = 0
+        [data]
+        seq_len = 16
+        [train]
+        batch_seqs = 8
+        steps = 2
+        )",
+      "dense.toml",
+      std::vector<std::string>{"data.path=" + (dir_ / "data").string(), "run.dir=" + (dir_ / "runs").string(),
+                               "parallel.ranks=2", kPrompts, "train.sample_tokens=5"});
+  train(config, {.version = "0.0.0", .commit = "abc"});
+  const std::vector<SampleSet> sets = samples("dense");
+  ASSERT_EQ(sets.size(), 1u);
+  ASSERT_EQ(sets[0].samples.size(), 3u);
+  for (const SampleText& sample : sets[0].samples) EXPECT_GT(sample.text.size(), 0u);
 }
 
 TEST_F(SampleTextsTest, APromptThatLeavesNoRoom) {
