@@ -163,9 +163,10 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   return settings;
 }
 
-std::optional<std::vector<int32_t>> imported_begin_ids(const fs::path& checkpoint, const Tokenizer& tokenizer) {
+std::optional<TextIds> imported_text_ids(const fs::path& checkpoint, const Tokenizer& tokenizer) {
   const CheckpointSettings settings = read_checkpoint_settings(checkpoint, tokenizer);
-  return settings.imported ? std::optional(settings.begin_ids) : std::nullopt;
+  if (!settings.imported) return std::nullopt;
+  return TextIds{.begin = settings.begin_ids, .stop = settings.stop_ids};
 }
 
 std::vector<std::string> read_begin_tokens(const fs::path& folder) {

@@ -46,8 +46,9 @@ CheckpointSettings read_checkpoint_settings(const fs::path& checkpoint, const To
 // The same of a folder that holds these files itself.
 CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& tokenizer);
 
-// The begin_ids of a checkpoint's model that came from Hugging Face; nothing of one that did not. Error as above.
-std::optional<std::vector<int32_t>> imported_begin_ids(const fs::path& checkpoint, const Tokenizer& tokenizer);
+// begin_ids and stop_ids of a checkpoint's model that came from Hugging Face; nothing of one that did not. Error as
+// above.
+std::optional<TextIds> imported_text_ids(const fs::path& checkpoint, const Tokenizer& tokenizer);
 
 // The special tokens, by name, that such a folder's tokenizer puts in front of a text. Error as above.
 std::vector<std::string> read_begin_tokens(const fs::path& folder);

@@ -80,7 +80,7 @@ std::optional<LeaderboardEntry> train_to_target(const Config& config) {
                       kBeginAnew);
   }
   const TrainSummary summary = train(
-      config, {.version = std::string(version()), .commit = std::string(commit()), .begin_ids_of = imported_begin_ids});
+      config, {.version = std::string(version()), .commit = std::string(commit()), .text_ids_of = imported_text_ids});
   if (!summary.reports) return std::nullopt;
   if (summary.interrupted) {
     throw runtime_error(fmt::format("stopped after step {}: the training of a speedrun is timed from its first step to "

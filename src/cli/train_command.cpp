@@ -37,7 +37,7 @@ void train_command(const TrainArguments& arguments) {
                                               .version = std::string(version()),
                                               .commit = std::string(commit()),
                                               .stop = &stop,
-                                              .begin_ids_of = imported_begin_ids});
+                                              .text_ids_of = imported_text_ids});
   if (!summary.reports) return;
   if (summary.steps_now > 0) {
     print("{} steps in {:.1f} s, {:.0f} tokens/s\n", summary.steps_now, summary.seconds, summary.tokens_per_s);

@@ -62,6 +62,16 @@ TEST_F(InLoopEvaluationTest, WritesWhatTheEngineOfGenerationDoes) {
   EXPECT_EQ(written, answers_of(expected));
   EXPECT_GT(std::ranges::count_if(written, [](const std::string& text) { return !text.empty(); }), 12);
 
+  // An id that ends what a model writes ends it.
+  const auto is_letter = [](char c) { return c > ' ' && c <= '~'; };
+  const auto two = std::ranges::find_if(written, [&](const std::string& text) {
+    return text.size() > 1 && is_letter(text[0]) && is_letter(text[1]) && text[0] != text[1];
+  });
+  ASSERT_NE(two, written.end());
+  const auto stopped = InLoopEvaluation::make(config, byte_tokenizer(), {.begin = {}, .stop = {two->at(1)}});
+  EXPECT_EQ(answers_of(stopped->run(ready.engine, config))[static_cast<size_t>(two - written.begin())],
+            two->substr(0, 1));
+
   // Of other weights, other answers.
   for (int64_t step = 1; step <= 3; ++step) {
     EXPECT_EQ(random_step(ready.engine, config, step).loss(kNextToken),

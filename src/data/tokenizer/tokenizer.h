@@ -71,6 +71,11 @@ class Tokenizer {
 // One id per byte, the byte's value, and 256 for the end of sequence.
 std::shared_ptr<const Tokenizer> byte_tokenizer();
 
+// Around what a model writes: the ids that a text begins with, and those that end it beside the end of a document.
+struct TextIds {
+  std::vector<int32_t> begin, stop;
+};
+
 // What `source` names:
 //   bytes                    byte_tokenizer()
 //   PATH.json, or a folder with a tokenizer.json

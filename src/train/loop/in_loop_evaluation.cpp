@@ -117,10 +117,9 @@ void EngineScorer::score(std::span<const std::vector<ScoredText>* const> groups,
 
 std::unique_ptr<const InLoopEvaluation> InLoopEvaluation::make(const Config& config,
                                                                std::shared_ptr<const Tokenizer> tokenizer,
-                                                               std::vector<int32_t> begin_ids) {
+                                                               TextIds ids) {
   if (config.eval.every == 0) return nullptr;
-  return std::unique_ptr<const InLoopEvaluation>(
-      new InLoopEvaluation(config, std::move(tokenizer), std::move(begin_ids)));
+  return std::unique_ptr<const InLoopEvaluation>(new InLoopEvaluation(config, std::move(tokenizer), std::move(ids)));
 }
 
 namespace {
@@ -144,10 +143,9 @@ void check_written(const Config& config, const std::string& suite, const Task& t
 
 }  // namespace
 
-InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
-                                   std::vector<int32_t> begin_ids)
-    : tokenizer_(std::move(tokenizer)) {
-  rules_ = {.tokenizer = tokenizer_.get(), .begin_ids = std::move(begin_ids), .max_tokens = config.data.seq_len};
+InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, TextIds ids)
+    : tokenizer_(std::move(tokenizer)), stop_ids_(std::move(ids.stop)) {
+  rules_ = {.tokenizer = tokenizer_.get(), .begin_ids = std::move(ids.begin), .max_tokens = config.data.seq_len};
   ThreadPool pool(static_cast<int>(config.run.threads));
   for (TaskSuite& description : find_task_suites(config.eval.tasks)) {
     Suite& suite = suites_.emplace_back(Suite{.description = std::move(description), .tasks = {}});
@@ -176,7 +174,7 @@ EvalReport InLoopEvaluation::run(Engine& engine, const Config& config) const {
       };
       if (suite.description.tasks[i].is_generated()) {
         LiveGeneration generation(config, engine, tokenizer_, live_generation_needs(config));
-        AnswerWriter writer(generation.engine(), /*stop_ids=*/{});
+        AnswerWriter writer(generation.engine(), stop_ids_);
         ThreadPool pool(/*num_threads=*/1);
         task.generate({.writer = writer, .pool = pool}, add);
       } else {

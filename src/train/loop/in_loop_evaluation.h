@@ -48,21 +48,22 @@ class EngineScorer final : public Scorer {
 // The tasks of [eval], read and tokenized before the first step. Const: shared by the ranks of a process.
 class InLoopEvaluation {
  public:
-  // Null if eval.every is 0. Every text begins with `begin_ids`. Errors: find_task_suite's, TaskEvaluation's; usage,
+  // Null if eval.every is 0. `ids` are around every text. Errors: find_task_suite's, TaskEvaluation's; usage,
   // where answers are to be written that are programs, that data.seq_len has no room for, or by several ranks.
   static std::unique_ptr<const InLoopEvaluation> make(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
-                                                      std::vector<int32_t> begin_ids);
+                                                      TextIds ids);
 
   EvalReport run(Engine& engine, const Config& config) const;
 
  private:
-  InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, std::vector<int32_t> begin_ids);
+  InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, TextIds ids);
 
   struct Suite {
     TaskSuite description;
     std::vector<TaskEvaluation> tasks;
   };
   std::shared_ptr<const Tokenizer> tokenizer_;
+  std::vector<int32_t> stop_ids_;
   TokenRules rules_;
   std::vector<Suite> suites_;
 };

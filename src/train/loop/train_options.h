@@ -6,13 +6,13 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
+
+#include "data/tokenizer/tokenizer.h"
 
 namespace nmoe {
 
 class Engine;
 class StopSignal;
-class Tokenizer;
 
 struct TrainOptions {
   bool resume = false;  // continue from the latest checkpoint, if there is one
@@ -20,11 +20,10 @@ struct TrainOptions {
   std::string commit;
   // Heard from before the call on; null: from the call on.
   const StopSignal* stop = nullptr;
-  // The ids with which a text begins for the model of a checkpoint, where files that came with it say so
-  // (chat/checkpoint_settings.h); nothing: as documents begin here. Null: no checkpoint says so.
-  std::function<std::optional<std::vector<int32_t>>(const std::filesystem::path& checkpoint,
-                                                    const Tokenizer& tokenizer)>
-      begin_ids_of = {};
+  // The ids around texts of a checkpoint's model, where files that came with it say so (chat/checkpoint_settings.h);
+  // nothing: as documents begin and end here. Null: no checkpoint says so.
+  std::function<std::optional<TextIds>(const std::filesystem::path& checkpoint, const Tokenizer& tokenizer)>
+      text_ids_of = {};
   // Called by the thread of each rank before it computes a step, counted from 1. What it throws ends the run.
   std::function<void(Engine& engine, int64_t step)> before_step = {};
 };

@@ -36,18 +36,19 @@ void check_data(const Config& config, const TrainingData& data, bool tells) {
   }
 }
 
-// What texts begin with that are scored or go on, as n eval and n generate begin them for this run's checkpoints.
-std::vector<int32_t> begin_ids(const Config& config, const TrainOptions& options, const Tokenizer& tokenizer) {
+// What texts begin with that are scored or go on, and answers end at, as n eval and n generate have it for this run's
+// checkpoints.
+TextIds text_ids(const Config& config, const TrainOptions& options, const Tokenizer& tokenizer) {
   if (config.eval.every == 0 && config.train.sample_prompts.empty()) return {};
   const std::optional<fs::path> latest =
       options.resume ? latest_checkpoint(checkpoint_dir(config)) : std::optional<fs::path>();
   const std::string& from = config.model.init.from;
-  if (options.begin_ids_of && (latest || !from.empty())) {
-    const auto ids = options.begin_ids_of(latest ? *latest : CheckpointReader::open(from).path(), tokenizer);
+  if (options.text_ids_of && (latest || !from.empty())) {
+    const auto ids = options.text_ids_of(latest ? *latest : CheckpointReader::open(from).path(), tokenizer);
     if (ids) return *ids;
   }
   if (config.data.mask_documents) return {};
-  return {tokenizer.eos_id()};
+  return {.begin = {tokenizer.eos_id()}, .stop = {}};
 }
 
 }  // namespace
@@ -72,9 +73,9 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     say("{}", note_on_validation(data));
   }
   check_memory(memory, config);
-  const std::vector<int32_t> begin = begin_ids(config, options, *data.tokenizer);
-  evaluation = InLoopEvaluation::make(config, data.tokenizer, begin);
-  samples.emplace(config, data.tokenizer, begin);
+  const TextIds ids = text_ids(config, options, *data.tokenizer);
+  evaluation = InLoopEvaluation::make(config, data.tokenizer, ids);
+  samples.emplace(config, data.tokenizer, ids.begin);
   for (const DataSource& source : data.sources) {
     if (source.valid)
       valid_splits.push_back(
