@@ -104,8 +104,14 @@ TEST_F(CudaInvariant, ARowsBitsDoNotDependOnTheOthers) {
 TEST_F(CudaInvariant, ActivationsAreThoseOfTheProducts) {
   for (const DType act : kActDTypes) {
     for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
-      for (const auto& [rows, in, hidden] :
-           {LinearCase{1, 136, 40}, {8, 2048, 64}, {30, 72, 100}, {40, 136, 24}, {520, 64, 72}, {100, 200, 1150}}) {
+      for (const auto& [rows, in, hidden] : {LinearCase{1, 136, 40},
+                                             {8, 2048, 64},
+                                             {5, 136, 100},
+                                             {7, 1160, 150},
+                                             {30, 72, 100},
+                                             {40, 136, 24},
+                                             {520, 64, 72},
+                                             {100, 200, 1150}}) {
         const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
         const Tensor x = up(normal({rows, in}, act), act), w = up(normal({2, width, in}, act, 0.2), act);
         const Tensor first = w.rows(0, 1).reshape({width, in}), weights = up(pool_.normal({rows}));
@@ -143,15 +149,19 @@ TEST_F(CudaInvariant, ActivationsAreThoseOfTheProducts) {
 }
 
 // Experts' rows are those of a plain product with the expert's matrix, to the bit, for every number of rows: few, many,
-// none, more experts than a warp has lanes.
+// none, some experts' several tiles where the average is few, more experts than a warp has lanes; what is summed over
+// is shorter and longer than a ring of weights.
 TEST_F(CudaInvariant, GroupedProductsArePlainOnes) {
-  const std::vector<std::vector<double>> cases = {
-      {1, 0, 1, 0, 0, 1}, {5, 0, 17, 1}, {0, 0, 0}, {40, 3, 70, 0, 9}, {1, 2, 0, 1, 0, 3, 1, 1, 0, 2, 1, 0, 1, 1, 1,
-                                                                        4, 0, 0, 1, 2, 1, 0, 1, 1, 5, 0, 1, 1, 1, 0,
-                                                                        0, 0, 0, 2, 1, 1, 0, 9, 0, 1, 1, 0, 1}};
+  const std::vector<std::vector<double>> cases = {{1, 0, 1, 0, 0, 1},
+                                                  {5, 0, 17, 1},
+                                                  {17, 0, 0, 0, 0, 9, 1, 0},
+                                                  {0, 0, 0},
+                                                  {40, 3, 70, 0, 9},
+                                                  {1, 2, 0, 1, 0, 3, 1, 1, 0, 2, 1, 0, 1, 1, 1, 4, 0, 0, 1, 2, 1, 0,
+                                                   1, 1, 5, 0, 1, 1, 1, 0, 0, 0, 0, 2, 1, 1, 0, 9, 0, 1, 1, 0, 1}};
   for (const DType act : kActDTypes) {
     for (const std::vector<double>& rows : cases) {
-      for (const auto& [in, out] : {std::pair<int64_t, int64_t>{136, 72}, {33, 20}}) {
+      for (const auto& [in, out] : {std::pair<int64_t, int64_t>{136, 72}, {1160, 72}, {33, 20}}) {
         const auto experts = static_cast<int64_t>(rows.size());
         std::vector<double> ends(rows.size() + 1);
         std::partial_sum(rows.begin(), rows.end(), ends.begin() + 1);

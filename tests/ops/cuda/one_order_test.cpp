@@ -321,6 +321,7 @@ TEST_F(CudaOneOrder, ExpertsWithManyRowsAreThoseWithFew) {
 // Experts' layers, of which the first one applies an activation, to rows that lie elsewhere.
 TEST_F(CudaOneOrder, ExpertsProductsAreTrainings) {
   for (const std::vector<double>& rows : {std::vector<double>{1, 0, 3, 0, 0, 8, 1, 2},
+                                          {0, 25, 0, 1, 0, 0, 2, 0},
                                           {5, 17, 64, 0, 30, 1, 16, 9},
                                           {300, 0, 1000, 129, 64, 255, 3, 128}}) {
     const auto experts = static_cast<int64_t>(rows.size());

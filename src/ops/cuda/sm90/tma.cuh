@@ -48,6 +48,13 @@ __device__ inline void tma_load(const CUtensorMap& map, const HeadPlace& at, voi
       "l"(&map), "r"(at.value), "r"(at.head), "r"(at.position), "r"(at.sequence), "r"(shared_address(barrier))
       : "memory");
 }
+// The same of a unit_map: the box whose first element is (value, unit, part, matrix).
+struct UnitPlace {
+  int value, unit, part, matrix;
+};
+__device__ inline void tma_load(const CUtensorMap& map, const UnitPlace& at, void* target, uint64_t* barrier) {
+  tma_load(map, HeadPlace{at.value, at.unit, at.part, at.matrix}, target, barrier);
+}
 
 // --- stores and additions, which complete in groups of the thread that started them
 // A box of a map of three dimensions from shared memory, written (=) or added to (+=); what lies outside of the tensor

@@ -96,4 +96,13 @@ CUtensorMap head_map(const HeadRows& rows, int box_rows) {
                         .box = {64, 1, static_cast<cuuint32_t>(box_rows), 1}});
 }
 
+CUtensorMap unit_map(const UnitMatrices& matrices, int box_units) {
+  const auto of = [](int64_t x) { return static_cast<cuuint64_t>(x); };
+  return encode_map<4>(
+      matrices.data, {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                      .sizes = {of(matrices.cols), of(matrices.units), of(matrices.parts), of(matrices.count)},
+                      .bytes = {of(matrices.cols * 2), of(matrices.units * matrices.cols * 2), of(matrices.stride * 2)},
+                      .box = {64, static_cast<cuuint32_t>(box_units), static_cast<cuuint32_t>(matrices.parts), 1}});
+}
+
 }  // namespace nmoe::cuda

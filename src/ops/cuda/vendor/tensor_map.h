@@ -32,4 +32,14 @@ struct HeadRows {
 };
 CUtensorMap head_map(const HeadRows& rows, int box_rows);
 
+// BF16 matrices of weights, `count` of [parts, units, cols], each row-major, `stride` elements from one to the next:
+// boxes of 64 values of `box_units` units of every part of one matrix, at (value, unit, 0, matrix), with the swizzle of
+// 128 bytes. What lies beyond a part or a row comes as zeros. `data` is aligned to 16 bytes, cols and the stride are
+// multiples of 8, a box has at most 256 units.
+struct UnitMatrices {
+  const void* data;
+  int64_t count, stride, parts, units, cols;
+};
+CUtensorMap unit_map(const UnitMatrices& matrices, int box_units);
+
 }  // namespace nmoe::cuda

@@ -1,203 +1,294 @@
-// Batch-invariant products of few rows. Bound: reading the weights.
+// Batch-invariant products of few rows. Bound: reading the weights, or a chain's length.
 //
-// A warp has 16 rows of weights, and a block is a warp, so that there are as many as can be. Weights come through a
-// ring of its own in shared memory: those of a plain product are under way before the work in front has ended, all of a
-// row of 2048 where tiles are few. Tokens go from memory to registers two turns ahead, in 16 bytes a lane, and lanes
-// exchange them. An instruction waits for the one before it, some 33 cycles on Hopper; all else happens meanwhile.
+// A warp multiplies 16 rows of weights by a tile's tokens: one chain of instructions, each of which waits for the one
+// before it, 25 cycles on Hopper. One warp has TMA fill a ring of stages with weights, and of a plain product does so
+// before the work in front has ended; others bring the tokens that belong to a stage. Those that multiply have a turn's
+// operands in registers before its first step, and read the next turn's behind its steps.
+//
+// H100, 2026-11-27, one token, weights not in L2, launches behind each other: 2,048 to 2,048 4.8 us, to 3,648 6.6, to
+// 5,632 8.7, 2,816 to 2,048 6.1, the first layer of six experts 25.6 (2.7 TB/s), a head of 163,840 214 (3.1).
 #include "ops/cuda/kernels/products/invariant_product.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
+#include "ops/cuda/sm90/mbarrier.cuh"
+#include "ops/cuda/sm90/tma.cuh"
+#include "ops/cuda/vendor/tensor_map.h"
 
 namespace nmoe::cuda::invariant {
 namespace {
 
-constexpr int kTurn = 128;           // consecutive k of a stage
-constexpr int kSteps = kTurn / 16;   // instructions of a turn
-constexpr int kHalves = kTurn / 32;  // what four lanes take of a token at once, 16 bytes each
-constexpr int kChunks = kTurn / 8;   // 16 bytes, of a row
-constexpr int kStageBytes = 16 * kTurn * static_cast<int>(sizeof(Bf16));
+constexpr int kPanel = 64;               // k of a row that lie side by side: 128 bytes, swizzled as TMA does it
+constexpr int kRowBytes = kPanel * 2;    // of a panel
+constexpr int kPanels = 2;               // of a stage
+constexpr int kTurn = kPanels * kPanel;  // consecutive k of a stage
+constexpr int kSteps = kTurn / 16;       // instructions of a turn
+constexpr int kSwizzleAlignment = 1024;  // bytes: the swizzle is a function of the address
 
-// NOTE: not __ldg: tokens may be written while a kernel that started early is there already.
-__device__ uint4 load16(const Bf16* row, int k, int depth) {
-  return row != nullptr && k < depth ? *reinterpret_cast<const uint4*>(row + k) : make_uint4(0, 0, 0, 0);
-}
+// A block's kGroups 16 rows of weights and kTokens rows of x, and the memory of its ring.
+template <int kGroups_, int kTokens_, int kRingKib>
+struct Block {
+  static constexpr int kGroups = kGroups_, kTokens = kTokens_, kTiles = kTokens / 8;
+  // Warps: kGroups that multiply, one that has weights loaded, and those that load tokens, a stage each in turn.
+  static constexpr int kTokenWarps = 2, kThreads = (kGroups + 1 + kTokenWarps) * kWarp;
+  static constexpr int kWeightPanel = kGroups * 16 * kRowBytes, kTokenPanel = kTokens * kRowBytes;
+  static constexpr int kWeightBytes = kPanels * kWeightPanel, kStageBytes = kWeightBytes + kPanels * kTokenPanel;
+  static constexpr int kStages = (kRingKib << 10) / kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kSwizzleAlignment;
+  static_assert(kStages >= 2 && kTokens % 8 == 0 && kTokenPanel % kSwizzleAlignment == 0);
+};
 
-// Of four lanes whose lane q has words 4 q to 4 q + 3, lane q gets words q, 4 + q, 8 + q and 12 + q: of 32 k, pairs as
-// two instructions want them.
-__device__ void exchange_words(uint4 own, unsigned (&words)[4]) {
-  const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
-  const unsigned first = __shfl_xor_sync(kAllLanes, upper ? own.x : own.z, 2);
-  const unsigned second = __shfl_xor_sync(kAllLanes, upper ? own.y : own.w, 2);
-  const unsigned pairs[2][2] = {{upper ? first : own.x, upper ? second : own.y},
-                                {upper ? own.z : first, upper ? own.w : second}};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned other = __shfl_xor_sync(kAllLanes, odd ? pairs[i][0] : pairs[i][1], 1);
-    words[2 * i] = odd ? other : pairs[i][0];
-    words[2 * i + 1] = odd ? pairs[i][1] : other;
+template <class A>
+constexpr int num_parts() {
+  if constexpr (std::is_same_v<A, NoActivation>) {
+    return 1;
+  } else {
+    return A::kParts;
   }
 }
+// Units of weights that a box of the tensor map has: a panel's, or of several parts as many as 16 rows consist of.
+template <class B, class A>
+constexpr int box_units() {
+  return num_parts<A>() == 1 ? B::kGroups * 16 : 16 / num_parts<A>();
+}
 
-// 16 rows of weights in a ring of stages. A row's 16 bytes are in turn with the row, so that eight rows' meet no bank
-// twice.
-template <int kStages, class A, class Out>
-class WeightRing {
- public:
-  static constexpr int kBytes = kStages * kStageBytes;
-  static constexpr int kParts = 8;  // that a stage is loaded in, a lane's 16 bytes each
-  static_assert(kParts == kSteps, "a step loads a part");
+// A ring's stage that comes next, and the parity of its phase.
+template <class B>
+struct Position {
+  int stage = 0, phase = 0;
+  __device__ void advance() {
+    if (++stage == B::kStages) stage = 0, phase ^= 1;
+  }
+};
 
-  __device__ WeightRing(const Product<Bf16, Out>& p, const void* shared, int tile) : depth_(p.depth) {
-    const int lane = static_cast<int>(threadIdx.x), high = lane / kChunks, chunk = lane % kChunks;
-    k_ = chunk * 8;
-    const uint32_t stages = shared_address(shared);
-    target_ = stages + high * kTurn * sizeof(Bf16);
-    target_chunk_ = (chunk ^ high) * 16;
-    source_ = stages + lane % 16 * kTurn * sizeof(Bf16);
-    source_chunk_ = (lane / 16 ^ lane % 8) * 16;
+// What the warps of a block share.
+template <class B>
+struct Ring {
+  std::byte* stages;  // kStages: panels of weights, then panels of tokens
+  uint64_t* full;     // [kStages]: of weights, and of the tokens' copies
+  uint64_t* empty;    // [kStages]: of the warps that multiply
+
+  __device__ uint32_t address(const Position<B>& at) const {
+    return shared_address(stages) + at.stage * B::kStageBytes;
+  }
+};
+
+// Has weights loaded, by one lane.
+template <class B, class A>
+__device__ void load_weights(const Ring<B>& ring, const CUtensorMap& map, const Work<Bf16>& work, int num_turns) {
+  constexpr int kUnits = box_units<B, A>(), kBoxBytes = kUnits * num_parts<A>() * kRowBytes;
+  constexpr int kBoxes = B::kWeightPanel / kBoxBytes;
+  const int first = work.column_tile * kUnits * kBoxes;
+  Position<B> at;
+  for (int tile = work.row_begin; tile < work.row_end; tile += B::kTokens) {
+    for (int turn = 0; turn < num_turns; ++turn, at.advance()) {
+      sm90::mbarrier_wait(&ring.empty[at.stage], at.phase ^ 1);
+      uint64_t* const full = &ring.full[at.stage];
+      sm90::mbarrier_arrive_expect_tx(full, B::kWeightBytes);
+      std::byte* const stage = ring.stages + at.stage * B::kStageBytes;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int row = weight_row<A>(p, tile, part * 2 + high);
-      offsets_[part] = row < p.width ? static_cast<int64_t>(row) * p.depth : -1;
+      for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          sm90::tma_load(map, sm90::UnitPlace{turn * kTurn + panel * kPanel, first + box * kUnits, 0, work.matrix},
+                         stage + panel * B::kWeightPanel + box * kBoxBytes, full);
+        }
+      }
     }
   }
+}
 
-  // Rows 2 part and 2 part + 1 of a turn.
-  __device__ void load(const Bf16* w, int turn, int part) const {
-    const int k = turn * kTurn + k_;
-    const bool exists = k < depth_ && offsets_[part] >= 0;
-    const uint32_t target = target_ + stage_of(turn) + part * 2 * kTurn * sizeof(Bf16);
-    copy_async16_ahead(target + (target_chunk_ ^ (part * 2 % 8 * 16)), exists ? w + offsets_[part] + k : w, exists);
+// Copies the tokens of every kTokenWarps-th stage, from the `number`th on. Rows that do not exist are left as they are:
+// no column of an instruction touches another.
+template <class B, class Out>
+__device__ void load_tokens(const Ring<B>& ring, const Product<Bf16, Out>& p, const Work<Bf16>& work, int number,
+                            int num_turns) {
+  constexpr int kChunks = kRowBytes / 16, kRowsAtOnce = kWarp / kChunks, kOwn = B::kTokens / kRowsAtOnce;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, first = lane / kChunks, chunk = lane % kChunks;
+  Position<B> at;
+  int next = number;  // the next stage that is this warp's, counted from `at`
+  for (int tile = work.row_begin; tile < work.row_end; tile += B::kTokens) {
+    const Bf16* rows[kOwn];  // null: there is no such row
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int row = tile + first + i * kRowsAtOnce;
+      rows[i] = row < work.row_end ? row_of_x(p, row) + chunk * 8 : nullptr;
+    }
+    for (int turn = 0; turn < num_turns; ++turn, at.advance()) {
+      if (next-- > 0) continue;
+      next = B::kTokenWarps - 1;
+      sm90::mbarrier_wait(&ring.empty[at.stage], at.phase ^ 1);
+      const uint32_t target = ring.address(at) + B::kWeightBytes;
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const int k = turn * kTurn + panel * kPanel;
+        const bool exists = k + chunk * 8 < p.depth;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          const int row = first + i * kRowsAtOnce;
+          if (rows[i] == nullptr) continue;
+          copy_async16(target + panel * B::kTokenPanel + row * kRowBytes + (chunk ^ row % 8) * 16,
+                       exists ? rows[i] + k : rows[i], exists);
+        }
+      }
+      sm90::mbarrier_arrive_after_copies(&ring.full[at.stage]);
+    }
   }
-  // As an instruction wants them.
-  __device__ void read(int turn, int step, unsigned (&a)[4]) const {
-    load_matrices<false>(source_ + stage_of(turn) + (source_chunk_ ^ (step * 32)), a);
+}
+
+// A turn's operands, as instructions want them.
+template <class B>
+struct Operands {
+  unsigned weights[kSteps][4], tokens[kSteps / 2][B::kTiles][4];
+};
+template <class B>
+class OperandReader {
+ public:
+  __device__ explicit OperandReader(int group) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, row = lane % 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weights_[i] = (group * 16 + lane % 16) * kRowBytes + (lane / 16 ^ row ^ i * 2) * 16;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) tokens_[i] = B::kWeightBytes + row * kRowBytes + (lane / 8 ^ row ^ i * 4) * 16;
+  }
+  // Of one step; the tokens of an even one are also the next one's.
+  __device__ void read(uint32_t stage, int step, Operands<B>& into) const {
+    load_matrices<false>(stage + weights_[step % 4] + step / 4 * B::kWeightPanel, into.weights[step]);
+    if (step % 2 != 0) return;
+#pragma unroll
+    for (int j = 0; j < B::kTiles; ++j) {
+      load_matrices<false>(stage + tokens_[step / 2 % 2] + step / 4 * B::kTokenPanel + j * 8 * kRowBytes,
+                           into.tokens[step / 2][j]);
+    }
   }
 
  private:
-  __device__ static uint32_t stage_of(int turn) { return static_cast<unsigned>(turn) % kStages * kStageBytes; }
-
-  int depth_, k_;
-  uint32_t target_, target_chunk_, source_, source_chunk_;
-  int64_t offsets_[kParts];
+  uint32_t weights_[4], tokens_[2];  // where a lane's rows lie in a stage, by steps of a panel and by halves of it
 };
 
-// 16 rows of weights and 8 kRowTiles of x.
-template <int kRowTiles, int kStages, class A, class Out>
-__global__ void __launch_bounds__(kWarp) few_rows_kernel(Product<Bf16, Out> all) {
-  static_assert(kStages >= 2);
-  extern __shared__ uint4 shared[];
-  const Product<Bf16, Out> p = own_batch(all);
-  constexpr int kRows = 8 * kRowTiles;
-  const int g = static_cast<int>(threadIdx.x) / 4, q = static_cast<int>(threadIdx.x) % 4;  // as instructions number
-  const int num_turns = ceil_div(p.depth, kTurn), weight_tile = column_tile(p);
-  const WeightRing<kStages, A, Out> ring(p, shared, weight_tile);
-  const auto load_first = [&](const Bf16* w) {
-#pragma unroll 1
-    for (int turn = 0; turn < kStages; ++turn) {
-      if (turn < num_turns) {
+// The sums of 16 rows of weights with a tile's tokens.
+template <class B>
+__device__ void multiply_tile(const Ring<B>& ring, const OperandReader<B>& reader, Position<B>& at, int num_turns,
+                              float (&sums)[B::kTiles][4]) {
+  const bool elected = threadIdx.x % kWarp == 0;
+  Operands<B> operands[2];  // of this turn and of the next one
+  sm90::mbarrier_wait(&ring.full[at.stage], at.phase);
 #pragma unroll
-        for (int part = 0; part < kSteps; ++part) ring.load(w, turn, part);
-      }
-      commit_copies();
-    }
-  };
-  let_next_start();
-  bool loaded = p.offsets == nullptr;  // nobody writes weights, and these are known
-  if (loaded) load_first(p.w);
-  wait_for_work_before();
-  const Work<Bf16> work = find_work(p, kRows);
-
-  for (int tile = work.row_begin; tile < work.row_end; tile += kRows) {
-    const Bf16* x[kRowTiles];  // null: there is no such row
+  for (int step = 0; step < kSteps; ++step) reader.read(ring.address(at), step, operands[0]);
+  for (int pair = 0; pair < num_turns; pair += 2) {
 #pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const int row = tile + j * 8 + g;
-      x[j] = row < work.row_end ? row_of_x(p, row) : nullptr;
-    }
-    if (!loaded) load_first(work.w);
-    loaded = false;
-    uint4 ahead[2][kHalves][kRowTiles];  // of tokens: of the turns behind the next one, by their parity
-    unsigned a[kSteps][4], b[kHalves][kRowTiles][4];
-    const auto load_x = [&](int turn, int half, uint4(&into)[kRowTiles]) {
+    for (int parity = 0; parity < 2; ++parity) {
+      const int turn = pair + parity;
+      if (turn >= num_turns) break;
+      const auto multiply = [&](int step) {
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) into[j] = load16(x[j], turn * kTurn + half * 32 + q * 8, p.depth);
-    };
-#pragma unroll
-    for (int turn = 0; turn < 2; ++turn) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) load_x(turn, half, ahead[turn][half]);
-    }
-    wait_copies<kStages - 1>();
-    __syncwarp();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) ring.read(0, step, a[step]);
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) exchange_words(ahead[0][half][j], b[half][j]);
-      load_x(2, half, ahead[0][half]);
-    }
-
-    float sums[kRowTiles][4] = {};
-    for (int pair = 0; pair < num_turns; pair += 2) {
-#pragma unroll
-      for (int parity = 0; parity < 2; ++parity) {
-        const int turn = pair + parity;
-        if (turn >= num_turns) break;
-        wait_copies<kStages - 2>();
-        __syncwarp();  // the next turn is there for all lanes, and this one's stage has been read
-        const bool loads = turn + kStages < num_turns;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          const int half = step / 2, pairs = step % 2 * 2;
-#pragma unroll
-          for (int j = 0; j < kRowTiles; ++j) {
-            gemm::multiply_add(sums[j], a[step], b[half][j][pairs], b[half][j][pairs + 1]);
-          }
-          ring.read(turn + 1, step, a[step]);  // behind the last turn, of what is not used
-          if (loads) ring.load(work.w, turn + kStages, step);
-          if (step % 2 == 0) continue;
-#pragma unroll
-          for (int j = 0; j < kRowTiles; ++j) exchange_words(ahead[1 - parity][half][j], b[half][j]);
-          load_x(turn + 3, half, ahead[1 - parity][half]);
+        for (int j = 0; j < B::kTiles; ++j) {
+          const unsigned(&tokens)[4] = operands[parity].tokens[step / 2][j];
+          gemm::multiply_add(sums[j], operands[parity].weights[step], tokens[step % 2 * 2], tokens[step % 2 * 2 + 1]);
         }
-        commit_copies();
-      }
-    }
-    __syncwarp();  // the ring has been read
+      };
+      multiply(0);
+      __syncwarp();
+      if (elected) sm90::mbarrier_arrive(&ring.empty[at.stage]);  // it is in all lanes' registers
+      at.advance();
+      multiply(1);
+      if (turn + 1 < num_turns) sm90::mbarrier_wait(&ring.full[at.stage], at.phase);
+      const uint32_t stage = ring.address(at);  // behind the last turn, of what is not used
 #pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int row = tile + j * 8 + q * 2 + c;
-        if (row < work.row_end) store_pair<A>(p, row, weight_tile, g, sums[j][c], sums[j][c + 2]);
+      for (int step = 2; step < kSteps; ++step) {
+        multiply(step);
+        __syncwarp();  // the compiler moves no read across it: two steps' operands behind each of these steps
+        if (step < 2 + kSteps / 2) {
+          reader.read(stage, (step - 2) * 2, operands[1 - parity]);
+          reader.read(stage, (step - 2) * 2 + 1, operands[1 - parity]);
+        }
       }
     }
   }
+}
+
+template <class B, class A, class Out>
+__global__ void __launch_bounds__(B::kThreads)
+    few_rows_kernel(Product<Bf16, Out> all, const __grid_constant__ CUtensorMap weights) {
+  extern __shared__ std::byte shared[];
+  __shared__ uint64_t full[B::kStages], empty[B::kStages];
+  const Ring<B> ring{shared + (kSwizzleAlignment - shared_address(shared) % kSwizzleAlignment) % kSwizzleAlignment,
+                     full, empty};
+  const Product<Bf16, Out> p = own_batch(all);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int num_turns = ceil_div(p.depth, kTurn);
+  let_next_start();
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < B::kStages; ++stage) {
+      sm90::mbarrier_init(&full[stage], 1 + kWarp);
+      sm90::mbarrier_init(&empty[stage], B::kGroups);
+    }
+    sm90::mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  if (warp == B::kGroups) {
+    if (p.offsets != nullptr) wait_for_work_before();  // nobody writes weights, but which ones they are
+    const Work<Bf16> work = find_work(p, B::kTokens);
+    if (lane == 0) load_weights<B, A>(ring, weights, work, num_turns);
+    wait_for_work_before();
+    return;
+  }
+  wait_for_work_before();
+  const Work<Bf16> work = find_work(p, B::kTokens);
+  if (warp > B::kGroups) return load_tokens<B>(ring, p, work, warp - B::kGroups - 1, num_turns);
+  const OperandReader<B> reader(warp);
+  Position<B> at;
+  for (int tile = work.row_begin; tile < work.row_end; tile += B::kTokens) {
+    float sums[B::kTiles][4] = {};
+    multiply_tile<B>(ring, reader, at, num_turns, sums);
+#pragma unroll
+    for (int j = 0; j < B::kTiles; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = tile + j * 8 + lane % 4 * 2 + c;
+        if (row >= work.row_end) continue;
+        store_pair<A>(p, row, work.column_tile * B::kGroups + warp, lane / 4, sums[j][c], sums[j][c + 2]);
+      }
+    }
+  }
+}
+
+template <class B, class A, class Out>
+void launch_few_rows(Context& ctx, const Product<Bf16, Out>& p) {
+  constexpr int kParts = num_parts<A>();
+  const UnitMatrices weights{.data = p.w,
+                             .count = p.offsets != nullptr ? p.num_experts : p.num_batches,
+                             // Matrices lie one behind the other, but those of batches.
+                             .stride = p.num_batches > 1 ? p.w_step : int64_t{p.width} * p.depth,
+                             .parts = kParts,
+                             .units = p.width / kParts,
+                             .cols = p.depth};
+  const auto kernel = few_rows_kernel<B, A, Out>;
+  allow_dynamic_shared(kernel, B::kSharedBytes);
+  prefer_shared(kernel);
+  launch_early(ctx, kernel, grid_of(p, 16 * B::kGroups, B::kTokens), B::kThreads, B::kSharedBytes, p,
+               unit_map(weights, box_units<B, A>()));
 }
 
 }  // namespace
 
 template <class A, class Out>
 void few_rows(Context& ctx, const Product<Bf16, Out>& p) {
-  const auto launch = [&]<int kRowTiles, int kStages>() {
-    const auto kernel = few_rows_kernel<kRowTiles, kStages, A, Out>;
-    constexpr int kBytes = WeightRing<kStages, A, Out>::kBytes;
-    allow_dynamic_shared(kernel, kBytes);
-    prefer_shared(kernel);
-    launch_early(ctx, kernel, grid_of(p, 16, 8 * kRowTiles), kWarp, kBytes, p);
-  };
-  // Some 190 KiB of a multiprocessor's shared memory are weights under way, of three warps or of eight.
-  const bool grouped = p.offsets != nullptr;
-  const int64_t warps =
-      ceil_div<int64_t>(p.width, 16) * (grouped ? std::min(p.num_experts, p.num_rows) : p.num_batches);
-  const bool is_narrow = warps <= int64_t{3} * ctx.num_sms;
-  if (!grouped && p.num_rows > 8) {
-    return is_narrow ? launch.template operator()<2, 16>() : launch.template operator()<2, 6>();
+  if (p.offsets != nullptr) {
+    // Two large blocks a multiprocessor, or where there are not as many, up to three smaller ones.
+    const int64_t large = ceil_div<int64_t>(p.width, 64) * std::min(p.num_experts, p.num_rows);
+    return large >= int64_t{2} * ctx.num_sms ? launch_few_rows<Block<4, 8, 108>, A>(ctx, p)
+                                             : launch_few_rows<Block<2, 8, 72>, A>(ctx, p);
   }
-  is_narrow ? launch.template operator()<1, 16>() : launch.template operator()<1, 6>();
+  // A block a multiprocessor, where blocks of 16 rows of weights are no more than those.
+  const bool is_narrow = ceil_div<int64_t>(p.width, 16) * p.num_batches <= ctx.num_sms;
+  if (p.num_rows > 8) {
+    return is_narrow ? launch_few_rows<Block<1, 16, 108>, A>(ctx, p) : launch_few_rows<Block<2, 16, 108>, A>(ctx, p);
+  }
+  is_narrow ? launch_few_rows<Block<1, 8, 108>, A>(ctx, p) : launch_few_rows<Block<2, 8, 72>, A>(ctx, p);
 }
 
 template void few_rows<NoActivation>(Context&, const Product<Bf16, Bf16>&);

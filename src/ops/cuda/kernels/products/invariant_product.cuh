@@ -61,6 +61,7 @@ struct Work {
   int column_tile;
   int row_begin = 0, row_end = 0;
   const T* w = nullptr;
+  int matrix = 0;  // which of the weights' that is
 };
 template <class T, class Out>
 __device__ int column_tile(const Product<T, Out>& p) {
@@ -71,7 +72,7 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
   const int tile = column_tile(p);
   if (p.offsets == nullptr) {
     const int begin = static_cast<int>(blockIdx.x) * tile_rows;
-    return {tile, begin, min(begin + tile_rows, p.num_rows), p.w};
+    return {tile, begin, min(begin + tile_rows, p.num_rows), p.w, static_cast<int>(blockIdx.z)};
   }
   // Lanes have consecutive experts each, so that all loads are under way at once.
   const int number = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -94,7 +95,7 @@ __device__ Work<T> find_work(const Product<T, Out>& p, int tile_rows) {
     for (int left = number - (through - busy); p.offsets[found + 1] == p.offsets[found] || left-- > 0;) ++found;
   }
   found = __shfl_sync(kAllLanes, found, source);
-  return {tile, p.offsets[found], p.offsets[found + 1], p.w + static_cast<int64_t>(found) * p.width * p.depth};
+  return {tile, p.offsets[found], p.offsets[found + 1], p.w + static_cast<int64_t>(found) * p.width * p.depth, found};
 }
 
 template <class T, class Out>
