@@ -194,13 +194,14 @@ __device__ void multiply_tile(const Ring<B>& ring, const OperandReader<B>& reade
       if (elected) sm90::mbarrier_arrive(&ring.empty[at.stage]);  // it is in all lanes' registers
       at.advance();
       multiply(1);
-      if (turn + 1 < num_turns) sm90::mbarrier_wait(&ring.full[at.stage], at.phase);
-      const uint32_t stage = ring.address(at);  // behind the last turn, of what is not used
+      const bool goes_on = turn + 1 < num_turns;
+      if (goes_on) sm90::mbarrier_wait(&ring.full[at.stage], at.phase);
+      const uint32_t stage = ring.address(at);
 #pragma unroll
       for (int step = 2; step < kSteps; ++step) {
         multiply(step);
-        __syncwarp();  // the compiler moves no read across it: two steps' operands behind each of these steps
-        if (step < 2 + kSteps / 2) {
+        __syncwarp();  // the compiler moves no read across it: two steps' operands lie behind each of these steps
+        if (goes_on && step < 2 + kSteps / 2) {
           reader.read(stage, (step - 2) * 2, operands[1 - parity]);
           reader.read(stage, (step - 2) * 2 + 1, operands[1 - parity]);
         }
