@@ -297,10 +297,11 @@ TrainBench bench_train(const Config& unresolved, int64_t warmup, int64_t num_ste
   std::optional<TrainingData> data;
   if (has_training_data(unresolved)) data.emplace(open_training_data(unresolved));
   const TrainingData* corpus = data ? &*data : nullptr;
-  const Config config = resolve(unresolved, corpus);
+  Config config = resolve(unresolved, corpus);
   const std::vector<int64_t> seq_lens = data ? data->sequence_lengths(config) : std::vector{config.data.seq_len};
   const MemoryPlan plan =
       plan_memory(config, data ? data->host_bytes(config) : 0, config.parallel.ranks, /*part=*/{}, seq_lens);
+  config.optim.state_on_device = plan.state_on_device;
   const Task task{
       .config = config, .data = corpus, .seq_lens = seq_lens, .plan = plan, .warmup = warmup, .num_steps = num_steps};
   TrainBench bench;

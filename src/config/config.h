@@ -40,8 +40,8 @@ enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
 enum class MomentFormat { kFp32, kBf16 };
-// Which state of optimizers lies in host memory: none of it, or all.
-enum class Offload { kNone, kState };
+// Which state of optimizers lies in host memory: none of it, what has no room on the device, or all.
+enum class Offload { kNone, kFit, kState };
 
 struct RunConfig {
   std::string name = "run";            // letters, digits, '.', '_' and '-'
@@ -208,6 +208,8 @@ struct OptimConfig {
   GroupConfig router{.lr = 1e-4, .weight_decay = 0.0};  // router weights; never decay; docs/routing.md
   GroupConfig rest;                                     // embedding, head, norms; no decay on embedding and norms
   Offload offload = Offload::kNone;                     // of moments and lower halves of masters; changes no bit
+  // With kFit, the bytes of it that stay on a rank's device; -1: not known yet (train/plan/memory_plan.h). No key.
+  int64_t state_on_device = -1;
   AdamWConfig adamw;
   MuonConfig muon;
   ScheduleConfig schedule;

@@ -128,7 +128,7 @@ constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interl
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
-constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kState, "state"}};
+constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kFit, "fit"}, {Offload::kState, "state"}};
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
@@ -471,7 +471,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
 
   f.key("offload", optim.offload, kOffloads,
-        "what lies in pinned host memory instead of the device's; state: moments and lower halves of masters")
+        "what lies in pinned host memory instead of the device's; state: moments and lower halves of masters; fit: of "
+        "these what has no room")
       .not_in_fingerprint();
 
   group("optim.matrices", optim.matrices, Of::kAnyModel, kNonNegative,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/rng.h"
 
@@ -17,6 +18,19 @@ MomentRounding random_of(MomentRounding whole, int64_t size, ElementRange elemen
     whole.matrices = whole.matrices.rows(elements.offset / one, elements.end() / one);
   }
   return whole;
+}
+
+// Bytes of state that this rank keeps on the device: of weights in definition order, while it has room.
+int64_t state_on_device(const OptimConfig& config) {
+  if (config.offload == Offload::kNone) return std::numeric_limits<int64_t>::max();
+  if (config.offload == Offload::kState) return 0;
+  NMOE_CHECK(config.state_on_device >= 0, "optim.offload = \"fit\" without a plan");
+  return config.state_on_device;
+}
+
+int64_t arena_bytes(DType dtype, const Shape& shape) {
+  const int64_t bytes = Tensor(nullptr, dtype, shape).num_bytes();
+  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
 }
 
 }  // namespace
@@ -61,19 +75,27 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
                      Tensor rounding_key)
     : config_(config), ops_(ops) {
   constexpr int64_t kAnyElements = 64;  // of a tensor that may be cut anywhere: whole cache lines of all
-  const bool offloads = config_.offload == Offload::kState;
-  std::vector<HostState::Weight> in_host;
+  int64_t left = state_on_device(config_);
+  std::vector<HostState::Weight> hosted;
   for (Weight& weight : weights.all()) {
-    Arena& arena = offloads && weight.spec.is_trained() ? memory.host : memory.device;
     const Shape shape = weight.shard.updated_shape();
-    if (weight.value.dtype() != ops.stat_dtype()) weight.low = arena.allocate(DType::kI16, shape);
-    if (!weight.spec.is_trained()) continue;
+    const bool has_rest = weight.value.dtype() != ops.stat_dtype();
+    if (!weight.spec.is_trained()) {
+      if (has_rest) weight.low = memory.device.allocate(DType::kI16, shape);
+      continue;
+    }
     const GroupConfig& settings = group_of(config_, weight.spec.group);
     auto index = std::ranges::find(groups_, &settings);
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     const bool is_muon = settings.optimizer == OptimizerKind::kMuon;
     const MomentFormat format = is_muon ? config_.muon.state : config_.adamw.state;
     const DType dtype = format == MomentFormat::kBf16 ? DType::kBF16 : ops.stat_dtype();
+    const int64_t bytes =
+        (has_rest ? arena_bytes(DType::kI16, shape) : 0) + (is_muon ? 1 : 2) * arena_bytes(dtype, shape);
+    const bool in_host = bytes > left;
+    if (!in_host) left -= bytes;
+    Arena& arena = in_host ? memory.host : memory.device;
+    if (has_rest) weight.low = arena.allocate(DType::kI16, shape);
     Slot slot{.weight = &weight, .rates = rates[index - groups_.begin()], .random = {}};
     int64_t together = is_muon ? weight.shard.updated.extent : kAnyElements;
     if (dtype == DType::kBF16) {
@@ -88,21 +110,21 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
     }
     WeightState state{.low = weight.low, .m = arena.allocate(dtype, shape), .v = {}};
     if (is_muon) {
-      state_.push_back({{"muon.momentum." + weight.spec.name, state.m}, &weight, offloads});
+      state_.push_back({{"muon.momentum." + weight.spec.name, state.m}, &weight, in_host});
     } else {
       state.v = arena.allocate(dtype, shape);
-      state_.push_back({{"adamw.m." + weight.spec.name, state.m}, &weight, offloads});
-      state_.push_back({{"adamw.v." + weight.spec.name, state.v}, &weight, offloads});
+      state_.push_back({{"adamw.m." + weight.spec.name, state.m}, &weight, in_host});
+      state_.push_back({{"adamw.v." + weight.spec.name, state.v}, &weight, in_host});
     }
     if (weight.shard.updated.extent == 0) continue;
-    if (offloads) {
-      in_host.push_back({slots_.size(), state, together});
+    if (in_host) {
+      hosted.push_back({slots_.size(), state, together});
     } else {
       on_device_.push_back({slots_.size(), {0, weight.shard.updated.extent}, state});
     }
     slots_.push_back(slot);
   }
-  in_host_ = HostState(in_host);
+  in_host_ = HostState(hosted);
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
   place_experts();
 }

@@ -142,6 +142,42 @@ TEST(MemoryPlanTest, StateInHostMemoryIsPlannedThere) {
   }
 }
 
+// Where all fits, nothing moves; else what is more than the device has, and what is cut off at a weight's end. Of two
+// ranks each keeps what fits of its own. Where not even that is enough, all moves and the run is refused.
+TEST(MemoryPlanTest, FitMovesWhatHasNoRoom) {
+  const auto with = [](const std::string& offload, int64_t ranks, const std::string& limit = "") {
+    return planned_config({"run.device=cuda", "model.dim=512", "model.moe.expert_dim=1024", "model.num_layers=8",
+                           "optim.experts.optimizer=adamw", "optim.matrices.optimizer=adamw",
+                           "optim.offload=" + offload, "train.memory_limit=" + limit,
+                           fmt::format("parallel.ranks={}", ranks)});
+  };
+  const GpuPart part{.name = "part", .memory_bytes = int64_t{8} << 30, .compute_major = 9};
+  constexpr int64_t kGranularity = 2 << 20;
+  for (const int64_t ranks : {1, 2}) {
+    const MemoryPlan none = plan_memory(with("none", ranks), 0, ranks, part),
+                     all = plan_memory(with("state", ranks), 0, ranks, part);
+    const int64_t state = none.storage[ArenaKind::kOptimizer];
+    ASSERT_GT(none.device_bytes, all.device_bytes + 8 * kGranularity);
+    const auto fit = [&](int64_t limit) {
+      const Config config = with("fit", ranks, fmt::format("{} B", limit));
+      return plan_memory(config, 0, ranks, part);
+    };
+    const MemoryPlan roomy = fit(none.device_bytes);
+    EXPECT_EQ(roomy.storage[ArenaKind::kHostState], 0);
+    EXPECT_EQ(roomy.device_bytes, none.device_bytes);
+    const int64_t limit = (none.device_bytes + all.device_bytes) / 2;
+    const MemoryPlan half = fit(limit);
+    EXPECT_LE(half.device_bytes, limit);
+    EXPECT_GT(half.storage[ArenaKind::kHostState], 0);
+    EXPECT_GT(half.storage[ArenaKind::kOptimizer], state / 4);
+    EXPECT_LT(half.storage[ArenaKind::kHostState], all.storage[ArenaKind::kHostState]);
+    const MemoryPlan none_left = fit(all.device_bytes - kGranularity);
+    EXPECT_EQ(none_left.storage[ArenaKind::kHostState], all.storage[ArenaKind::kHostState]);
+    EXPECT_THROW(check_memory(none_left, with("fit", ranks, fmt::format("{} B", all.device_bytes - kGranularity))),
+                 Error);
+  }
+}
+
 TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
   const auto with = [](const std::string& factor, const std::string& recompute = "none") {
     return planned_config({"model.num_layers=8", "model.moe.num_experts=16", "train.batch_seqs=16",
@@ -275,8 +311,9 @@ TEST(CheckMemoryTest, OfADeviceItNamesWhatTheHostCouldHold) {
   const GpuPart small{.name = "small", .memory_bytes = int64_t{1} << 29, .compute_major = 9};
   const Config config = planned_config({"run.device=cuda"});
   const MemoryPlan plan = plan_memory(config, 0, /*ranks=*/1, small);
-  const std::string expected = fmt::format("or set optim.offload = \"state\": {} of the optimizer then lie in the host",
-                                           human_bytes(plan.storage[ArenaKind::kOptimizer]));
+  const std::string expected =
+      fmt::format("or set optim.offload = \"fit\", by which up to {} of the optimizer lie in the host",
+                  human_bytes(plan.storage[ArenaKind::kOptimizer]));
   const std::string remedy = error_of([&] { check_memory(plan, config); }).remedy();
   EXPECT_TRUE(contains(remedy, expected)) << remedy;
   const Config offloaded = planned_config({"run.device=cuda", "optim.offload=state"});

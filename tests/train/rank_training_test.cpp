@@ -115,7 +115,7 @@ TEST_F(RankTrainingTest, GoesOnWithStateInEitherMemory) {
   run("turns", with("state", 2, 3));
   resume("turns", with("none", 2, 5));
   resume("turns", with("state", 1, 9));
-  resume("turns", with("none", 1, 12));
+  resume("turns", with("fit", 1, 12));  // where all fits
   expect_same_state(checkpoints("turns"), checkpoints("device"));
 }
 

@@ -444,16 +444,25 @@ TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
 TEST(RankEngines, WhereStateLivesChangesNoBit) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
     for (const int64_t ranks : {1, 2, 4}) {
-      const auto with = [&](const std::string& offload) {
+      const auto with = [&](const std::string& offload, int64_t on_device = -1) {
         std::vector<std::string> overrides = {fmt::format("optim.experts.optimizer={}", experts),
                                               fmt::format("optim.{}.state={}", experts, state),
                                               "optim.offload=" + offload};
         if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
-        return uneven(ranks, overrides);
+        Config config = uneven(ranks, overrides);
+        config.optim.state_on_device = on_device;
+        return config;
       };
-      EXPECT_EQ(test::differences(whole_state(with("state"), 4), whole_state(with("none"), 4)),
-                std::vector<std::string>())
-          << experts << " " << state << " on " << ranks;
+      const Bytes expected = whole_state(with("none"), 4);
+      const int64_t whole = plan_engine_storage(with("none"))[ArenaKind::kOptimizer];
+      const Config some = with("fit", whole / 2);
+      const StoragePlan plan = plan_engine_storage(some);
+      EXPECT_GT(plan[ArenaKind::kHostState], whole / 4);
+      EXPECT_GT(plan[ArenaKind::kOptimizer], whole / 4);
+      for (const Config& config : {with("state"), some}) {
+        EXPECT_EQ(test::differences(whole_state(config, 4), expected), std::vector<std::string>())
+            << experts << " " << state << " on " << ranks;
+      }
     }
   }
 }

@@ -64,6 +64,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
   config = resolve_steps(std::move(config), stream);
+  config.optim.state_on_device = memory.state_on_device;
   alert_command = std::exchange(config.track.alert_command, {});
   if (launch.process == 0) {
     say("{}{}", print_plan(memory, config),

@@ -1,6 +1,8 @@
 #include "train/plan/memory_plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 
 #include "base/process.h"
 #include "base/text.h"
@@ -12,8 +14,45 @@
 
 namespace nmoe {
 
-MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
+namespace {
+
+// What the arenas of `plan` take of a device's own memory.
+int64_t arena_bytes_on(Device& device, const StoragePlan& plan) {
+  int64_t bytes = 0;
+  for (const ArenaDescription& arena : arena_table()) {
+    if (arena.placement != Placement::kDevice || plan[arena.kind] == 0) continue;
+    bytes += device.memory().allocation_bytes(plan[arena.kind]);
+  }
+  return bytes;
+}
+
+int64_t memory_limit(const Config& config, int64_t machine) {
+  if (config.train.memory_limit.empty()) return machine;
+  return std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit"));
+}
+
+// OptimConfig::state_on_device of optim.offload = "fit": all of it, or what is left beside everything else and a
+// hundredth of the memory, by which a plan may be wrong.
+int64_t fitting_state(Config config, Device& device, const std::function<StoragePlan(const Config&)>& plan) {
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  // Of which allocations are multiples: the optimizer's arena is larger by these bytes and no more.
+  constexpr int64_t kGranularity = int64_t{2} << 20;
+  const auto use = device.memory_use();
+  if (!use) return kAll;
+  const int64_t limit = memory_limit(config, use->used_bytes + use->free_bytes);
+  const auto left_with = [&](int64_t state) {
+    config.optim.state_on_device = state;
+    return limit - use->used_bytes - arena_bytes_on(device, plan(config));
+  };
+  if (left_with(kAll) >= 0) return kAll;
+  return std::max<int64_t>(0, (left_with(0) - limit / 100) / kGranularity * kGranularity);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& given, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
                        std::span<const int64_t> seq_lens) {
+  Config config = given;
   if (config.model.moe.num_experts % ranks != 0) {
     throw usage_error(fmt::format("{} ranks of a process share the experts of a layer equally, and there are {}", ranks,
                                   config.model.moe.num_experts),
@@ -23,7 +62,15 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
   const int64_t process = rehearsed_process_bytes(config, here, ranks) + live_generation_host_bytes(config) +
                           (part ? kGpuLibraryHostBytes : 0);
+  DeviceOptions options = device_options(config.run, ranks);
+  options.part = part;
+  const auto device = make_device(options);
   MemoryPlan plan{.ranks = ranks};
+  if (config.optim.offload == Offload::kFit) {
+    plan.state_on_device = fitting_state(
+        config, *device, [&](const Config& fitted) { return plan_engine_storage(fitted, ranks, part, seq_lens); });
+    config.optim.state_on_device = plan.state_on_device;
+  }
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
   if (plan.expert_rows.num_chunks > 0) {
@@ -33,9 +80,6 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
   }
   if (part) plan.part = part->name;
   plan.cost = model_cost(config.model);
-  DeviceOptions options = device_options(config.run, ranks);
-  options.part = part;
-  const auto device = make_device(options);
   const auto use = device->memory_use();
   for (const ArenaDescription& arena : arena_table()) {
     const int64_t bytes = plan.storage[arena.kind];
@@ -108,6 +152,10 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
                         human_count(static_cast<double>(rows.worst)));
   }
   text += describe_exchange(config, plan.ranks);
+  if (const int64_t in_host = plan.storage[ArenaKind::kHostState]; in_host > 0) {
+    text += fmt::format("  of each rank {} of optimizer state lie in host memory, and travel both ways in every step\n",
+                        human_bytes(in_host));
+  }
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
@@ -133,8 +181,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   }
   const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
   const int64_t machine = on_device ? plan.device_limit : host;
-  const int64_t limit =
-      limited ? std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit")) : machine;
+  const int64_t limit = memory_limit(config, machine);
   if (needed <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
@@ -156,8 +203,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
     remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
   }
   if (on_device && config.optim.offload == Offload::kNone) {
-    remedy += fmt::format("; or set optim.offload = \"state\": {} of the optimizer then lie in the host's memory",
-                          human_bytes(plan.storage[ArenaKind::kOptimizer]));
+    remedy +=
+        fmt::format("; or set optim.offload = \"fit\", by which up to {} of the optimizer lie in the host's memory",
+                    human_bytes(plan.storage[ArenaKind::kOptimizer]));
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";

@@ -28,11 +28,16 @@ struct MemoryPlan {
   double device_flops = 0.0;      // its peak
   std::string part;               // the kind of GPU planned for instead of a present device; else ""
   ModelCost cost;
-  ExpertRows expert_rows;   // of a rank; all zero if ranks do not share experts
+  ExpertRows expert_rows;  // of a rank; all zero if ranks do not share experts
+  // Of optimizer state, that stay on the device with optim.offload = "fit": OptimConfig::state_on_device of the engines
+  // that use this storage.
+  int64_t state_on_device = -1;
   int64_t worst_bytes = 0;  // that one rank would need in addition to have room for the worst routing at once
 };
 
-// Measures `config` (vocab_size resolved) by a counting run. `data_bytes`: data files the run will read through memory
+// Measures `config` (vocab_size resolved) by a counting run. With optim.offload = "fit" it decides how much state stays
+// on the device: as much as its memory, or train.memory_limit, has left for it; all where the host's memory is the
+// device's. `data_bytes`: data files the run will read through memory
 // maps. Loads what a run loads lazily (BLAS kernels, the metrics database), so that the line for the process itself is
 // what this process really uses. `ranks`: the number of parallel.ranks that this process will drive.
 //

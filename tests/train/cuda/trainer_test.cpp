@@ -93,7 +93,7 @@ TEST_F(CudaTrainer, WhereStateLivesChangesNoBit) {
       run(name + "_host", settings("state", 12));
       expect_same_state(name + "_device", name + "_host");
       run(name + "_turns", settings("state", 5));
-      run(name + "_turns", settings("none", 9), /*resume=*/true);
+      run(name + "_turns", settings("fit", 9), /*resume=*/true);  // all of it does
       run(name + "_turns", settings("state", 12), /*resume=*/true);
       expect_same_state(name + "_device", name + "_turns");
     }
