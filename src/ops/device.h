@@ -55,13 +55,16 @@ class Recording {
   virtual void run() = 0;  // enqueues it on the compute lane
 };
 
-// A point in a lane's queue that the host can wait for.
+// A point in a lane's queue that the host, or another lane, can wait for.
 class Event {
  public:
   virtual ~Event() = default;
   virtual void record() = 0;         // after everything that has been enqueued on the lane so far
   virtual bool reached() const = 0;  // true before the first record()
   virtual void wait() const = 0;     // sleeps until it is reached
+  // What is enqueued on `waiting` after this call begins when the point of the last record() is reached: order(), for
+  // which record() is the time of the call. Within a recording, that holds both calls, or neither.
+  virtual void before(Lane waiting) = 0;
 };
 
 // When points in the work of the compute lane are reached, by the device's own clock. Set inside a recording, a mark is

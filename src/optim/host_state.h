@@ -1,15 +1,17 @@
 // State of optimizers that lies in host memory, and its way through the device's memory during the update.
 //
-// State is cut into blocks. In turn p, block p is fetched into a ring of buffers on the device, block p - 1 is updated
-// there, and block p - 2 is written back: on the copy lane, the compute lane and the communication lane, which has
-// nothing else to do then. So both directions of the link to the host are in use at the same time, and a recording
-// holds all of it. The update's kernels and their results are those of state that lies on the device.
+// State is cut into blocks, which pass through buffers of the device: block by block it is fetched on the copy lane,
+// updated on the compute lane, and written back on the communication lane, which has nothing else to do then. So both
+// directions of the link to the host are in use at the same time, and a recording holds all of it. As many blocks as
+// there are buffers are fetched ahead of their update, the first ones beside the end of backward. The update's kernels
+// and their results are those of state that lies on the device.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -28,7 +30,7 @@ struct WeightState {
 
   // The state of some of the elements, flat.
   WeightState of(ElementRange elements) const;
-  int64_t bytes() const { return low_bytes() + m.num_bytes() + (v.defined() ? v.num_bytes() : 0); }
+  int64_t bytes() const;
   // Calls visit with every tensor there is.
   template <class Visit>
   void for_each(const Visit& visit) const {
@@ -36,9 +38,6 @@ struct WeightState {
       if (tensor->defined()) visit(*tensor);
     }
   }
-
- private:
-  int64_t low_bytes() const { return low.defined() ? low.num_bytes() : 0; }
 };
 
 // Some elements that are updated, and moved, as one.
@@ -55,21 +54,35 @@ class HostState {
     WeightState state;  // in mapped memory of the host
     int64_t together;   // elements that are not to be separated: parts begin at multiples of so many
   };
-  HostState() = default;  // of no weights
-  explicit HostState(std::span<const Weight> weights);
+  HostState(Device& device, std::span<const Weight> weights);
 
+  // Begins to fetch what is updated first, beside what the compute lane does from here on. Buffers are lent by `room`,
+  // an arena of the device, as many as `bytes` have room for, which all that is enqueued on the compute lane later
+  // leaves alone. To be called with a larger number when there is more room.
+  void prefetch(Arena& room, int64_t bytes);
   // Enqueues the update of everything: `enqueue` is called for each block in turn, with parts whose state is on the
-  // device, and enqueues their update on the compute lane. All other lanes must have joined that one. The ring of
-  // buffers is at the top of `room`, a device's arena, until the call returns.
-  void update(Device& device, Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue) const;
+  // device, and enqueues their update on the compute lane. The communication lane must have joined that one. `room` has
+  // everything back when the call returns.
+  void update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue);
 
   size_t num_blocks() const { return blocks_.size(); }
   int64_t buffer_bytes() const { return buffer_bytes_; }  // of the largest block
 
  private:
   using Block = std::vector<StatePart>;
+  struct Buffer {
+    Tensor memory;                   // [buffer_bytes_] u8, while it is lent
+    std::unique_ptr<Event> fetched;  // on the copy lane
+  };
+  void fetch_first(Arena& room, size_t count);
+  void fetch(size_t block);
+  Buffer& buffer_of(size_t block) { return buffers_[block % num_lent_]; }
+
+  Device& device_;
   std::vector<Block> blocks_;
   int64_t buffer_bytes_ = 0;
+  std::vector<Buffer> buffers_;
+  size_t num_lent_ = 0;  // buffers, each of which the block of its number was fetched into
 };
 
 }  // namespace nmoe

@@ -124,7 +124,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
     }
     slots_.push_back(slot);
   }
-  in_host_ = HostState(hosted);
+  in_host_.emplace(ops.device(), hosted);
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
   place_experts();
 }
@@ -150,7 +150,7 @@ void Optimizer::write_rates(const Progress& progress, int64_t step_tokens, Tenso
 
 void Optimizer::step(Tensor grad_scale, Arena& room) {
   update(on_device_, grad_scale);
-  in_host_.update(ops_.device(), room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); });
+  in_host_->update(room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); });
 }
 
 void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {

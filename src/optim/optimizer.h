@@ -5,6 +5,7 @@
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,9 +59,11 @@ class Optimizer {
   // with; progress.steps is its number, from 1.
   void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
-  // Not finite: nothing is changed. Needs `room`, a device's arena, only during the call, and all lanes where state
-  // lives in host memory.
+  // Not finite: nothing is changed. Borrows of `room`, a device's arena, for state that lives in host memory, and gives
+  // it back.
   void step(Tensor grad_scale, Arena& room);
+  // Begins to fetch what step() will need of that, into the last `bytes` of `room`, as HostState::prefetch() says.
+  void prefetch(Arena& room, int64_t bytes) { in_host_->prefetch(room, bytes); }
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
@@ -79,7 +82,7 @@ class Optimizer {
   std::vector<const GroupConfig*> groups_;  // in the order of their rates
   std::vector<Slot> slots_;                 // of weights of which this rank updates something
   std::vector<StatePart> on_device_;        // of slots
-  HostState in_host_;                       // of the others
+  std::optional<HostState> in_host_;        // of the others
   std::vector<OptimizerState> state_;
 };
 

@@ -19,12 +19,24 @@ void Arena::reserve(MemorySource& source, int64_t capacity) {
 Tensor Arena::allocate(DType dtype, Shape shape) {
   const Tensor unplaced(nullptr, dtype, shape);
   const int64_t begin = used_;
-  const int64_t bytes = (unplaced.num_bytes() + kAlignment - 1) / kAlignment * kAlignment;
-  NMOE_CHECK(counting() || begin + bytes <= capacity_, "arena '{}' of {} bytes: {} in use, {} more wanted for {}",
-             name_, capacity_, begin, bytes, shape);
-  used_ = begin + bytes;
-  high_water_ = std::max(high_water_, used_);
+  used_ += take(unplaced.num_bytes(), shape);
   return counting() ? unplaced : Tensor(block_ + begin, dtype, shape);
+}
+
+Tensor Arena::lend(int64_t bytes) {
+  const Shape shape({bytes});
+  lent_ += take(bytes, shape);
+  return {counting() ? nullptr : block_ + capacity_ - lent_, DType::kU8, shape};
+}
+
+// Whole alignments of the memory between both ends.
+int64_t Arena::take(int64_t wanted, const Shape& shape) {
+  const int64_t bytes = (wanted + kAlignment - 1) / kAlignment * kAlignment;
+  NMOE_CHECK(counting() || used_ + lent_ + bytes <= capacity_,
+             "arena '{}' of {} bytes: {} in use, {} lent, {} more wanted for {}", name_, capacity_, used_, lent_, bytes,
+             shape);
+  high_water_ = std::max(high_water_, used_ + lent_ + bytes);
+  return bytes;
 }
 
 void Arena::rewind(int64_t mark) {

@@ -43,18 +43,26 @@ class Arena {
   int64_t mark() const { return used_; }
   void rewind(int64_t mark);  // frees everything allocated since `mark`
 
+  // [bytes] u8 at the end of the memory, before what is already lent: out of the reach of allocate(), and kept by
+  // rewind(), until end_loans(). For counting, what is lent is in use.
+  Tensor lend(int64_t bytes);
+  void end_loans() { lent_ = 0; }
+
   const std::string& name() const { return name_; }
   int64_t used() const { return used_; }
-  int64_t high_water() const { return high_water_; }  // most bytes ever in use
+  int64_t high_water() const { return high_water_; }  // most bytes ever in use, or lent
   int64_t capacity() const { return capacity_; }
   void* block() const { return block_; }  // where its memory begins; null while counting
 
  private:
+  int64_t take(int64_t wanted, const Shape& shape);
+
   std::string name_;
   MemorySource* source_ = nullptr;
   char* block_ = nullptr;
   int64_t capacity_ = 0;
   int64_t used_ = 0;
+  int64_t lent_ = 0;
   int64_t high_water_ = 0;
 };
 

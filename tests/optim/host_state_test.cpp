@@ -3,92 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <map>
 
-#include "ops/checked/wrapped_device.h"
+#include "support/lanes_in_order.h"
 #include "support/tensors.h"
 
 namespace nmoe::test {
 namespace {
-
-// A device that keeps account of which work is behind which, as if lanes ran at the same time, and of the memory that
-// each touches. Two accesses to the same memory, one of which writes, must be in order.
-class LanesInOrder final : public checked::WrappedDevice {
- public:
-  explicit LanesInOrder(Device& device) : WrappedDevice(device) {
-    for (const Lane lane : kLanes) {
-      ops_[at(lane)] = std::make_unique<LaneOps>(*this, lane);
-      if (scratch(lane).counting()) scratch(lane).reserve(memory(), 0);
-    }
-  }
-  void order(Lane awaited, Lane waiting) override {
-    for (size_t lane = 0; lane < kNumLanes; ++lane) {
-      auto& seen = seen_[at(waiting)][lane];
-      seen = std::max(seen, seen_[at(awaited)][lane]);
-    }
-  }
-  // The next work of a lane reads or writes x.
-  void touch(Lane lane, const Tensor& x, bool writes) {
-    const auto* const begin = static_cast<const char*>(x.raw());
-    const int64_t now = ++seen_[at(lane)][at(lane)];
-    const Access mine{lane, now, begin, begin + x.num_bytes(), writes};
-    for (const Access& other : accesses_) {
-      const bool overlap = other.begin < mine.end && mine.begin < other.end && (other.writes || mine.writes);
-      if (overlap && seen_[at(lane)][at(other.lane)] < other.time) ++unordered_;
-    }
-    accesses_.push_back(mine);
-  }
-  int64_t num_unordered() const { return unordered_; }
-  // Whether the compute lane is behind all other work.
-  bool all_joined() const {
-    for (size_t lane = 0; lane < kNumLanes; ++lane) {
-      if (seen_[at(Lane::kCompute)][lane] < seen_[lane][lane]) return false;
-    }
-    return true;
-  }
-  // How many of the lane's works are behind, or beside, the given number of another's.
-  int64_t seen(Lane lane, Lane of) const { return seen_[at(lane)][at(of)]; }
-
- private:
-  struct Access {
-    Lane lane;
-    int64_t time;
-    const char *begin, *end;
-    bool writes;
-  };
-  class LaneOps final : public Ops {
-   public:
-    LaneOps(LanesInOrder& owner, Lane lane) : Ops(owner, lane, Arithmetic::kFastest), owner_(owner) {}
-    DType compute_dtype() const override { return below().compute_dtype(); }
-    WeightRounding weight_rounding(OperandFormat format) const override { return below().weight_rounding(format); }
-#define NMOE_FORWARD(name, Arguments)         \
-  void name(const Arguments& args) override { \
-    account_for(args);                        \
-    below().name(args);                       \
-  }
-    NMOE_OPERATIONS(NMOE_FORWARD)
-#undef NMOE_FORWARD
-
-   private:
-    template <class Arguments>
-    void account_for(const Arguments& args) {
-      if constexpr (std::is_same_v<Arguments, Copy>) {
-        owner_.touch(lane(), args.source, false);
-        owner_.touch(lane(), args.destination, true);
-      }
-    }
-    Ops& below() const { return owner_.wrapped().ops(lane()); }
-    LanesInOrder& owner_;
-  };
-  static size_t at(Lane lane) { return static_cast<size_t>(lane); }
-  Ops& lane_ops(Lane lane, Arithmetic) override { return *ops_[at(lane)]; }
-
-  std::array<std::unique_ptr<LaneOps>, kNumLanes> ops_;
-  std::array<std::array<int64_t, kNumLanes>, kNumLanes> seen_{};  // of each lane: how much of each it is behind
-  std::vector<Access> accesses_;
-  int64_t unordered_ = 0;
-};
 
 struct Sizes {
   int64_t elements, together;
@@ -99,9 +20,12 @@ constexpr Sizes kSizes[] = {{3, 64, true, true},        {64, 64, true, true},   
                             {4096, 4096, true, false},  {7, 7, false, false},        {6 * 300, 300, false, true},
                             {100'000, 64, false, true}, {70'000, 70'000, true, true}};
 
-TEST(HostState, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
+class HostStateTest : public ::testing::TestWithParam<int64_t> {};
+
+// The parameter: buffers that are fetched into beside backward, whose work on the compute lane touches all that it may.
+TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
   const ReadyDevice ready = cpu_device(DType::kF32);
-  LanesInOrder device(ready->device());
+  LanesInOrder device(ready.device());
   TensorPool pool(DType::kF32);
   std::vector<HostState::Weight> weights;
   for (const Sizes& sizes : kSizes) {
@@ -111,14 +35,22 @@ TEST(HostState, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
                                  make(DType::kF32, sizes.has_v)},
                        .together = sizes.together});
   }
-  const HostState state(weights);
+  HostState state(device, weights);
   EXPECT_GT(state.num_blocks(), 10U);
+  const int64_t buffers = std::max<int64_t>(4, GetParam()), capacity = (buffers + 2) * state.buffer_bytes();
+  for (const Lane lane : {Lane::kCopy, Lane::kCommunication}) device.scratch(lane).reserve(device.memory(), 0);
   Arena room("room");
-  room.reserve(ready->device().memory(), 4 * state.buffer_bytes());
+  room.reserve(ready.device().memory(), capacity);
   std::map<size_t, int64_t> next;  // element of each slot
   for (int update = 1; update <= 2; ++update) {
+    for (int64_t lent = 0; lent <= GetParam(); ++lent) {
+      const int64_t not_lent = capacity - std::max<int64_t>(0, lent - 1) * state.buffer_bytes();
+      device.touch(Lane::kCompute, room.allocate(DType::kU8, {not_lent}), true);
+      room.rewind(0);
+      state.prefetch(room, lent * state.buffer_bytes() + 1);
+    }
     next.clear();
-    state.update(device, room, [&](std::span<const StatePart> parts) {
+    state.update(room, [&](std::span<const StatePart> parts) {
       for (const StatePart& part : parts) {
         const HostState::Weight& weight = weights[part.slot - 10];
         EXPECT_EQ(part.elements.offset, next[part.slot]);
@@ -150,36 +82,46 @@ TEST(HostState, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
     }
   }
   EXPECT_EQ(device.num_unordered(), 0);
-  EXPECT_EQ(room.high_water(), 3 * state.buffer_bytes());
+  room.allocate(DType::kU8, {capacity});  // all of it is there again
 }
 
-// What the schedule is for: when a block is updated, the next may be on its way, and the one before on its way back.
+INSTANTIATE_TEST_SUITE_P(Buffers, HostStateTest, ::testing::Values(0, 1, 2, 3, 7, 100));
+
+// What the schedule is for: when a block is updated, the next ones may be on their way, and those before on their way
+// back; and what is fetched beside backward is not waited for by backward.
 TEST(HostState, LanesRunBesideEachOther) {
-  const ReadyDevice ready = cpu_device(DType::kF32);
-  LanesInOrder device(ready->device());
-  TensorPool pool(DType::kF32);
-  const std::vector<HostState::Weight> weights = {{0, {{}, pool.zeros(DType::kF32, {64 * 32}), {}}, 64}};
-  const HostState state(weights);
-  ASSERT_EQ(state.num_blocks(), 16U);
-  Arena room("room");
-  room.reserve(ready->device().memory(), 3 * state.buffer_bytes());
-  int64_t block = 0;
-  state.update(device, room, [&](std::span<const StatePart>) {
-    // Two accesses a copy. Of those fetched only this block and those before are awaited; of those written back only
-    // those two before and earlier.
-    EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy), 2 * (block + 1));
-    EXPECT_LE(device.seen(Lane::kCompute, Lane::kCommunication), 2 * std::max<int64_t>(0, block - 1));
-    EXPECT_LE(device.seen(Lane::kCopy, Lane::kCompute), std::max<int64_t>(0, block - 1));
-    device.touch(Lane::kCompute, weights[0].state.m.rows(0, 0), false);
-    ++block;
-  });
-  EXPECT_EQ(block, 16);
+  for (const int64_t ahead : {0, 2, 5}) {
+    const ReadyDevice ready = cpu_device(DType::kF32);
+    LanesInOrder device(ready.device());
+    TensorPool pool(DType::kF32);
+    const std::vector<HostState::Weight> weights = {{0, {{}, pool.zeros(DType::kF32, {64 * 32}), {}}, 64}};
+    HostState state(device, weights);
+    ASSERT_EQ(state.num_blocks(), 16U);
+    for (const Lane lane : {Lane::kCopy, Lane::kCommunication}) device.scratch(lane).reserve(device.memory(), 0);
+    Arena room("room");
+    room.reserve(ready.device().memory(), 8 * state.buffer_bytes());
+    const int64_t buffers = std::max<int64_t>(4, ahead);
+    state.prefetch(room, ahead * state.buffer_bytes());
+    EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy), 0);
+    EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy), 2 * ahead);  // two accesses a copy
+    int64_t block = 0;
+    state.update(room, [&](std::span<const StatePart>) {
+      // This block was awaited, no later one. It was fetched behind the writing of the one whose buffer it has.
+      EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy), 2 * (block + 1));
+      EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCommunication), 2 * std::max<int64_t>(0, block + 1 - buffers));
+      EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy), 2 * std::min<int64_t>(16, block + buffers));
+      ++block;
+    });
+    EXPECT_EQ(block, 16);
+  }
 }
 
 TEST(HostState, OfNothingDoesNothing) {
   const ReadyDevice ready = cpu_device(DType::kF32);
   Arena room("room");
-  HostState().update(ready->device(), room, [](std::span<const StatePart>) { FAIL(); });
+  HostState nothing(ready.device(), {});
+  nothing.prefetch(room, 1 << 20);
+  nothing.update(room, [](std::span<const StatePart>) { FAIL(); });
   EXPECT_EQ(room.high_water(), 0);
 }
 

@@ -92,6 +92,34 @@ TEST(Arena, RewindReusesTheSameStorage) {
   EXPECT_THROW(arena.rewind(arena.used() + 1), CheckFailure);
 }
 
+// From the other end: neither end runs into the other, and counting knows the sum.
+TEST(Arena, LendsItsEndWithoutMovingWhatIsInUse) {
+  HeapMemory memory;
+  for (const bool counts : {true, false}) {
+    Arena arena("test");
+    if (!counts) arena.reserve(memory, 2048);
+    const Tensor in_use = arena.allocate(DType::kU8, {300});
+    const Tensor last = arena.lend(300), before = arena.lend(512);
+    EXPECT_EQ(last.num_bytes(), 300);
+    EXPECT_EQ(arena.used(), 512);
+    EXPECT_EQ(arena.high_water(), 512 + 512 + 512);
+    if (!counts) {
+      const auto* const begin = static_cast<const char*>(arena.block());
+      EXPECT_EQ(last.raw(), begin + 2048 - 512);
+      EXPECT_EQ(before.raw(), begin + 2048 - 1024);
+      EXPECT_THROW(arena.allocate(DType::kU8, {513}), CheckFailure);
+      EXPECT_THROW(arena.lend(513), CheckFailure);
+    }
+    const int64_t mark = arena.mark();
+    arena.allocate(DType::kU8, {512});
+    arena.rewind(mark);
+    arena.end_loans();
+    arena.allocate(DType::kU8, {1536});
+    EXPECT_EQ(arena.high_water(), 2048);
+    EXPECT_EQ(in_use.num_bytes(), 300);
+  }
+}
+
 TEST(Arena, IsReservedOnceAndWhileEmpty) {
   HeapMemory memory;
   Arena arena("test");

@@ -63,6 +63,7 @@ std::unique_ptr<Event> CpuDevice::make_event(Lane) {
     void record() override {}
     bool reached() const override { return true; }
     void wait() const override {}
+    void before(Lane) override {}
   };
   return std::make_unique<Reached>();
 }

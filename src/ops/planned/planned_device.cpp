@@ -16,6 +16,7 @@ class NoEvent final : public Event {
   void record() override {}
   bool reached() const override { return true; }
   void wait() const override {}
+  void before(Lane) override {}
 };
 
 class NoMarks final : public Marks {

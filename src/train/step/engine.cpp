@@ -340,8 +340,14 @@ void Engine::enqueue_begin() {
 
 void Engine::enqueue_gradients(const Marker& mark) {
   int64_t shard = rank_.index();
+  const bool sums_at_once = !in_order() && !domain_.alone();
   size_t first_summed = weights_.all().size();
-  const GradientsReady sum_ready = [&](size_t first_weight) {
+  int64_t highest = 0;  // of the stack, since backward began
+  const GradientsReady in_last = [&](size_t first_weight) {
+    highest = std::max(highest, activations_.mark());
+    // What backward has popped of the stack, it has no more use for in this step.
+    optimizer_->prefetch(activations_, highest - activations_.mark());
+    if (!sums_at_once) return;
     sum_gradients(first_weight, first_summed);
     first_summed = first_weight;
   };
@@ -353,9 +359,8 @@ void Engine::enqueue_gradients(const Marker& mark) {
     const Tensor losses = losses_.rows(first, first + num_objectives * T).reshape({num_objectives, T});
     first += num_objectives * T;
     const bool is_last = &batch == &batches.back();
-    const bool sums_at_once = is_last && !in_order() && !domain_.alone();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
-                            {.mark = mark, .gradients_ready = sums_at_once ? sum_ready : GradientsReady()});
+                            {.mark = mark, .gradients_ready = is_last ? in_last : GradientsReady()});
     for (int64_t i = 0; i < num_objectives; ++i) {
       const Tensor parts = parts_of_loss(i);
       ops_.sum({losses[i], in_order() ? parts.rows(shard, shard + 1) : parts});

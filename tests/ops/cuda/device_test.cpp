@@ -111,6 +111,66 @@ TEST_F(CudaDeviceTest, ALaneWaitsForAnotherOnlyWhereOrderSaysSo) {
   EXPECT_TRUE(near(down(z), expected(7), 0));
 }
 
+// An event is a point: what comes behind it on its lane is not waited for, in a recording or not.
+TEST_F(CudaDeviceTest, ALaneWaitsForAnEventAndNothingBehindIt) {
+  const Tensor x = numbers(1), y = numbers(2), z = numbers(3);
+  const auto written = device_->make_event(Lane::kCopy), done = device_->make_event(Lane::kCopy);
+  enqueue_long_work(Lane::kCopy);
+  gpu(Lane::kCopy).copy({x, y});
+  written->record();
+  enqueue_long_work(Lane::kCopy);
+  done->record();
+  written->before(Lane::kCompute);
+  gpu().copy({y, z});
+  EXPECT_TRUE(near(down(z), expected(1), 0));
+  EXPECT_FALSE(done->reached());
+  done->wait();
+  const auto recording = device_->record([&] {
+    device_->order(Lane::kCompute, Lane::kCopy);
+    gpu(Lane::kCopy).fill({x, 4.0});
+    written->record();
+    gpu(Lane::kCopy).fill({x, 5.0});
+    written->before(Lane::kCompute);
+    gpu().fill({y, 6.0});
+    device_->order(Lane::kCopy, Lane::kCompute);
+    gpu().copy({x, z});
+  });
+  recording->run();
+  EXPECT_TRUE(near(down(z), expected(5), 0));
+}
+
+// State in mapped memory of the host: by copies on lanes beside the compute lane, in a recording, and by kernels and
+// transfers where it lies.
+TEST_F(CudaDeviceTest, CopiesReachMappedMemory) {
+  constexpr int64_t kSize = 1 << 20;
+  MemorySource& mapped = device_->mapped_memory();
+  void* const block = mapped.allocate(4 * kSize);
+  const Tensor host(block, DType::kF32, {kSize}), x = up(pool_.zeros({kSize})), y = up(pool_.zeros({kSize}));
+  gpu().fill({host, 3.0});
+  const auto work = [&] {
+    device_->order(Lane::kCompute, Lane::kCopy);
+    gpu(Lane::kCopy).copy({host, x});
+    device_->order(Lane::kCopy, Lane::kCommunication);
+    gpu(Lane::kCommunication).fill({x, 4.0});
+    gpu(Lane::kCommunication).copy({x, host});
+    device_->order(Lane::kCommunication, Lane::kCompute);
+    gpu().copy({host, y});
+  };
+  work();
+  wait();
+  gpu().fill({host, 7.0});
+  const auto recording = device_->record(work);
+  EXPECT_EQ(get(down(host), 0), 7.0) << "recording is not running";
+  recording->run();
+  const std::vector<double> four(static_cast<size_t>(kSize), 4.0), nine(static_cast<size_t>(kSize), 9.0);
+  EXPECT_TRUE(near(down(y), four, 0));
+  EXPECT_TRUE(near(down(host), four, 0));
+  const std::vector<float> values(static_cast<size_t>(kSize), 9.0F);
+  device_->upload(host, values.data());
+  EXPECT_TRUE(near(down(host), nine, 0));
+  mapped.release(block, 4 * kSize);
+}
+
 // Operations with scratch on two lanes at a time, forked and joined inside of one recording. Both of the sums that a
 // lane adds up are of what the compute lane wrote before the fork, and the last sees both.
 TEST_F(CudaDeviceTest, LanesForkAndJoinInsideOfARecording) {

@@ -171,7 +171,9 @@ std::unique_ptr<Recording> CudaDevice::record(std::function<void()> work) {
 
 std::unique_ptr<Event> CudaDevice::make_event(Lane lane) {
   make_current();
-  return std::make_unique<StreamEvent>(index_, stream(lane));
+  std::array<cudaStream_t, kNumLanes> streams{};
+  for (const Lane each : kLanes) streams[static_cast<size_t>(each)] = stream(each);
+  return std::make_unique<StreamEvent>(index_, streams, lane);
 }
 
 std::unique_ptr<Marks> CudaDevice::make_marks() {

@@ -25,6 +25,11 @@ void StreamEvent::wait() const {
   NMOE_CUDA_CHECK(cudaEventSynchronize(event_.get()));
 }
 
+void StreamEvent::before(Lane waiting) {
+  make_current(device_index_);
+  NMOE_CUDA_CHECK(cudaStreamWaitEvent(streams_[static_cast<size_t>(waiting)], event_.get(), 0));
+}
+
 void StreamMarks::set(size_t index) {
   make_current(device_index_);
   while (events_.size() <= index) events_.push_back(std::make_unique<CudaEvent>(cudaEventDefault));

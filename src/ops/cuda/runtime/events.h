@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -27,15 +28,21 @@ class CudaEvent {
 
 class StreamEvent final : public Event {
  public:
-  StreamEvent(int device_index, cudaStream_t stream)
-      : event_(cudaEventBlockingSync | cudaEventDisableTiming), device_index_(device_index), stream_(stream) {}
+  // streams: of all lanes of the device, in the order of kLanes.
+  StreamEvent(int device_index, const std::array<cudaStream_t, kNumLanes>& streams, Lane lane)
+      : event_(cudaEventBlockingSync | cudaEventDisableTiming),
+        device_index_(device_index),
+        streams_(streams),
+        stream_(streams[static_cast<size_t>(lane)]) {}
   void record() override;
   bool reached() const override;
   void wait() const override;  // asleep, not spinning
+  void before(Lane waiting) override;
 
  private:
   CudaEvent event_;
   int device_index_;  // made current before every call: those of other threads would begin a context on device 0
+  std::array<cudaStream_t, kNumLanes> streams_;
   cudaStream_t stream_;
 };
 

@@ -1,0 +1,120 @@
+// A device that keeps account of which work is behind which, as if lanes ran at the same time, and of the memory that
+// each touches: a detector of races between lanes, on a device whose lanes take turns.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "ops/checked/tensor_members.h"
+#include "ops/checked/wrapped_device.h"
+#include "ops/ops.h"
+
+namespace nmoe::test {
+
+class LanesInOrder final : public checked::WrappedDevice {
+ public:
+  explicit LanesInOrder(Device& device) : WrappedDevice(device) {
+    for (const Lane lane : kLanes) ops_[at(lane)] = std::make_unique<LaneOps>(*this, lane);
+  }
+
+  void order(Lane awaited, Lane waiting) override { add(waiting, seen_[at(awaited)]); }
+  std::unique_ptr<Event> make_event(Lane lane) override { return std::make_unique<Point>(*this, lane); }
+
+  // The next work of a lane reads or writes x.
+  void touch(Lane lane, const Tensor& x, bool writes) {
+    const auto* const begin = static_cast<const char*>(x.rows_raw());
+    const int64_t now = ++seen_[at(lane)][at(lane)];
+    const Access mine{lane, now, begin, begin + x.num_bytes(), writes};
+    for (const Access& other : accesses_) {
+      const bool overlap = other.begin < mine.end && mine.begin < other.end && (other.writes || mine.writes);
+      if (overlap && seen_[at(lane)][at(other.lane)] < other.time) ++unordered_;
+    }
+    accesses_.push_back(mine);
+  }
+  // Of two accesses to the same memory on two lanes, one of which writes, that are in no order.
+  int64_t num_unordered() const { return unordered_; }
+  // How many accesses of `of` are done when what is enqueued on `lane` next begins; with lane == of, how many there
+  // are.
+  int64_t seen(Lane lane, Lane of) const { return seen_[at(lane)][at(of)]; }
+  // Whether the compute lane is behind all other work.
+  bool all_joined() const {
+    return std::ranges::all_of(kLanes, [&](Lane lane) { return seen(Lane::kCompute, lane) == seen(lane, lane); });
+  }
+  // How many accesses there were on the copy lane when the norm of a step's gradients was last computed.
+  int64_t copied_at_norm() const { return copied_at_norm_; }
+
+ private:
+  using Seen = std::array<int64_t, kNumLanes>;
+  struct Access {
+    Lane lane;
+    int64_t time;
+    const char *begin, *end;
+    bool writes;
+  };
+  class Point final : public Event {
+   public:
+    Point(LanesInOrder& owner, Lane lane) : owner_(owner), lane_(lane) {}
+    void record() override { seen_ = owner_.seen_[at(lane_)]; }
+    bool reached() const override { return true; }
+    void wait() const override {}
+    void before(Lane waiting) override { owner_.add(waiting, seen_); }
+
+   private:
+    LanesInOrder& owner_;
+    Lane lane_;
+    Seen seen_{};
+  };
+  class LaneOps final : public Ops {
+   public:
+    LaneOps(LanesInOrder& owner, Lane lane) : Ops(owner, lane, Arithmetic::kFastest), owner_(owner) {}
+    DType compute_dtype() const override { return below().compute_dtype(); }
+    WeightRounding weight_rounding(OperandFormat format) const override { return below().weight_rounding(format); }
+#define NMOE_FORWARD(name, Arguments)         \
+  void name(const Arguments& args) override { \
+    account_for(args);                        \
+    below().name(args);                       \
+  }
+    NMOE_OPERATIONS(NMOE_FORWARD)
+#undef NMOE_FORWARD
+
+   private:
+    // Of operations other than copies, all tensors count as written.
+    template <class Arguments>
+    void account_for(const Arguments& args) {
+      if constexpr (std::is_same_v<Arguments, Copy>) {
+        owner_.touch(lane(), args.source, false);
+        owner_.touch(lane(), args.destination, true);
+      } else {
+        Arguments copy = args;
+        checked::for_each_tensor(copy, [&](const Tensor& x) {
+          if (x.defined()) owner_.touch(lane(), x, true);
+        });
+      }
+      if constexpr (std::is_same_v<Arguments, ClipScale>) {
+        owner_.copied_at_norm_ = owner_.seen(Lane::kCopy, Lane::kCopy);
+      }
+    }
+    Ops& below() const { return owner_.wrapped().ops(lane()); }
+
+    LanesInOrder& owner_;
+  };
+
+  static size_t at(Lane lane) { return static_cast<size_t>(lane); }
+  void add(Lane waiting, const Seen& seen) {
+    for (size_t lane = 0; lane < kNumLanes; ++lane) {
+      seen_[at(waiting)][lane] = std::max(seen_[at(waiting)][lane], seen[lane]);
+    }
+  }
+  Ops& lane_ops(Lane lane, Arithmetic) override { return *ops_[at(lane)]; }
+
+  std::array<std::unique_ptr<LaneOps>, kNumLanes> ops_;
+  std::array<Seen, kNumLanes> seen_{};  // of each lane: how much of each it is behind
+  std::vector<Access> accesses_;
+  int64_t unordered_ = 0;
+  int64_t copied_at_norm_ = 0;
+};
+
+}  // namespace nmoe::test

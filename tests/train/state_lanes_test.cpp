@@ -1,0 +1,43 @@
+// Whole steps with state in host memory, as if lanes ran at the same time.
+#include <gtest/gtest.h>
+
+#include "support/lanes_in_order.h"
+#include "support/tiny_corpus.h"
+#include "train/rank_engines.h"
+
+namespace nmoe {
+namespace {
+
+// Nothing that is fetched beside backward, or written back beside the update, is touched by other work meanwhile; what
+// has no room anywhere else is fetched beside backward already; and buffers take no memory that a step without them
+// does not.
+TEST(StateLanes, AStepHasNoRacesAndFetchesBesideBackward) {
+  for (const char* recompute : {"none", "blocks"}) {
+    for (const char* experts : {"muon", "adamw"}) {
+      const auto with = [&](const std::string& offload) {
+        return test::tiny_config("/nowhere",
+                                 {"model.vocab_size=50", "model.num_layers=6", "train.microbatch_seqs=4",
+                                  fmt::format("train.recompute={}", recompute),
+                                  fmt::format("optim.experts.optimizer={}", experts), "optim.offload=" + offload});
+      };
+      const Config config = with("state");
+      const StoragePlan plan = plan_engine_storage(config);
+      EXPECT_EQ(plan[ArenaKind::kActivations], plan_engine_storage(with("none"))[ArenaKind::kActivations]);
+      const auto below = make_device(device_options(config.run));
+      test::LanesInOrder device(*below);
+      Storage storage(device, plan);
+      Engine engine(config, {device, single_rank()}, storage);
+      engine.initialise();
+      for (int64_t step = 1; step <= 3; ++step) {
+        const int64_t before = device.seen(Lane::kCopy, Lane::kCopy);
+        ASSERT_TRUE(test::random_step(engine, config, step).finite);
+        EXPECT_TRUE(device.all_joined());
+        EXPECT_GT(device.copied_at_norm(), before) << recompute << " " << experts << " step " << step;
+      }
+      EXPECT_EQ(device.num_unordered(), 0) << recompute << " " << experts;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nmoe
