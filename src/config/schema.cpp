@@ -470,9 +470,7 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
               kNonNegative, "peak learning rate of every group without an lr of its own");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
 
-  f.key("offload", optim.offload, kOffloads,
-        "what lies in pinned host memory instead of the device's; state: moments and lower halves of masters; fit: of "
-        "these what has no room")
+  f.key("offload", optim.offload, kOffloads, "optimizer state in host memory; fit: what lacks room")
       .not_in_fingerprint();
 
   group("optim.matrices", optim.matrices, Of::kAnyModel, kNonNegative,
