@@ -47,6 +47,7 @@ VARIANTS = {
     "nvfp4-no-random": (NVFP4 | {"precision.nvfp4_random_rounding": "false"}, None),
     "nvfp4-no-tail": (NVFP4 | {"precision.keep_last": "0"}, None),
     "moments-bf16": ({"optim.adamw.state": "bf16"}, None),
+    "momentum-bf16": ({"optim.muon.state": "bf16"}, None),
 }
 
 # 97.5 % points of Student's t, by degrees of freedom from 1 on.

@@ -455,6 +455,12 @@ class CommandLine::Commands {
         ->needs(generation);
     parity->add_option("--prompt-file", generation_parity_.prompt_file, "text to cut prompts from [random ids]")
         ->needs(generation);
+    parity
+        ->add_option("--align-documents", generation_parity_.options.align_documents,
+                     "training's documents begin at multiples of so many tokens, as data.align_documents has them "
+                     "[128 on CUDA, anywhere on the CPU]")
+        ->check(number(1))
+        ->needs(generation);
     parity->add_option("--arithmetic", generation_parity_.arithmetic, "in place of generation.arithmetic")
         ->check(CLI::IsMember({"latent", "training"}))
         ->needs(generation);

@@ -40,6 +40,8 @@ enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
 enum class MomentFormat { kFp32, kBf16 };
+// Which state of optimizers lies in host memory: none of it, or all.
+enum class Offload { kNone, kState };
 
 struct RunConfig {
   std::string name = "run";            // letters, digits, '.', '_' and '-'
@@ -211,6 +213,7 @@ struct AdamWConfig {
   double eps = 1e-8;
 };
 struct MuonConfig {
+  MomentFormat state = MomentFormat::kFp32;  // of the momentum
   double momentum = 0.95;
   int64_t iterations = 5;  // Newton-Schulz steps
 };
@@ -229,6 +232,7 @@ struct OptimConfig {
   GroupConfig experts;                                  // routed experts, [E, out, in]
   GroupConfig router{.lr = 1e-4, .weight_decay = 0.0};  // router weights; never decay; docs/routing.md
   GroupConfig rest;                                     // embedding, head, norms; no decay on embedding and norms
+  Offload offload = Offload::kNone;                     // of moments and lower halves of masters; changes no bit
   AdamWConfig adamw;
   MuonConfig muon;
   ScheduleConfig schedule;

@@ -133,6 +133,7 @@ constexpr Named<AttentionBias> kAttentionBiases[] = {
     {AttentionBias::kNone, "none"}, {AttentionBias::kQkv, "qkv"}, {AttentionBias::kAll, "all"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
+constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kState, "state"}};
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
@@ -497,6 +498,10 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
               kNonNegative, "peak learning rate of every group without an lr of its own");
   f.key("clip_norm", optim.clip_norm, kNonNegative, "limit of the global gradient norm; 0: no limit");
 
+  f.key("offload", optim.offload, kOffloads,
+        "what lies in pinned host memory instead of the device's; state: moments and lower halves of masters")
+      .not_in_fingerprint();
+
   group("optim.matrices", optim.matrices, Of::kAnyModel, kNonNegative,
         "decay of attention, dense MLPs and shared experts");
   group("optim.experts", optim.experts, Of::kExperts, kNonNegative, "decay of routed experts");
@@ -516,6 +521,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.following_need(optim.matrices.optimizer == OptimizerKind::kMuon ||
                        (has_experts && optim.experts.optimizer == OptimizerKind::kMuon),
                    "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
+  f.key("state", optim.muon.state, kMomentFormats, "format of the momentum; bf16: rounded stochastically")
+      .leave_out_if(optim.muon.state == MomentFormat::kFp32);
   f.key("momentum", optim.muon.momentum, kBelowOne, "Nesterov momentum");
   f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz iterations");
 
@@ -559,8 +566,7 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("sample_prompts", train.sample_prompts, kPrompts, "prompts that the model continues at each validation")
       .not_in_fingerprint()
       .leave_out_if(train.sample_prompts.empty());
-  f.key("sample_tokens", train.sample_tokens, kSize,
-        "most tokens per prompt; each costs a forward pass over a microbatch")
+  f.key("sample_tokens", train.sample_tokens, kSize, "most tokens per prompt")
       .needs(!train.sample_prompts.empty(), "train.sample_prompts")
       .not_in_fingerprint();
 }

@@ -14,12 +14,14 @@
 #include "base/text.h"
 #include "checkpoint/reader.h"
 #include "config/layers.h"
+#include "data/stream/alignment.h"
 #include "infer/cached_model.h"
 #include "infer/load_model.h"
 #include "infer/logprobs.h"
 #include "infer/sampler.h"
 #include "model/placed_weights.h"
 #include "model/runner.h"
+#include "ops/contracts/attention.h"
 
 namespace nmoe {
 namespace {
@@ -135,6 +137,7 @@ struct Extents {
   int64_t sampled;   // of each text
   int64_t num_texts;
   int64_t num_seqs, seq_len;  // of a pass of training
+  int64_t alignment;          // of documents there
 
   int64_t longest_prompt() const { return capacity - sampled; }
 };
@@ -145,6 +148,10 @@ Extents extents_of(const Config& config, const GenerationParityOptions& options)
                                   options.longest, options.batches.size()),
                       "give at least 1 token, texts of 2 and one size");
   }
+  if (options.align_documents < 0) {
+    throw usage_error(fmt::format("documents that begin at multiples of {}", options.align_documents),
+                      "give at least 1, or 0 for what the device needs");
+  }
   for (const int64_t batch : options.batches) slots_of(batch);
   const int64_t capacity = std::min(context_of(config, 0), options.longest);
   if (capacity < 2) {
@@ -152,11 +159,14 @@ Extents extents_of(const Config& config, const GenerationParityOptions& options)
                       "compare a model whose model.max_positions or data.seq_len is larger");
   }
   const int64_t sampled = std::min((options.tokens + kMostSequences - 1) / kMostSequences, capacity / 2);
+  const int64_t of_device = options.device == "cpu" ? 1 : kDocumentAlignment;
+  const int64_t alignment = options.align_documents == 0 ? of_device : options.align_documents;
   return {.capacity = capacity,
           .sampled = sampled,
           .num_texts = (options.tokens + sampled - 1) / sampled,
           .num_seqs = config.train.microbatch_seqs,
-          .seq_len = std::max(config.data.seq_len, capacity)};
+          .seq_len = aligned(std::max(config.data.seq_len, capacity), alignment),
+          .alignment = alignment};
 }
 
 // Both ways of running the same weights.
@@ -167,7 +177,8 @@ struct Sides {
                    generation_runner(extents.capacity, config.generation.arithmetic)),
         cached(config, std::move(tokenizer), generating.model(), RunnerRoom::of(storage),
                {.num_slots = slots, .capacity = extents.capacity, .records = false}),
-        training(config.model, weights, storage.device(), RunnerRoom::of(storage), {.max_positions = extents.seq_len}),
+        training(config.model, weights, storage.device(), RunnerRoom::of(storage),
+                 {.max_positions = extents.seq_len, .passes = {.wire = config.precision.wire}}),
         batch(training.make_batch(
             {.num_seqs = extents.num_seqs, .seq_len = extents.seq_len, .has_targets = true, .has_documents = true})),
         losses(storage[ArenaKind::kStepState].allocate(DType::kF32, {batch.num_tokens()})) {
@@ -284,20 +295,20 @@ class Generation {
     }
     if (rows.empty()) return false;
     seen_.begin_pass(std::move(row_numbers));
-    const std::span<const float> logits = model_.run(rows, wanted);
-    const auto vocab = static_cast<size_t>(model_.vocab_size());
+    const LogitRows logits = model_.run(rows, wanted, /*with_sums=*/true);
     for (size_t i = 0; i < samplers.size(); ++i) {
       const Writer& writer = writers[samplers[i]];
-      sample(text_of(writer), writer.text, logits.subspan(i * vocab, vocab));
+      sample(text_of(writer), writer.text, logits.from(i));
     }
     return true;
   }
 
-  void sample(Text& text, int64_t index, std::span<const float> logits) {
+  // From the first of the rows.
+  void sample(Text& text, int64_t index, const LogitRows& rows) {
     const SamplingOptions sampling{.seed = options_.seed + static_cast<uint64_t>(index)};
-    const std::span<const float> of_ids = logits.first(static_cast<size_t>(model_.tokenizer().vocab_size()));
+    const std::span<const float> of_ids = rows.logits.first(static_cast<size_t>(model_.tokenizer().vocab_size()));
     const int32_t id = sampler_.sample(of_ids, sampling, text.logprobs.size());
-    text.logprobs.push_back(log_sums_.of(logits).logprob(logits[static_cast<size_t>(id)]));
+    text.logprobs.push_back(rows.sums.front().logprob(rows.logits[static_cast<size_t>(id)]));
     text.tokens.push_back(id);
   }
 
@@ -308,13 +319,12 @@ class Generation {
   int64_t batch_;
   Observations& seen_;
   Sampler sampler_;
-  LogSums log_sums_;
 };
 
 // The forward passes of training over texts as documents.
 class Training {
  public:
-  Training(Sides& sides, Observations& seen) : sides_(sides), seen_(seen) {}
+  Training(Sides& sides, Observations& seen, int64_t alignment) : sides_(sides), seen_(seen), alignment_(alignment) {}
 
   // The losses of every token's successor, by rows of all texts.
   std::vector<float> run(std::span<const Text> texts, int64_t num_rows) {
@@ -322,7 +332,7 @@ class Training {
     clear();
     for (const Text& text : texts) {
       const int64_t size = std::ssize(text.tokens), seq_len = sides_.batch.seq_len;
-      if (used() % seq_len + size > seq_len) end_window();
+      if (used() % seq_len + size > seq_len) pad_to(seq_len);
       if (used() == sides_.batch.num_tokens()) run_pass();
       for (int64_t i = 0; i < size; ++i) {
         const bool last = i + 1 == size;
@@ -330,6 +340,7 @@ class Training {
             text.first_row + i);
       }
       bounds_.push_back(static_cast<int32_t>(used()));
+      pad_to(alignment_);
     }
     run_pass();
     return std::move(losses_);
@@ -345,16 +356,17 @@ class Training {
     tokens_.push_back(token), targets_.push_back(target);
     positions_.push_back(static_cast<int32_t>(position)), rows_.push_back(row);
   }
-  // What is left of a window is a document of its own.
-  void end_window() {
-    for (int64_t position = 0; used() % sides_.batch.seq_len != 0; ++position) add(0, -1, position, -1);
+  // What is left up to a multiple of so many tokens is a document of its own.
+  void pad_to(int64_t multiple) {
+    if (used() % multiple == 0) return;
+    for (int64_t position = 0; used() % multiple != 0; ++position) add(0, -1, position, -1);
     bounds_.push_back(static_cast<int32_t>(used()));
   }
   void run_pass() {
     const int64_t T = sides_.batch.num_tokens();
     while (used() < T) {
       if (used() % sides_.batch.seq_len == 0) add(0, -1, 0, -1);
-      end_window();
+      pad_to(sides_.batch.seq_len);
     }
     bounds_.resize(static_cast<size_t>(T) + 1, static_cast<int32_t>(T));
     Device& device = sides_.training.device();
@@ -374,6 +386,7 @@ class Training {
 
   Sides& sides_;
   Observations& seen_;
+  int64_t alignment_;
   std::vector<int32_t> tokens_, targets_, positions_, bounds_;
   std::vector<int64_t> rows_;
   std::vector<float> losses_;
@@ -407,7 +420,7 @@ BatchParity compare_batch(Sides& sides, const std::vector<Text>& prompts, const 
   sides.generating.model().watch(generated.inspector(device));
   sides.training.model().watch(trained.inspector(device));
   Generation(sides.cached, texts, extents, options, batch, generated).run();
-  const std::vector<float> losses = Training(sides, trained).run(texts, num_rows);
+  const std::vector<float> losses = Training(sides, trained, extents.alignment).run(texts, num_rows);
 
   BatchParity parity{.batch = batch};
   compare_logprobs(texts, losses, parity);

@@ -4,7 +4,9 @@
 //
 // Generation's side is made as uneven as requests make it: prompts of many lengths are read in chunks of different
 // sizes beside the tokens of others, and of some prompts the beginning is not read but copied from another sequence's
-// states. On training's side, sequences are documents that are packed into windows one behind the other.
+// states. On training's side, sequences are documents that are packed into windows one behind the other, on CUDA each
+// at a multiple of kDocumentAlignment (ops/contracts/attention.h), as data.align_documents has them. The passes there
+// are those of a step on one GPU: in its arithmetic, with its losses.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +33,8 @@ struct GenerationParityOptions {
   uint64_t seed = 1;                               // of prompts and samples
   std::optional<std::string> prompt_text;          // which prompts are cut from; random ids without one
   std::optional<GenerationArithmetic> arithmetic;  // in place of the configuration's generation.arithmetic
+  // Training's documents begin at multiples of so many tokens; 0: of kDocumentAlignment on CUDA, anywhere on the CPU.
+  int64_t align_documents = 0;
 };
 
 // The first value, in the order of execution, that is not the same on both sides, in its first row.

@@ -316,6 +316,15 @@ TaskSuite find_task_suite(const std::string& what) {
   return suite;
 }
 
+std::vector<TaskSuite> find_task_suites(std::string_view list) {
+  std::vector<TaskSuite> suites;
+  for (size_t begin = 0, end = 0; begin <= list.size(); begin = end + 1) {
+    end = std::min(list.find(',', begin), list.size());
+    suites.push_back(find_task_suite(std::string(list.substr(begin, end - begin))));
+  }
+  return suites;
+}
+
 void check_limit(std::span<const TaskSuite> suites, int64_t limit, std::string_view what) {
   const Task* most = nullptr;
   std::string name;

@@ -114,6 +114,8 @@ std::vector<std::string> task_suite_names();
 
 // One of these, one task of it as "core/piqa", or a file ending in .toml. Error (usage) when it names nothing.
 TaskSuite find_task_suite(const std::string& what);
+// Those of a list, separated by commas.
+std::vector<TaskSuite> find_task_suites(std::string_view list);
 
 // Error (usage) if `limit` items (0: all) of each task are too few for one whose examples are other items; `what` is
 // what sets the limit, as "--limit".

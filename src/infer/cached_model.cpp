@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kMaxSeen = 1 << 14;  // ids that are penalised at once
 constexpr int64_t kDrawInputs = sizeof(TokenDraw) / sizeof(int32_t);
 static_assert(sizeof(TokenDraw) % sizeof(int32_t) == 0 && alignof(TokenDraw) <= 4 * sizeof(int32_t));
+constexpr int64_t kLogSumMembers = sizeof(LogSum) / sizeof(float);
 
 // The numbers of rows that are recorded: few, so that there are few recordings.
 int64_t recorded_rows(int64_t num_rows) {
@@ -67,6 +68,7 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
   allocate(room);
   if (ops_.counting()) {
     model_.cached_logits(input_rows(max_rows()), states_, activations_, input(3, max_logits(), max_rows()), logits_);
+    ops_.logit_sums({.logits = logits_, .sums = sums_});
     model_.cached_scores(input_rows(max_rows()), states_, activations_, scored_);
     return;
   }
@@ -74,12 +76,14 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
   host_sampled_.resize(static_cast<size_t>(max_logits()));
   host_ids_.resize(static_cast<size_t>(options_.max_scores));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
+  host_sums_.resize(static_cast<size_t>(max_logits()));
 }
 
 void CachedModel::allocate(const RunnerRoom& room) {
   const bool has_sampler = device_.token_sampler() != nullptr;
   inputs_ = room.kept.allocate(DType::kI32, {num_draw_inputs() + 4 * input_pitch(max_rows())});
   logits_ = room.kept.allocate(DType::kF32, {max_logits(), model_.vocab_size()});
+  sums_ = room.kept.allocate(DType::kF32, {max_logits(), kLogSumMembers});
   if (has_sampler) {
     const Tensor draws = inputs_.rows(0, num_draw_inputs());
     draws_ = Tensor(draws.raw(), DType::kU8, {draws.num_bytes()});
@@ -162,15 +166,23 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
   step.recording->run();
 }
 
-std::span<const float> CachedModel::download_logits(int64_t num_logits) {
+LogitRows CachedModel::download_logits(int64_t num_logits, bool with_sums) {
   if (num_logits == 0) return {};
-  device_.download(host_logits_.data(), logits_.rows(0, num_logits));
-  return std::span<const float>(host_logits_).first(static_cast<size_t>(num_logits * vocab_size()));
+  const Tensor logits = logits_.rows(0, num_logits), sums = sums_.rows(0, num_logits);
+  const auto count = static_cast<size_t>(num_logits), vocab = static_cast<size_t>(vocab_size());
+  if (with_sums) {
+    ops_.logit_sums({.logits = logits, .sums = sums});
+    device_.download(host_sums_.data(), sums);
+  }
+  device_.download(host_logits_.data(), logits);
+  return {.logits = std::span<const float>(host_logits_).first(count * vocab),
+          .sums = std::span<const LogSum>(host_sums_).first(with_sums ? count : 0),
+          .vocab = vocab};
 }
 
-std::span<const float> CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted) {
+LogitRows CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted, bool with_sums) {
   enqueue(rows, wanted);
-  return download_logits(static_cast<int64_t>(wanted.size()));
+  return download_logits(static_cast<int64_t>(wanted.size()), with_sums);
 }
 
 CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::span<const int32_t> wanted,
@@ -183,7 +195,7 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   std::memcpy(host_inputs_.data(), draws.data(), draws.size_bytes());
   enqueue(rows, wanted);
   Samples samples;
-  if (with_logits) samples.logits = download_logits(num_logits);
+  if (with_logits) samples.logits = download_logits(num_logits, /*with_sums=*/true);
   for (; !seen.empty(); seen = seen.subspan(std::min<size_t>(kMaxSeen, seen.size()))) {
     const Tensor some = seen_.rows(0, std::min<int64_t>(kMaxSeen, static_cast<int64_t>(seen.size())));
     device_.upload(some, seen.data());

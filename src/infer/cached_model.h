@@ -21,6 +21,7 @@
 
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
+#include "infer/logprobs.h"
 #include "model/runner.h"
 #include "model/sequence_model.h"
 #include "ops/sampling.h"
@@ -77,9 +78,9 @@ class CachedModel {
   CachedModel& operator=(const CachedModel&) = delete;
 
   // Runs `rows` and adds them to the states of their slots: model/states.h (CachedRows) says what must be there.
-  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., consecutively, each of vocab_size() ids. Valid until
-  // the next call.
-  std::span<const float> run(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+  // Returns the logits of rows[wanted[0]], rows[wanted[1]], ..., consecutively, each of vocab_size() ids; `with_sums`:
+  // and their sums. Valid until the next call.
+  LogitRows run(std::span<const CacheRow> rows, std::span<const int32_t> wanted, bool with_sums);
   // The same for scores, up to CachedModelOptions::max_scores of them, in the order of `scored`.
   std::span<const TokenScore> score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored);
   // Whether a slot's sequence can go on from an earlier position than its last one.
@@ -89,12 +90,12 @@ class CachedModel {
 
   // Whether sample() can be called.
   bool samples() const { return draws_.defined(); }
-  // The same, and a token for each of `wanted` by its draw; -1 where the largest logit is not finite. Their logits are
-  // returned with `with_logits`, else nothing. Penalised are the ids `seen`, a row's index in `wanted` and an id, each
-  // pair once; the logits that are returned are not.
+  // The same, and a token for each of `wanted` by its draw; -1 where the largest logit is not finite. Their logits and
+  // sums are returned with `with_logits`, else nothing. Penalised are the ids `seen`, a row's index in `wanted` and an
+  // id, each pair once; the logits that are returned are not.
   struct Samples {
     std::span<const int32_t> tokens;
-    std::span<const float> logits;
+    LogitRows logits;
   };
   struct SeenId {
     int32_t wanted_idx = 0;
@@ -129,7 +130,7 @@ class CachedModel {
   int32_t* host_input(int64_t i, int64_t num_rows);
   void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
   void enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
-  std::span<const float> download_logits(int64_t num_logits);
+  LogitRows download_logits(int64_t num_logits, bool with_sums);
 
   const Config config_;
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -142,6 +143,7 @@ class CachedModel {
   // i32, uploaded at once: the draws, and tokens, slots, positions and wanted, input_pitch() of each
   Tensor inputs_;
   Tensor logits_;      // [max_logits, V]
+  Tensor sums_;        // [max_logits, 3], LogitSums
   Tensor draws_;       // [max_logits * sizeof(TokenDraw)] u8, of inputs_; as those below, undefined if the host samples
   Tensor seen_;        // [N, 2] i32, of those that are penalised at once
   Tensor sampled_;     // [max_logits] i32
@@ -154,6 +156,7 @@ class CachedModel {
   std::vector<int32_t> host_inputs_, host_sampled_;
   std::vector<int32_t> host_ids_;  // of what is scored
   std::vector<float> host_logits_;
+  std::vector<LogSum> host_sums_;
   std::vector<float> host_losses_;
   std::vector<TokenScore> host_scores_;
 };

@@ -32,6 +32,7 @@ struct InferenceEngine::Sequence {
 
   int64_t num_pending() const { return static_cast<int64_t>(tokens.size()) - num_computed; }
   bool reading_prompt_logprobs() const { return request.prompt_logprobs && result.output_tokens == 0; }
+  bool wants_logprobs() const { return request.logprobs || reading_prompt_logprobs(); }
   void show(const std::string& piece) const {
     if (!piece.empty() && listener.on_text) listener.on_text(piece);
   }
@@ -66,12 +67,13 @@ size_t InferenceEngine::Slot::reusable(std::span<const int32_t> prompt, bool goe
 
 namespace {
 
-// Of a PromptToken or a GeneratedToken; `num_ids` of the logits are of ids that mean something.
+// Of a PromptToken or a GeneratedToken, from the first of the rows; `num_ids` of its logits are of ids that mean
+// something.
 template <class Token>
-void set_logprob(LogSums& sums, Token& token, int top, std::span<const float> logits, size_t num_ids) {
-  const LogSum log_sum = sums.of(logits);
-  token.logprob = log_sum.logprob(logits[static_cast<size_t>(token.id)]);
-  if (top > 0) token.top = top_logprobs(logits.first(num_ids), log_sum, top);
+void set_logprob(Token& token, int top, const LogitRows& rows, size_t num_ids) {
+  const LogSum& log_sum = rows.sums.front();
+  token.logprob = log_sum.logprob(rows.logits[static_cast<size_t>(token.id)]);
+  if (top > 0) token.top = top_logprobs(rows.logits.first(num_ids), log_sum, top);
 }
 
 }  // namespace
@@ -222,7 +224,8 @@ void InferenceEngine::run_step() {
   if (rows.empty()) return;
   for (const Part& part : parts) part.sequence->num_run = part.sequence->num_computed + part.num_rows;
   if (model_->samples()) return sample_step(parts, rows, wanted);
-  const std::span<const float> logits = model_->run(rows, wanted);
+  const bool with_sums = std::ranges::any_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); });
+  const LogitRows logits = model_->run(rows, wanted, with_sums);
   // A part that is not reached, because a listener throws, is computed again in the next step.
   for (const Part& part : parts) advance(part, logits, std::nullopt);
 }
@@ -245,7 +248,7 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
   for (const Part& part : parts) {
     const Sequence& sequence = *part.sequence;
     const SamplingOptions& sampling = sequence.request.sampling;
-    with_logits = with_logits || sequence.request.logprobs || sequence.reading_prompt_logprobs();
+    with_logits = with_logits || sequence.wants_logprobs();
     const auto row = static_cast<int32_t>(last_of(part));
     draws[static_cast<size_t>(row)] = {.temperature = sampling.temperature,
                                        .top_p = sampling.top_p,
@@ -340,14 +343,13 @@ std::vector<InferenceEngine::Part> InferenceEngine::plan_step() const {
   return parts;
 }
 
-void InferenceEngine::advance(const Part& part, std::span<const float> logits, std::optional<int32_t> token) {
+void InferenceEngine::advance(const Part& part, const LogitRows& of_step, std::optional<int32_t> token) {
   Sequence& sequence = *part.sequence;
-  const auto vocab = static_cast<size_t>(model_->vocab_size());
-  if (!logits.empty()) logits = logits.subspan(static_cast<size_t>(part.first_logits) * vocab);
+  LogitRows logits = of_step.empty() ? of_step : of_step.from(static_cast<size_t>(part.first_logits));
   const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
   if (sequence.reading_prompt_logprobs()) {
     add_prompt_logprobs(sequence, begin, end, logits);
-    logits = logits.subspan(static_cast<size_t>(part.num_rows - 1) * vocab);
+    logits = logits.from(static_cast<size_t>(part.num_rows - 1));
   }
   sequence.num_computed = end;
   if (sequence.num_pending() > 0) return;
@@ -355,7 +357,7 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits, s
     if (sequence.reading_prompt_logprobs() && sequence.listener.on_prompt) {
       sequence.listener.on_prompt(sequence.prompt);
     }
-    add_token(sequence, logits.empty() ? logits : logits.first(vocab), token);
+    add_token(sequence, logits, token);
   } catch (...) {
     const auto still = [&](const auto& other) { return other.get() == &sequence; };
     if (std::any_of(running_.begin(), running_.end(), still)) remove(sequence);
@@ -365,29 +367,28 @@ void InferenceEngine::advance(const Part& part, std::span<const float> logits, s
 
 // Row `position` gives the probabilities of the token after it.
 void InferenceEngine::add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end,
-                                          std::span<const float> logits) {
-  const auto vocab = static_cast<size_t>(model_->vocab_size()), num_ids = static_cast<size_t>(tokenizer().vocab_size());
+                                          const LogitRows& logits) const {
+  const auto num_ids = static_cast<size_t>(tokenizer().vocab_size());
   for (int64_t position = begin; position < std::min(end, std::ssize(sequence.prompt) - 1); ++position) {
-    const std::span<const float> row = logits.subspan(static_cast<size_t>(position - begin) * vocab, vocab);
-    set_logprob(log_sums_, sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs, row,
-                num_ids);
+    set_logprob(sequence.prompt[static_cast<size_t>(position + 1)], sequence.request.top_logprobs,
+                logits.from(static_cast<size_t>(position - begin)), num_ids);
   }
 }
 
-GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& request, std::span<const float> logits) {
+GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& request, const LogitRows& logits) const {
   GeneratedToken token{.id = id, .bytes = tokenizer().token_bytes(id), .logprob = {}, .top = {}};
   if (request.logprobs) {
-    set_logprob(log_sums_, token, request.top_logprobs, logits, static_cast<size_t>(tokenizer().vocab_size()));
+    set_logprob(token, request.top_logprobs, logits, static_cast<size_t>(tokenizer().vocab_size()));
   }
   return token;
 }
 
-void InferenceEngine::add_token(Sequence& sequence, std::span<const float> logits, std::optional<int32_t> token) {
+void InferenceEngine::add_token(Sequence& sequence, const LogitRows& logits, std::optional<int32_t> token) {
   const GenerationRequest& request = sequence.request;
   if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
   const int32_t id =
       token ? *token
-            : sampler_.sample(logits.first(static_cast<size_t>(tokenizer().vocab_size())), request.sampling,
+            : sampler_.sample(logits.logits.first(static_cast<size_t>(tokenizer().vocab_size())), request.sampling,
                               static_cast<uint64_t>(sequence.result.output_tokens), sequence.seen.ids());
   if (id < 0) throw no_finite_logit(sequence.result.output_tokens);
   const bool ends = (id == tokenizer().eos_id() && !request.ignore_eos) ||

@@ -164,12 +164,12 @@ class InferenceEngine {
   // Gives the part's sequence its next token, if its prompt has been read to its end: `token` where the device has
   // sampled it, else one drawn from the step's logits [., V], which are there also where their probabilities are
   // wanted.
-  void advance(const Part& part, std::span<const float> logits, std::optional<int32_t> token);
+  void advance(const Part& part, const LogitRows& logits, std::optional<int32_t> token);
   // Runs the rows on a device that samples, and advances all parts.
   void sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
-  void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, std::span<const float> logits);
-  GeneratedToken describe(int32_t id, const GenerationRequest& request, std::span<const float> logits);
-  void add_token(Sequence& sequence, std::span<const float> logits, std::optional<int32_t> token);
+  void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, const LogitRows& logits) const;
+  GeneratedToken describe(int32_t id, const GenerationRequest& request, const LogitRows& logits) const;
+  void add_token(Sequence& sequence, const LogitRows& logits, std::optional<int32_t> token);
   // Shows the rest of the text and tells the end of it, after the slot has been given back.
   void finish(Sequence& sequence, FinishReason reason);
   std::unique_ptr<Sequence> remove(Sequence& sequence);
@@ -182,7 +182,6 @@ class InferenceEngine {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::set<RequestId> ending_;  // to be cancelled in this step
   Sampler sampler_;
-  LogSums log_sums_;
   uint64_t num_admitted_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows

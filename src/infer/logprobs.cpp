@@ -5,11 +5,6 @@
 
 namespace nmoe {
 
-LogSum LogSums::of(std::span<const float> logits) {
-  row_.assign(logits.begin(), logits.end());
-  return log_sum_of(row_.data(), std::ssize(row_));
-}
-
 std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, const LogSum& log_sum, int count) {
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);

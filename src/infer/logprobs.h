@@ -15,13 +15,17 @@ struct TokenLogprob {
   float logprob = 0.0F;
 };
 
-// Makes the sums of rows of logits of the model's whole vocabulary. Holds a buffer; not thread-safe.
-class LogSums {
- public:
-  LogSum of(std::span<const float> logits);
+// Rows of logits of the model's whole vocabulary on the host, and of each, if somebody wants log-probabilities, the sum
+// that they are taken from: the device's (LogitSums, ops/contracts/head.h), which its losses have, too.
+struct LogitRows {
+  std::span<const float> logits;  // [N, vocab]
+  std::span<const LogSum> sums;   // [N], or empty
+  size_t vocab = 0;
 
- private:
-  std::vector<float> row_;
+  bool empty() const { return logits.empty(); }
+  LogitRows from(size_t row) const {
+    return {logits.subspan(row * vocab), sums.empty() ? sums : sums.subspan(row), vocab};
+  }
 };
 
 // The `count` likeliest ids, or all where there are fewer: the likeliest first, the lower of equals first. `logits` may

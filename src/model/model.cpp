@@ -241,8 +241,8 @@ std::vector<StateSpec> Model::states() const {
 }
 
 Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, const ModelStates& states) {
-  NMOE_CHECK(weights_.share().experts.count == 1, "cached rows on one of {} ranks that share the experts",
-             weights_.share().experts.count);
+  NMOE_CHECK(moe_layers_.empty() || weights_.share().experts.count == 1,
+             "cached rows on one of {} ranks that share the experts", weights_.share().experts.count);
   NMOE_CHECK(states.capacity <= max_positions_, "states of {} positions, tables of {}", states.capacity,
              max_positions_);
   const Shape stream({rows.tokens.dim(0), config_.dim});

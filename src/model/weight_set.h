@@ -33,7 +33,8 @@ struct WeightRange {
   size_t begin = 0, end = 0;
 };
 
-// Of BF16 weights. Training and drawing random values need the rest of a master (Parameter::low).
+// Of BF16 weights. Training and drawing random values need the rest of a master (Parameter::low), which an optimizer
+// gives to weights that are without (optim/optimizer.h).
 enum class Masters { kWhole, kWithoutRest };
 
 // All weights of a description, in its order; of stacked experts only this rank's. References to weights stay valid as

@@ -115,8 +115,8 @@ class Device {
   // Host memory for transfers, from and to which the device copies directly. Where so much cannot be pinned, it is
   // pageable: copies take longer.
   virtual MemorySource& host_memory() = 0;
-  // Host memory that operations of all devices read and write themselves, such as flags between ranks. Where it cannot
-  // be pinned there is none: Error (runtime).
+  // Host memory that operations of all devices read and write themselves, such as flags between ranks, or state of
+  // optimizers that has no room on the device. Where it cannot be pinned there is none: Error (runtime).
   virtual MemorySource& mapped_memory() = 0;
   virtual std::optional<DeviceMemoryUse> memory_use() const = 0;  // nothing if memory() is the host's
   // Allows operations of this device to read and write the memory of the device of the same kind at `index`. Error
@@ -157,7 +157,7 @@ class Device {
   // What chooses the algorithms of its dense products (ops/products/products.h).
   virtual const ProductAlgorithms* product_algorithms() const { return nullptr; }
 
-  // --- transfers, on the compute lane. A counting run transfers nothing.
+  // --- transfers, on the compute lane, from and to memory() or mapped_memory(). A counting run transfers nothing.
   virtual void upload(Tensor destination, const void* host) = 0;  // `host` may be reused on return
   virtual void download(void* host, Tensor source) = 0;           // waits: `host` has the values on return
   // `host`, in host_memory(), must live until an event recorded after this call is reached; it then has the values.

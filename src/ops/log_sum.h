@@ -1,5 +1,5 @@
-// The logarithm of a sum of exponentials, as the head's loss has it (contracts/head.h) and as generation takes
-// log-probabilities from logits: there is one order of this sum on the host.
+// The logarithm of a sum of exponentials, as operations leave it (LogitSums, contracts/head.h) and losses and
+// log-probabilities are made of it.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct LogSumOf {
 };
 using LogSum = LogSumOf<float>;
 
-// `logits` become exp(logit - highest). Their sum has lanes of the compiler's vectors, and depends on `size` and the
-// values alone.
+// The CPU's. `logits` become exp(logit - highest). Their sum has lanes of the compiler's vectors, and depends on `size`
+// and the values alone.
 template <class Real>
 LogSumOf<Real> log_sum_of(Real* logits, int64_t size);
 

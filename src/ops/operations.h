@@ -89,5 +89,6 @@
   X(peer_fetch, PeerFetch)                                       \
   X(sum_across, SumAcross)                                       \
   X(head_loss, HeadLoss)                                         \
+  X(logit_sums, LogitSums)                                       \
   X(adamw_steps, AdamWSteps)                                     \
   X(muon_step, MuonStep)

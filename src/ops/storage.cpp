@@ -14,7 +14,10 @@ constexpr ArenaDescription kTable[] = {
     {ArenaKind::kWeightCodes, "weight codes", "weights rounded for their products, as they are and transposed",
      Placement::kDevice},
     {ArenaKind::kGradients, "gradients", "one a weight", Placement::kDevice},
-    {ArenaKind::kOptimizer, "optimizer", "moments of AdamW and Muon", Placement::kDevice},
+    {ArenaKind::kOptimizer, "optimizer", "moments of AdamW and Muon, lower halves of masters", Placement::kDevice},
+    {ArenaKind::kHostState, "host state", "the same of weights that optim.offload moves to the host, pinned",
+     Placement::kMapped, /*at_first_use=*/false,
+     "set optim.offload = \"none\", free memory of the host, or raise the memory limit of this process or container"},
     {ArenaKind::kActivations, "activations", "of one microbatch, train.microbatch_seqs x data.seq_len tokens",
      Placement::kDevice},
     {ArenaKind::kScratch, "scratch", "temporaries of single operations", Placement::kDevice},
@@ -65,6 +68,15 @@ MemorySource& source_of(Device& device, Placement placement) {
   NMOE_CHECK(false, "an arena in no memory");
 }
 
+void reserve_arena(Device& device, Arena& arena, const ArenaDescription& entry, int64_t bytes) {
+  try {
+    arena.reserve(source_of(device, entry.placement), bytes);
+  } catch (const Error& error) {
+    if (entry.remedy.empty()) throw;
+    throw runtime_error(fmt::format("{}: {} ({})", entry.name, error.what(), entry.meaning), std::string(entry.remedy));
+  }
+}
+
 }  // namespace
 
 std::span<const ArenaDescription, kNumArenas> arena_table() { return kTable; }
@@ -94,7 +106,7 @@ Storage::Storage(Device& device, const StoragePlan& plan) : Storage(device) {
   counting_ = false;
   for (const ArenaDescription& entry : arena_table()) {
     if (entry.at_first_use || plan.leaves_out(entry.kind)) continue;
-    (*this)[entry.kind].reserve(source_of(device, entry.placement), plan[entry.kind]);
+    reserve_arena(device, (*this)[entry.kind], entry, plan[entry.kind]);
   }
 }
 
@@ -107,7 +119,7 @@ void Storage::reserve(ArenaKind kind) {
   const ArenaDescription& entry = arena_table()[static_cast<size_t>(kind)];
   NMOE_CHECK(entry.at_first_use, "the arena '{}' is reserved at the start", entry.name);
   Arena& arena = (*this)[kind];
-  if (!counting_ && arena.counting()) arena.reserve(source_of(device_, entry.placement), plan_[kind]);
+  if (!counting_ && arena.counting()) reserve_arena(device_, arena, entry, plan_[kind]);
 }
 
 StoragePlan Storage::used() {

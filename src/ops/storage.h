@@ -25,6 +25,7 @@ enum class ArenaKind {
   kWeightCodes,
   kGradients,
   kOptimizer,
+  kHostState,
   kActivations,
   kScratch,
   kCopyScratch,
@@ -36,7 +37,7 @@ enum class ArenaKind {
   kExchange,
   kCheckpointStaging,
 };
-inline constexpr size_t kNumArenas = 14;
+inline constexpr size_t kNumArenas = 15;
 
 // Where an arena's memory is: the device's own; the host's, for transfers; the host's, for operations of all devices.
 enum class Placement { kDevice, kHost, kMapped };
@@ -47,6 +48,7 @@ struct ArenaDescription {
   std::string_view meaning;
   Placement placement;
   bool at_first_use = false;  // its memory is taken by Storage::reserve(), not at the start
+  std::string_view remedy;    // where there is no such memory; empty: what the memory itself says
 };
 // One entry an ArenaKind, in the order of the enumerators.
 std::span<const ArenaDescription, kNumArenas> arena_table();

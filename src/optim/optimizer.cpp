@@ -6,6 +6,20 @@
 #include "base/rng.h"
 
 namespace nmoe {
+namespace {
+
+// The random bits of some of a weight's elements, of which there are `size`.
+MomentRounding random_of(MomentRounding whole, int64_t size, ElementRange elements) {
+  if (!whole.matrices.defined()) {
+    whole.first += elements.offset;
+  } else {
+    const int64_t one = size / whole.matrices.num_elements();
+    whole.matrices = whole.matrices.rows(elements.offset / one, elements.end() / one);
+  }
+  return whole;
+}
+
+}  // namespace
 
 const GroupConfig& group_of(const OptimConfig& config, WeightGroup group) {
   switch (group) {
@@ -35,40 +49,60 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
 }
 
-Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates,
+void OptimizerState::begin_download(Ops& ops, void* host) const {
+  Device& device = ops.device();
+  if (!in_host) return device.begin_download(host, tensor);
+  const Tensor on_device(weight->shard.updated_of(weight->grad).raw(), tensor.dtype(), tensor.shape());
+  ops.copy({.source = tensor, .destination = on_device});
+  device.begin_download(host, on_device);
+}
+
+Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, StateMemory memory, Tensor rates,
                      Tensor rounding_key)
     : config_(config), ops_(ops) {
-  const bool rounds = config_.adamw.state == MomentFormat::kBf16;
+  constexpr int64_t kAnyElements = 64;  // of a tensor that may be cut anywhere: whole cache lines of all
+  const bool offloads = config_.offload == Offload::kState;
+  std::vector<HostState::Weight> in_host;
   for (Weight& weight : weights.all()) {
+    Arena& arena = offloads && weight.spec.is_trained() ? memory.host : memory.device;
+    const Shape shape = weight.shard.updated_shape();
+    if (weight.value.dtype() != ops.stat_dtype()) weight.low = arena.allocate(DType::kI16, shape);
     if (!weight.spec.is_trained()) continue;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
     auto index = std::ranges::find(groups_, &settings);
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     const bool is_muon = settings.optimizer == OptimizerKind::kMuon;
-    const DType dtype = rounds && !is_muon ? DType::kBF16 : ops.stat_dtype();
-    Slot slot{.weight = &weight,
-              .rates = rates[index - groups_.begin()],
-              .m = arena.allocate(dtype, weight.shard.updated_shape()),
-              .v = {},
-              .random = {}};
+    const MomentFormat format = is_muon ? config_.muon.state : config_.adamw.state;
+    const DType dtype = format == MomentFormat::kBf16 ? DType::kBF16 : ops.stat_dtype();
+    Slot slot{.weight = &weight, .rates = rates[index - groups_.begin()], .random = {}};
+    int64_t together = is_muon ? weight.shard.updated.extent : kAnyElements;
     if (dtype == DType::kBF16) {
       slot.random = {.key = rounding_key,
-                     .stream = fnv1a64("adamw." + weight.spec.name),
+                     .stream = fnv1a64((is_muon ? "muon." : "adamw.") + weight.spec.name),
                      .first = weight.shard.updated.offset,
                      .matrices = {}};
       if (weight.spec.group == WeightGroup::kExperts) {
-        slot.random.matrices = arena.allocate(DType::kI32, {weight.shard.shape[0]});
+        slot.random.matrices = memory.device.allocate(DType::kI32, {weight.shard.shape[0]});
+        if (!is_muon) together = weight.shard.shape[1] * weight.shard.shape[2];
       }
     }
+    WeightState state{.low = weight.low, .m = arena.allocate(dtype, shape), .v = {}};
     if (is_muon) {
-      state_.push_back({{"muon.momentum." + weight.spec.name, slot.m}, &weight});
+      state_.push_back({{"muon.momentum." + weight.spec.name, state.m}, &weight, offloads});
     } else {
-      slot.v = arena.allocate(dtype, weight.shard.updated_shape());
-      state_.push_back({{"adamw.m." + weight.spec.name, slot.m}, &weight});
-      state_.push_back({{"adamw.v." + weight.spec.name, slot.v}, &weight});
+      state.v = arena.allocate(dtype, shape);
+      state_.push_back({{"adamw.m." + weight.spec.name, state.m}, &weight, offloads});
+      state_.push_back({{"adamw.v." + weight.spec.name, state.v}, &weight, offloads});
     }
-    if (weight.shard.updated.extent > 0) slots_.push_back(slot);
+    if (weight.shard.updated.extent == 0) continue;
+    if (offloads) {
+      in_host.push_back({slots_.size(), state, together});
+    } else {
+      on_device_.push_back({slots_.size(), {0, weight.shard.updated.extent}, state});
+    }
+    slots_.push_back(slot);
   }
+  in_host_ = HostState(in_host);
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
   place_experts();
 }
@@ -92,35 +126,45 @@ void Optimizer::write_rates(const Progress& progress, int64_t step_tokens, Tenso
   }
 }
 
-void Optimizer::step(Tensor grad_scale) {
+void Optimizer::step(Tensor grad_scale, Arena& room) {
+  update(on_device_, grad_scale);
+  in_host_.update(ops_.device(), room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); });
+}
+
+void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
   AdamWSteps steps;
-  for (const Slot& slot : slots_) {
+  for (const auto& [index, elements, state] : parts) {
+    const Slot& slot = slots_[index];
     const Weight& weight = *slot.weight;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
     const Tensor w = weight.shard.updated_of(weight.value);
     const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
-      const auto matrices = [&](const Tensor& x) {
-        return x.defined() ? x.reshape(weight.spec.as_matrices(x.shape())) : x;
+      const auto matrices = [&, &spec = weight.spec](const Tensor& x) {
+        return x.defined() ? x.reshape(spec.as_matrices(w.shape())) : x;
       };
       ops_.muon_step({.w = matrices(w),
-                      .low = matrices(weight.low),
+                      .low = matrices(state.low),
                       .grad = matrices(weight.total),
-                      .momentum = matrices(slot.m),
+                      .momentum = matrices(state.m),
                       .grad_scale = grad_scale,
                       .rates = slot.rates,
+                      .random = slot.random,
                       .beta = config_.muon.momentum,
                       .weight_decay = weight_decay,
                       .iterations = static_cast<int>(config_.muon.iterations)});
     } else {
-      steps.all.push_back({.w = w,
-                           .low = weight.low,
-                           .grad = weight.total,
-                           .m = slot.m,
-                           .v = slot.v,
+      const auto part = [&, range = elements](const Tensor& x) {
+        return x.reshape({x.num_elements()}).rows(range.offset, range.end());
+      };
+      steps.all.push_back({.w = part(w),
+                           .low = state.low,
+                           .grad = part(weight.total),
+                           .m = state.m,
+                           .v = state.v,
                            .grad_scale = grad_scale,
                            .rates = slot.rates,
-                           .random = slot.random,
+                           .random = random_of(slot.random, w.num_elements(), elements),
                            .beta1 = config_.adamw.beta1,
                            .beta2 = config_.adamw.beta2,
                            .eps = config_.adamw.eps,

@@ -1,4 +1,6 @@
-// Applies each weight group's optimizer and owns its state.
+// Applies each weight group's optimizer and owns its state: moments, and the rest of masters (Parameter::low). The
+// state of a weight lives in one place, the device's memory or the host's, as optim.offload says. Operations reach it
+// in either; the update of what lives in the host's takes it through the device's (optim/host_state.h).
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
@@ -9,6 +11,7 @@
 #include "config/config.h"
 #include "model/weight_set.h"
 #include "ops/ops.h"
+#include "optim/host_state.h"
 #include "optim/schedule.h"
 #include "tensor/arena.h"
 #include "tensor/named_tensor.h"
@@ -21,6 +24,17 @@ const GroupConfig& group_of(const OptimConfig& config, WeightGroup group);
 // Of the elements of a weight that this rank updates: as large as those, or empty.
 struct OptimizerState : NamedTensor {
   const Weight* weight = nullptr;
+  bool in_host = false;
+
+  // Copies it to host memory, as Device::begin_download() says. What lives in the host's goes by way of the weight's
+  // gradient, which it overwrites, so that the host waits for nothing.
+  void begin_download(Ops& ops, void* host) const;
+};
+
+// Where state may live: memory of the device, and mapped memory of the host (Device).
+struct StateMemory {
+  Arena& device;
+  Arena& host;
 };
 
 class Optimizer {
@@ -31,9 +45,11 @@ class Optimizer {
   // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
   static Tensor allocate_rates(Arena& arena);
 
-  // State starts at zero in `arena`. `rates`, made by allocate_rates, and rounding_key ([1] i64, another number in
-  // every step, of moments in BF16) are read by step(). `config` and `weights` must outlive the optimizer.
-  Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, Arena& arena, Tensor rates, Tensor rounding_key);
+  // Moments start at zero. Gives the weights the rest of their masters, which they do not have yet. `rates`, made by
+  // allocate_rates, and rounding_key ([1] i64, another number in every step, of moments in BF16) are read by step().
+  // `config` and `weights` must outlive the optimizer.
+  Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, StateMemory memory, Tensor rates,
+            Tensor rounding_key);
 
   // After weights were told which experts are here (WeightShard::place_experts).
   void place_experts();
@@ -42,8 +58,9 @@ class Optimizer {
   // with; progress.steps is its number, from 1.
   void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
-  // Not finite: nothing is changed.
-  void step(Tensor grad_scale);
+  // Not finite: nothing is changed. Needs `room`, a device's arena, only during the call, and all lanes where state
+  // lives in host memory.
+  void step(Tensor grad_scale, Arena& room);
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
@@ -53,15 +70,16 @@ class Optimizer {
   struct Slot {
     Weight* weight;
     Tensor rates;           // [3] f64
-    Tensor m;               // AdamW's first moment or Muon's momentum
-    Tensor v;               // AdamW's second moment; undefined for Muon
     MomentRounding random;  // of BF16 moments
   };
+  void update(std::span<const StatePart> parts, Tensor grad_scale);
 
   const OptimConfig& config_;
   Ops& ops_;
   std::vector<const GroupConfig*> groups_;  // in the order of their rates
-  std::vector<Slot> slots_;
+  std::vector<Slot> slots_;                 // of weights of which this rank updates something
+  std::vector<StatePart> on_device_;        // of slots
+  HostState in_host_;                       // of the others
   std::vector<OptimizerState> state_;
 };
 

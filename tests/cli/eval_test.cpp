@@ -299,6 +299,16 @@ TEST_F(EvalCommandTest, WhileTraining) {
       fmt::format("step 6: MINE {:.4f} ", report.at("means").at("MINE").at("value").get<double>());
   EXPECT_TRUE(contains(outcome.err, value));
 
+  // Answers, too, are written by the weights as they are between two steps.
+  auto written = more;
+  written.insert(written.end(), {"run.name=written", "eval.tasks=written.toml", "eval.limit=0"});
+  const Outcome answered = n(train(written));
+  ASSERT_EQ(answered.exit_code, 0) << answered.err;
+  EXPECT_EQ(weights("written"), weights("plain"));
+  for (const char* step : {"step 2: ", "step 4: ", "step 6: "}) {
+    EXPECT_TRUE(contains(answered.err, std::string(step) + "written/written ")) << answered.err;
+  }
+
   // Ranks divide the texts, which are packed as documents.
   std::vector<std::string> said;
   for (const int ranks : {1, 2}) {
@@ -344,8 +354,15 @@ TEST_F(EvalCommandTest, Refusals) {
                "scripts/eval_data.sh");
   write_tasks(3);
   expect_error(n({"eval", "nowhere", "--tasks", "written.toml", "--data", "tasks"}), 1, "nowhere", "");
-  expect_error(n(train({"run.name=new", "eval.every=2", "eval.tasks=written.toml", "eval.data_dir=tasks"})), 2,
-               "answers to written/written are written", "n eval");
+  const auto writing = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"run.name=new", "eval.every=2", "eval.data_dir=tasks"});
+    return n(train(settings));
+  };
+  expect_error(writing({"eval.tasks=written.toml", "parallel.ranks=2"}), 2,
+               "answers to written/written are written, which a run of several ranks does not do", "n eval");
+  expect_error(writing({"eval.tasks=written.toml", "data.seq_len=8"}), 2,
+               "answers to written/written have up to 9 tokens, and data.seq_len is 8", "raise data.seq_len");
+  expect_error(writing({"eval.tasks=humaneval"}), 2, "are programs, which a run that trains does not run", "n eval");
   expect_error(n({"eval", "compare", "a", "b"}), 2, "'a' is not a finished evaluation", "n eval --out");
 }
 

@@ -10,6 +10,7 @@
 #include "infer/logprobs.h"
 #include "infer/recurrent_model.h"
 #include "infer/whole_logits.h"
+#include "support/log_sum.h"
 
 namespace nmoe {
 namespace {
@@ -42,7 +43,7 @@ TEST(CachedScorer, GivesWhatTheWholeModelSays) {
       for (auto at = static_cast<size_t>(text.begin); at < text.tokens.size(); ++at) {
         const std::vector<float>& row = logits[at - 1];
         const auto target = static_cast<size_t>(text.tokens[at]);
-        nats += static_cast<double>(LogSums().of(row).loss(row[target]));
+        nats += static_cast<double>(test::log_sum(row).loss(row[target]));
         greedy = greedy && *std::ranges::max_element(row) == row[target];
       }
       EXPECT_NEAR(scores[group][i].nats, nats, 1e-5 * nats + 1e-5) << "group " << group << ", text " << i;
@@ -70,7 +71,7 @@ TEST(CachedScorer, SharesPrefixesOfRecurrentStatesByCopies) {
           double nats = 0.0;
           for (auto at = static_cast<size_t>(text.begin); at < text.tokens.size(); ++at) {
             const std::vector<float>& row = rows[at - 1];
-            nats += static_cast<double>(LogSums().of(row).loss(row[static_cast<size_t>(text.tokens[at])]));
+            nats += static_cast<double>(test::log_sum(row).loss(row[static_cast<size_t>(text.tokens[at])]));
           }
           EXPECT_EQ(scores[group][i].nats, nats) << "group " << group << ", text " << i << ", " << slots << " slots";
         }

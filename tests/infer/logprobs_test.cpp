@@ -4,12 +4,14 @@
 
 #include <cmath>
 
+#include "support/log_sum.h"
+
 namespace nmoe {
 namespace {
 
 TEST(LogprobsTest, AreThoseOfTheSoftmax) {
   const std::vector<float> logits = {1, 3, -2, 3, 0};
-  const LogSum log_sum = LogSums().of(logits);
+  const LogSum log_sum = test::log_sum(logits);
   EXPECT_FLOAT_EQ(log_sum.log_z(), static_cast<float>(std::log(std::exp(1) + 2 * std::exp(3) + std::exp(-2) + 1)));
   const std::vector<TokenLogprob> top = top_logprobs(logits, log_sum, 3);
   ASSERT_EQ(top.size(), 3u);
@@ -23,10 +25,9 @@ TEST(LogprobsTest, AreThoseOfTheSoftmax) {
 }
 
 TEST(LogprobsTest, LogitsOfAnySize) {
-  LogSums sums;
-  EXPECT_FLOAT_EQ(sums.of(std::vector<float>{1e30f, -1e30f}).log_z(), 1e30f);
-  EXPECT_FLOAT_EQ(sums.of(std::vector<float>{-1000, -1000}).log_z(), static_cast<float>(-1000 + std::log(2)));
-  EXPECT_FLOAT_EQ(sums.of(std::vector<float>{-1000, -1000}).logprob(-1000), static_cast<float>(-std::log(2)));
+  EXPECT_FLOAT_EQ(test::log_sum(std::vector<float>{1e30f, -1e30f}).log_z(), 1e30f);
+  EXPECT_FLOAT_EQ(test::log_sum(std::vector<float>{-1000, -1000}).log_z(), static_cast<float>(-1000 + std::log(2)));
+  EXPECT_FLOAT_EQ(test::log_sum(std::vector<float>{-1000, -1000}).logprob(-1000), static_cast<float>(-std::log(2)));
 }
 
 }  // namespace

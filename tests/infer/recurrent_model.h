@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "infer/cached_model.h"
-#include "infer/logprobs.h"
 #include "model/sequence_model.h"
 #include "ops/storage.h"
+#include "support/log_sum.h"
 
 namespace nmoe::test {
 
@@ -63,7 +63,7 @@ class RunningSumModel final : public SequenceModel {
     for (int64_t i = 0; i < scored.rows.dim(0); ++i) {
       const std::vector<float> logits = logits_of_sum(sums[static_cast<size_t>(scored.rows.data<int32_t>()[i])]);
       const auto target = static_cast<size_t>(scored.targets.data<int32_t>()[i]);
-      scored.losses.data<float>()[i] = LogSums().of(logits).loss(logits[target]);
+      scored.losses.data<float>()[i] = test::log_sum(logits).loss(logits[target]);
       scored.predictions.data<int32_t>()[i] = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
     }
   }

@@ -7,6 +7,7 @@
 #include "infer/engine.h"
 #include "infer/recurrent_model.h"
 #include "infer/transcript.h"
+#include "support/log_sum.h"
 #include "support/tiny_run.h"
 
 namespace nmoe {
@@ -42,7 +43,7 @@ void expect_right(const GenerationRequest& request, const Transcript& got) {
   const auto rows = test::logits_of_text(text);
   for (size_t i = 0; i < got.ids.size(); ++i) {
     const std::vector<float>& logits = rows[request.prompt.size() + i - 1];
-    const float expected = LogSums().of(logits).logprob(logits[static_cast<size_t>(got.ids[i])]);
+    const float expected = test::log_sum(logits).logprob(logits[static_cast<size_t>(got.ids[i])]);
     EXPECT_EQ(got.tokens[i].logprob, expected) << "token " << i;
   }
 }
@@ -118,7 +119,7 @@ TEST(RecurrentGeneration, PromptsAreScoredFromTheirFirstToken) {
   ASSERT_EQ(got.prompt.size(), request.prompt.size());
   for (size_t i = 1; i < got.prompt.size(); ++i) {
     const auto id = static_cast<size_t>(request.prompt[i]);
-    EXPECT_EQ(got.prompt[i].logprob, LogSums().of(rows[i - 1]).logprob(rows[i - 1][id]));
+    EXPECT_EQ(got.prompt[i].logprob, test::log_sum(rows[i - 1]).logprob(rows[i - 1][id]));
   }
 }
 

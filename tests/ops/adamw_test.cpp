@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "ops/adamw_math.h"
+#include "ops/moment_rounding.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 
@@ -173,19 +173,19 @@ TEST(RoundedMoments, AreAtEitherNeighbourAndRightInTheMean) {
       const float x = sign * (kLower + way * (kUpper - kLower));
       int64_t upper = 0;
       for (uint32_t random = 0; random < 0x10000U; ++random) {
-        const float rounded = bf16_to_float(static_cast<uint16_t>(adamw::to_bf16(x, random) >> 16));
+        const float rounded = bf16_to_float(static_cast<uint16_t>(moments::to_bf16(x, random) >> 16));
         ASSERT_TRUE(rounded == sign * kLower || rounded == sign * kUpper) << x << " " << rounded;
         upper += rounded == sign * kUpper ? 1 : 0;
-        ASSERT_EQ(adamw::second_bits(adamw::second_bits(random)), random);
+        ASSERT_EQ(moments::second_bits(moments::second_bits(random)), random);
       }
       EXPECT_EQ(static_cast<float>(upper), way * 0x1p16F) << x;
     }
   }
   for (const uint32_t random : {0U, 1U, 0xFFFFU}) {
-    EXPECT_EQ(adamw::to_bf16(INFINITY, random) >> 16, 0x7F80U);
-    EXPECT_EQ(adamw::to_bf16(-INFINITY, random) >> 16, 0xFF80U);
-    EXPECT_TRUE(std::isnan(bf16_to_float(static_cast<uint16_t>(adamw::to_bf16(NAN, random) >> 16))));
-    EXPECT_EQ(adamw::to_bf16(0.0F, random) >> 16, 0U);
+    EXPECT_EQ(moments::to_bf16(INFINITY, random) >> 16, 0x7F80U);
+    EXPECT_EQ(moments::to_bf16(-INFINITY, random) >> 16, 0xFF80U);
+    EXPECT_TRUE(std::isnan(bf16_to_float(static_cast<uint16_t>(moments::to_bf16(NAN, random) >> 16))));
+    EXPECT_EQ(moments::to_bf16(0.0F, random) >> 16, 0U);
   }
 }
 

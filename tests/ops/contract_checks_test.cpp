@@ -119,6 +119,16 @@ TEST_F(ContractChecks, VocabularyAndNorms) {
           [](auto& a) { a.bias = of(DType::kBF16, {4}); }});
   expect(&Ops::bias_backward, {.dy = floats({3, 4}), .dbias = floats({4})},
          {[](auto& a) { a.dbias = floats({3}); }, [](auto& a) { a.dy = floats({4}); }});
+  expect(&Ops::logit_sums, {.logits = floats({3, 9}), .sums = floats({3, 3})},
+         {[](auto& a) {
+            a.sums = floats({3, 2});
+          },
+          [](auto& a) {
+            a.logits = of(DType::kBF16, {3, 9});
+          },
+          [](auto& a) {
+            a.sums = doubles({3, 3});
+          }});
   expect(&Ops::rms_norm_forward, {.x = floats({3, 4}), .gain = floats({4}), .y = floats({3, 4}), .rstd = floats({3})},
          {[](auto& a) { a.gain = floats({3}); }, [](auto& a) { a.y_codes = codes(3, 5); }});
   expect(&Ops::rms_norm_backward,
@@ -632,6 +642,14 @@ TEST_F(ContractChecks, Optimizers) {
          {[](auto& a) { a.w = a.grad = a.momentum = floats({24}); },
           [](auto& a) {
             a.momentum = floats({2, 3, 3});
+          },
+          [](auto& a) {
+            a.momentum = of(DType::kBF16, {2, 3, 4});  // without random bits
+          },
+          [](auto& a) { a.random.key = of(DType::kI64, {1}); },
+          [](auto& a) {
+            a.momentum = of(DType::kBF16, {2, 3, 4});
+            a.random = {.key = of(DType::kI64, {1}), .matrices = ints({4})};  // halves of Muon's
           },
           [](auto& a) { a.rates = {}; }});
 }

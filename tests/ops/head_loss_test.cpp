@@ -2,6 +2,7 @@
 // ops/cpu/head_loss.cpp; vocabularies are multiples of nothing.
 #include <gtest/gtest.h>
 
+#include "ops/log_sum.h"
 #include "support/gradient_check.h"
 
 namespace nmoe::test {
@@ -239,6 +240,57 @@ TEST(HeadLoss, SameBitsForAnyNumberOfThreads) {
     EXPECT_TRUE(same_bits(args.dx, first.dx)) << threads;
     EXPECT_TRUE(same_bits(args.dw, first.dw)) << threads;
   }
+}
+
+TEST(LogitSums, AreTheDefinition) {
+  for (const auto& [rows, vocab] : {std::pair<int64_t, int64_t>{0, 5}, {1, 1}, {7, 37}, {300, 1031}}) {
+    TensorPool pool;
+    const Tensor logits = pool.normal({rows, vocab}, 3.0), sums = pool.full({rows, 3}, NAN);
+    const std::vector<double> before = values(logits);
+    cpu_device()->logit_sums({.logits = logits, .sums = sums});
+    EXPECT_EQ(values(logits), before);
+    std::vector<double> expected;
+    for (int64_t row = 0; row < rows; ++row) {
+      const std::span<const double> own = logits[row].span<double>();
+      const double highest = *std::ranges::max_element(own);
+      double sum = 0;
+      for (const double logit : own) sum += std::exp(logit - highest);
+      expected.insert(expected.end(), {highest, sum, std::log(sum)});
+    }
+    EXPECT_TRUE(near(sums, expected, 1e-12)) << rows << " rows, vocabulary " << vocab;
+  }
+}
+
+// What generation takes log-probabilities from is what a loss is made of, with gradients and without, to the bit.
+TEST(LogitSums, LossesAreMadeOfThem) {
+  TensorPool pool(DType::kF32);
+  HeadLoss args = make_head_loss(pool, 600, 33, 1030);
+  const Tensor logits = pool.zeros({600, 1030}), sums = pool.zeros({600, 3});
+  cpu_device(DType::kF32)->linear_forward({.x = args.x, .w = args.w, .y = logits, .addend = {}});
+  cpu_device(DType::kF32)->logit_sums({.logits = logits, .sums = sums});
+  const auto expect_losses = [&] {
+    cpu_device(DType::kF32)->head_loss(args);
+    for (int64_t row = 0; row < 600; ++row) {
+      const float* const of_row = sums[row].data<float>();
+      const auto target = static_cast<int64_t>(get(args.targets, row));
+      if (target < 0) continue;
+      const LogSum sum{.highest = of_row[0], .sum = of_row[1], .log = of_row[2]};
+      ASSERT_EQ(args.losses.data<float>()[row], sum.loss(logits[row].data<float>()[target])) << "row " << row;
+    }
+  };
+  expect_losses();
+  args.dx = args.dw = args.grad_scale = Tensor();
+  expect_losses();
+}
+
+// A NaN among logits makes the sum one, whatever the others are; infinities that cancel do, too.
+TEST(LogitSums, WhatIsNotFiniteShows) {
+  TensorPool pool(DType::kF32);
+  const Tensor logits = pool.of({4, 3}, {1, NAN, 2, NAN, NAN, NAN, 1, INFINITY, 2, 1, -INFINITY, 2});
+  const Tensor sums = pool.zeros({4, 3});
+  cpu_device(DType::kF32)->logit_sums({.logits = logits, .sums = sums});
+  for (const int64_t row : {0, 1, 2}) EXPECT_TRUE(std::isnan(get(sums, row * 3 + 2))) << row;
+  EXPECT_NEAR(get(sums, 3 * 3 + 2), std::log(1 + std::exp(-1.0)), 1e-6);
 }
 
 TEST(HeadLoss, TargetBeyondTheVocabularyIsABug) {

@@ -2,8 +2,10 @@
 // near one.
 #include <gtest/gtest.h>
 
+#include "ops/moment_rounding.h"
 #include "ops/newton_schulz.h"
 #include "support/gradient_check.h"
+#include "tensor/convert.h"
 
 namespace nmoe::test {
 namespace {
@@ -81,6 +83,85 @@ TEST(Muon, IsItsDefinition) {
     EXPECT_TRUE(near(step.w, expected_w, 1e-9));
     EXPECT_TRUE(near(step.momentum, expected_momentum, 1e-12));
   }
+}
+
+std::vector<uint16_t> bits_of_momentum(Tensor x) {
+  const auto* const first = static_cast<const uint16_t*>(x.raw());
+  return {first, first + x.num_elements()};
+}
+
+// The matrices of a whole tensor with a momentum in BF16, of which some may be here, in any slots.
+MuonStep rounded_step(TensorPool& pool, Tensor grad, int64_t key) {
+  MuonStep step = {.w = pool.zeros(grad.shape()),
+                   .grad = grad,
+                   .momentum = pool.zeros(DType::kBF16, grad.shape()),
+                   .grad_scale = pool.zeros(DType::kF64, {1}),
+                   .rates = pool.zeros(DType::kF64, {1}),
+                   .random = {.key = pool.zeros(DType::kI64, {1}), .stream = 17},
+                   .beta = 0.9};
+  set(step.grad_scale, 0, 0.5);
+  set(step.rates, 0, 0.03);
+  *step.random.key.data<int64_t>() = key;
+  return step;
+}
+
+// A step takes the momentum as it is before it is rounded; what stays of it is either neighbour, by the bits of the
+// element.
+TEST(Muon, MomentumInBf16IsRoundedBehindTheStep) {
+  TensorPool pool(DType::kF32);
+  const Shape shape = {2, 9, 14};
+  const MuonStep rounded = rounded_step(pool, pool.normal(shape), 5);
+  MuonStep exact = rounded;
+  exact.w = pool.zeros(shape), exact.momentum = pool.zeros(shape), exact.random = {};
+  for (int number = 1; number <= 3; ++number) {
+    const Tensor before = pool.zeros(shape), w = pool.clone(rounded.w);
+    widen(DType::kBF16, rounded.momentum.raw(), before.data<float>(), static_cast<size_t>(before.num_elements()));
+    exact.momentum = pool.clone(before), exact.w = w;
+    cpu_device(DType::kF32)->muon_step(rounded);
+    cpu_device(DType::kF32)->muon_step(exact);
+    EXPECT_TRUE(near(rounded.w, w, 1e-4)) << number;
+    const std::vector<uint16_t> bits = bits_of_momentum(rounded.momentum);
+    for (int64_t i = 0; i < before.num_elements(); ++i) {
+      const float momentum = std::fma(0.9F, before.data<float>()[i], 0.5F * rounded.grad.data<float>()[i]);
+      const random::Words words = moments::rounding_words(5, 17, i / 8);
+      const uint32_t random = moments::first_bits(words, static_cast<int>(i % 8));
+      ASSERT_EQ(bits[static_cast<size_t>(i)], moments::to_bf16(momentum, random) >> 16) << number << " " << i;
+    }
+  }
+}
+
+// Whatever the number of threads, and in whichever slots experts of two matrices each are.
+TEST(Muon, RandomBitsOfAMomentumBelongToElements) {
+  TensorPool pool(DType::kF32);
+  constexpr int64_t kExperts = 5, kRows = 7, kCols = 13;
+  const Tensor grad = pool.normal({2 * kExperts, kRows, kCols});
+  const MuonStep whole = rounded_step(pool, grad, 3), one_thread = rounded_step(pool, grad, 3),
+                 other_key = rounded_step(pool, grad, 4);
+  cpu_device(DType::kF32, 3)->muon_step(whole);
+  cpu_device(DType::kF32, 1)->muon_step(one_thread);
+  cpu_device(DType::kF32, 1)->muon_step(other_key);
+  EXPECT_EQ(bits_of_momentum(whole.momentum), bits_of_momentum(one_thread.momentum));
+  EXPECT_NE(bits_of_momentum(whole.momentum), bits_of_momentum(other_key.momentum));
+
+  const std::vector<double> here = {3, 0, 4};
+  const Tensor some = pool.zeros({6, kRows, kCols});
+  const auto each_slot = [&](const auto& visit) {
+    for (size_t slot = 0; slot < here.size(); ++slot) {
+      const auto from = 2 * static_cast<int64_t>(here[slot]), to = 2 * static_cast<int64_t>(slot);
+      visit(from, to);
+    }
+  };
+  each_slot([&](int64_t from, int64_t to) {
+    std::memcpy(some[to].raw(), grad[from].raw(), static_cast<size_t>(2 * grad[from].num_bytes()));
+  });
+  MuonStep part = rounded_step(pool, some, 3);
+  part.random.matrices = pool.ints({3}, here);
+  cpu_device(DType::kF32, 2)->muon_step(part);
+  each_slot([&](int64_t from, int64_t to) {
+    EXPECT_EQ(bits_of_momentum(part.momentum.rows(to, to + 2)), bits_of_momentum(whole.momentum.rows(from, from + 2)))
+        << from;
+    EXPECT_TRUE(same_bits(part.w.rows(to, to + 2), whole.w.rows(from, from + 2))) << from;
+  });
 }
 
 TEST(Muon, UpdateIsNearlyOrthogonal) {

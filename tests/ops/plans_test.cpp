@@ -78,9 +78,10 @@ TEST(Plans, AttentionToACacheHasTrainingsOrderForItsHeads) {
 
 TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
   using enum cuda::CachedAttentionWay;
-  const auto way = [](DType dtype, int64_t nope, int64_t rope, int64_t value, double scale = 0.1) {
+  const auto way = [](const cuda::KernelSet& kernels, DType dtype, int64_t nope, int64_t rope, int64_t value,
+                      double scale = 0.1) {
     constexpr int64_t kTokens = 5, kHeads = 3, kPositions = 300;
-    return plan_of(kHopper, MlaExpandedAttention{.scale = scale,
+    return plan_of(kernels, MlaExpandedAttention{.scale = scale,
                                                  .q = without_values(dtype, {kTokens, kHeads, nope + rope}),
                                                  .slots = without_values(DType::kI32, {kTokens}),
                                                  .positions = without_values(DType::kI32, {kTokens}),
@@ -89,13 +90,44 @@ TEST(Plans, MlasCachesHaveTrainingsOrderForItsHeads) {
                                                  .out = without_values(dtype, {kTokens, kHeads, value})})
         .way;
   };
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 64, 64, 128), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 32, 32, 64), kBlocks);
-  EXPECT_EQ(way(DType::kBF16, 124, 4, 128), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 64), kRows);
-  EXPECT_EQ(way(DType::kBF16, 128, 64, 128, 0.0), kRows);
-  EXPECT_EQ(way(DType::kF32, 128, 64, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 64, 64, 128), kTiles);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 32, 32, 64), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 96, 32, 128), kBlocks);
+  EXPECT_EQ(way(kBlackwell, DType::kBF16, 128, 64, 128), kBlocks);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 124, 4, 128), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 64), kRows);
+  EXPECT_EQ(way(kHopper, DType::kBF16, 128, 64, 128, 0.0), kRows);
+  EXPECT_EQ(way(kHopper, DType::kF32, 128, 64, 128), kRows);
+}
+
+// More tokens than slots are prompts, which the kernel that trains takes where they are many; what it is planned for
+// does for fewer.
+TEST(Plans, PromptsAttendToACacheByTrainingsKernel) {
+  using enum cuda::CachedAttentionWay;
+  const auto args = [](int64_t tokens) { return cached(DType::kBF16, tokens, 32, 128, 128, 300); };
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kPromptTokens - 1)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, args(cuda::kPromptTokens)).way, kTiles);
+  EXPECT_EQ(plan_of(kBlackwell, args(4096)).way, kBlocks);
+  EXPECT_EQ(plan_of(kHopper, cached(DType::kBF16, 4096, 32, 128, 64, 300)).way, kGroups);
+  CachedAttention writers = args(cuda::kPromptTokens);
+  writers.keys = writers.values = without_values(DType::kBF16, {cuda::kPromptTokens, 300, writers.keys.dim(2)});
+  EXPECT_EQ(plan_of(kHopper, writers).way, kBlocks);
+  EXPECT_GE(planned_bytes(kHopper, args(4096)), planned_bytes(kHopper, args(cuda::kPromptTokens - 1)));
+
+  const auto latents = [](int64_t tokens, int64_t heads) {
+    return CachedAttention{.q = without_values(DType::kBF16, {tokens, heads, cuda::kLatentKey}),
+                           .slots = without_values(DType::kI32, {tokens}),
+                           .positions = without_values(DType::kI32, {tokens}),
+                           .keys = without_values(DType::kBF16, {3, 4096, cuda::kLatentKey}),
+                           .values = {},
+                           .num_kv_heads = 1,
+                           .out = without_values(DType::kBF16, {tokens, heads, cuda::kLatentValue})};
+  };
+  EXPECT_EQ(plan_of(kHopper, latents(4096, 16)).way, kLatentTiles);
+  EXPECT_EQ(plan_of(kHopper, latents(256, 16)).way, kGroups);
+  EXPECT_EQ(plan_of(kHopper, latents(4096, 8)).way, kGroups);
+  EXPECT_GE(planned_bytes(kHopper, latents(4096, 16)), planned_bytes(kHopper, latents(256, 16)));
 }
 
 // Tokens are taken in parts, of as many as have room, and a window's scores are those of what it sees.
@@ -183,6 +215,40 @@ TEST(Plans, ValuesThatNobodyWantsHaveScratchWhereKernelsMakeThem) {
   forward.kind = backward.kind = Activation::kReluSquared;
   EXPECT_EQ(plan_of(kHopper, forward).pre.shape(), values);
   EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), Shape({256, 128}));
+}
+
+// Logits are F32 and exist for a part of the rows whose gradients wait; validation has no gradients.
+TEST(Plans, HeadsHaveLogitsOfAFewRowsAndGradientsOfMany) {
+  struct Case {
+    DType act;
+    int64_t tokens, dim, vocab, gradient_rows, logit_rows;
+  };
+  for (const Case& c : {Case{DType::kBF16, 32'768, 2048, 163'840, 4096, 1024},
+                        {DType::kBF16, 65'536, 768, 50'304, 13'184, 3328},
+                        {DType::kBF16, 100, 64, 1000, 100, 100},
+                        {DType::kF32, 32'768, 2048, 163'840, 2048, 1024},
+                        {DType::kBF16, 0, 64, 1000, 0, 0}}) {
+    SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}", c.tokens, c.vocab));
+    HeadLoss args{.x = without_values(c.act, {c.tokens, c.dim}),
+                  .w = without_values(c.act, {c.vocab, c.dim}),
+                  .targets = without_values(DType::kI32, {c.tokens}),
+                  .grad_scale = without_values(DType::kF64, {1}),
+                  .losses = without_values(DType::kF32, {c.tokens}),
+                  .dx = without_values(c.act, {c.tokens, c.dim}),
+                  .dw = without_values(DType::kF32, {c.vocab, c.dim}),
+                  .predictions = {}};
+    const cuda::HeadLossPlan plan = plan_of(kHopper, args);
+    EXPECT_EQ(plan.gradients.dtype(), c.act);
+    EXPECT_EQ(plan.gradients.shape(), Shape({c.gradient_rows, c.vocab}));
+    EXPECT_EQ(plan.logits.dtype(), DType::kF32);
+    EXPECT_EQ(plan.logits.shape(), Shape({c.logit_rows, c.vocab}));
+    args.dx = args.dw = args.grad_scale = Tensor();
+    const cuda::HeadLossPlan of_losses = plan_of(kHopper, args);
+    EXPECT_FALSE(of_losses.gradients.defined());
+    EXPECT_EQ(of_losses.logits.dim(0), c.logit_rows);
+  }
+  HeadLoss wide{.x = without_values(DType::kBF16, {4, 8}), .w = without_values(DType::kBF16, {500'000, 8})};
+  EXPECT_THROW(plan_of(kHopper, wide), CheckFailure);
 }
 
 TEST(Plans, OperandsRoundedAheadArePartOfThePlan) {
@@ -273,19 +339,19 @@ TEST(Plans, ManyBatchInvariantRowsGoThroughTrainingsKernels) {
   const auto device = make_device({.kind = "cuda",
                                    .compute_dtype = DType::kBF16,
                                    .part = GpuPart{.memory_bytes = int64_t{80} << 30, .compute_major = 9}});
-  const auto counted = [&](DType dtype, int64_t rows, int64_t width) {
-    Arena& scratch = device->scratch(Lane::kCompute);
-    const int64_t before = scratch.high_water();
-    EXPECT_EQ(before, 0);
+  const auto counted = [&](DType dtype, int64_t rows, int64_t width, int64_t depth = 64) {
+    const Arena& scratch = device->scratch(Lane::kCompute);
+    EXPECT_EQ(scratch.high_water(), 0);
     device->ops(Lane::kCompute, Arithmetic::kBatchInvariant)
-        .linear_forward({.x = without_values(dtype, {rows, 64}),
-                         .w = without_values(dtype, {width, 64}),
+        .linear_forward({.x = without_values(dtype, {rows, depth}),
+                         .w = without_values(dtype, {width, depth}),
                          .y = without_values(dtype, {rows, width}),
                          .addend = {}});
     return scratch.high_water();
   };
   EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows - 1, 72), 0);
   EXPECT_EQ(counted(DType::kBF16, 4096, 76), 0);
+  EXPECT_EQ(counted(DType::kBF16, 4096, 72, cuda::kLeastTrainingDepth - 8), 0);
   EXPECT_EQ(counted(DType::kF32, 4096, 72), 0);
   EXPECT_EQ(counted(DType::kBF16, cuda::kTrainingRows, 72), cuda::kProductWorkspaceBytes);
 

@@ -10,6 +10,7 @@
 namespace nmoe::test {
 namespace {
 
+// Of a weight's gradient, whose sums over rows may be split.
 ProductChoice choice(int64_t rows, int32_t id = 66) {
   return {.device = "NVIDIA H200",
           .library = 130100,
@@ -18,7 +19,7 @@ ProductChoice choice(int64_t rows, int32_t id = 66) {
                       .depth = 384,
                       .input = DType::kBF16,
                       .output = DType::kBF16,
-                      .transpose_b = true,
+                      .transpose_a = true,
                       .align_a = 256,
                       .align_b = 256,
                       .align_d = 64,
@@ -47,7 +48,7 @@ TEST(ProductTable, IsWhatWasWritten) {
   ProductChoice stack = choice(64);
   stack.problem.batch = 12;
   stack.problem.input = stack.problem.output = DType::kF32;
-  stack.problem.transpose_a = stack.problem.tf32 = stack.problem.device_scales = true;
+  stack.problem.transpose_b = stack.problem.tf32 = stack.problem.device_scales = true;
   const ProductTable read = parse_product_table(print_product_table({choice(512), stack}), "table");
   ASSERT_EQ(read.size(), 2U);
   const ProductChoice* expected[] = {&read[0], &read[1]};
@@ -72,7 +73,8 @@ TEST(ProductTable, NamesPlaceAndRemedyOfALineThatIsNoChoice) {
       {line_with("\"rows\":512", "\"rows\":1.5"), "1.5 is not a whole number"},
       {line_with("\"rows\":512", "\"rows\":\"512\""), "string is not a whole number"},
       {line_with("\"rows\":512", "\"rows\":512,\"row\":1"), "\"row\" is not a field"},
-      {line_with("\"b\"", "\"c\""), "\"transposed\" is \"c\""},
+      {line_with("\"a\"", "\"c\""), "\"transposed\" is \"c\""},
+      {line_with("\"a\"", "\"b\""), "algorithm 66 with sums in 2 parts adds up a forward product in another order"},
       {line_with("\"BF16\"", "\"F16\""), "\"input\" is \"F16\""},
       {line_with("[256,256,64]", "[256,256]"), "\"align\""},
       {line_with("[256,256,64]", "[256,256,48]"), "\"align\""},
@@ -92,6 +94,27 @@ TEST(ProductTable, NamesPlaceAndRemedyOfALineThatIsNoChoice) {
     EXPECT_TRUE(contains(error.what(), why)) << error.what();
     EXPECT_TRUE(contains(error.remedy(), "n bench tune"));
     EXPECT_EQ(error.exit_code(), 1);
+  }
+}
+
+// Those that generation computes, too.
+TEST(ProductTable, ForwardProductsHaveAlgorithmsThatMayKeepTheirOrder) {
+  ProductChoice forward = choice(8);
+  forward.problem.transpose_a = false;
+  forward.problem.transpose_b = true;
+  EXPECT_TRUE(is_forward(forward.problem));
+  EXPECT_FALSE(is_forward(choice(8).problem));
+  const auto read = [&](int32_t id, int32_t split_k, uint32_t reduction, DType input) {
+    forward.algorithm.id = id, forward.algorithm.split_k = split_k, forward.algorithm.reduction = reduction;
+    forward.problem.input = input;
+    return parse_product_table(print_product_table({forward}), "table").size();
+  };
+  EXPECT_EQ(read(66, 1, 0, DType::kBF16), 1U);
+  for (const auto& [id, split_k, reduction] : {std::tuple{16, 1, 0U}, {66, 2, 2U}, {66, 1, 2U}}) {
+    const Error error = error_of([&] { read(id, split_k, reduction, DType::kBF16); });
+    EXPECT_TRUE(contains(error.what(), "table:2: ") && contains(error.what(), "another order than generation"))
+        << error.what();
+    EXPECT_EQ(read(id, split_k, reduction, DType::kF32), 1U);  // generation has an order of its own there
   }
 }
 

@@ -118,6 +118,13 @@ TEST(Storage, FlagsBetweenRanksAreInMemoryThatKernelsReach) {
   const Error error = error_of([&] { reserve(with_flags); });
   EXPECT_EQ(error.exit_code(), 1);
   EXPECT_EQ(std::string(error.what()), "cannot pin host memory");
+  // Of state that was moved to the host, the error names what it is for, and the key.
+  StoragePlan with_state = alone;
+  with_state.set(ArenaKind::kHostState, 1 << 10);
+  const Error of_state = error_of([&] { reserve(with_state); });
+  EXPECT_EQ(of_state.exit_code(), 1);
+  EXPECT_TRUE(std::string(of_state.what()).starts_with("host state: cannot pin host memory (")) << of_state.what();
+  EXPECT_TRUE(std::string(of_state.remedy()).starts_with("set optim.offload = \"none\"")) << of_state.remedy();
 }
 
 }  // namespace

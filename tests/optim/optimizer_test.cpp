@@ -16,7 +16,7 @@ namespace {
 class OptimizerTest : public ::testing::Test {
  protected:
   OptimizerTest() : ops_(cpu_device(DType::kF64)) {
-    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_})
+    for (Arena* arena : {&values_, &grads_, &state_, &optimizer_state_, &host_state_, &room_})
       arena->reserve(ops_.device().memory(), 1 << 20);
     weights_.allocate(*ops_, values_, grads_);
     weights_.initialise(*ops_, 1, base_model().init.truncation);
@@ -35,7 +35,9 @@ class OptimizerTest : public ::testing::Test {
   }
 
   ReadyDevice ops_;
-  Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"};
+  Arena values_{"values"}, grads_{"grads"}, state_{"state"}, optimizer_state_{"optimizer"}, host_state_{"host state"},
+      room_{"room"};
+  StateMemory memory_{optimizer_state_, host_state_};
   Tensor rates_;
   WeightSet weights_{describe_model(base_model()).weights};
   OptimConfig config_;
@@ -46,13 +48,13 @@ class OptimizerTest : public ::testing::Test {
 
 // With zero gradients nothing moves but what decays, and that by exactly lr * weight_decay * w.
 TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
-  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
+  Optimizer optimizer(config_, weights_, *ops_, memory_, rates_, rounding_key_);
   const auto before = weights();
   for (const Weight& weight : weights_.all()) {
     if (weight.grad.defined()) ops_->fill({weight.grad, 0.0});
   }
   optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
-  optimizer.step(grad_scale_);
+  optimizer.step(grad_scale_, room_);
   for (const auto& [name, after] : weights()) {
     double rate = 0;
     if (name == "head") rate = config_.rest.lr;
@@ -69,7 +71,7 @@ TEST_F(OptimizerTest, OnlyMatricesExpertsAndHeadDecay) {
 }
 
 TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
-  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
+  Optimizer optimizer(config_, weights_, *ops_, memory_, rates_, rounding_key_);
   std::map<std::string, int64_t> elements;
   for (const NamedTensor& state : optimizer.state()) {
     EXPECT_TRUE(elements.emplace(state.name, state.tensor.num_elements()).second) << state.name;
@@ -83,26 +85,39 @@ TEST_F(OptimizerTest, StateCoversEveryTrainedParameterOnce) {
   }
 }
 
-TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
-  config_.adamw.state = MomentFormat::kBf16;
-  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
-  int64_t rounded = 0;
-  for (const NamedTensor& state : optimizer.state()) {
-    const bool adamw = state.name.starts_with("adamw.");
-    EXPECT_EQ(state.tensor.dtype(), adamw ? DType::kBF16 : ops_->stat_dtype()) << state.name;
-    rounded += adamw ? 1 : 0;
-  }
-  EXPECT_GT(rounded, 0);
-  for (const Weight& weight : weights_.all()) {
-    if (weight.grad.defined()) ops_->fill({weight.grad, 0.25});
-  }
-  optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
-  optimizer.step(grad_scale_);
-  for (const NamedTensor& state : optimizer.state()) {
-    if (!state.name.starts_with("adamw.m.")) continue;
-    const auto* const bits = static_cast<const uint16_t*>(state.tensor.raw());
-    for (int64_t i = 0; i < state.tensor.num_elements(); ++i) {
-      ASSERT_NEAR(bf16_to_float(bits[i]), 0.025, 0.025 * 0x1p-7) << state.name;
+// Of either optimizer alone. A first moment is then 0.1 of the gradient, a momentum all of it: 0.26 is no BF16 number.
+TEST_F(OptimizerTest, MomentsInBf16AreThoseOfTheOptimizerThatSaysSo) {
+  for (const bool muon : {false, true}) {
+    config_.adamw.state = muon ? MomentFormat::kFp32 : MomentFormat::kBf16;
+    config_.muon.state = muon ? MomentFormat::kBf16 : MomentFormat::kFp32;
+    optimizer_state_.rewind(0);
+    Optimizer optimizer(config_, weights_, *ops_, memory_, rates_, rounding_key_);
+    int64_t rounded = 0;
+    for (const NamedTensor& state : optimizer.state()) {
+      const bool is_rounded = state.name.starts_with(muon ? "muon." : "adamw.");
+      EXPECT_EQ(state.tensor.dtype(), is_rounded ? DType::kBF16 : ops_->stat_dtype()) << state.name;
+      rounded += is_rounded ? 1 : 0;
+    }
+    EXPECT_GT(rounded, 0);
+    for (const Weight& weight : weights_.all()) {
+      if (weight.grad.defined()) ops_->fill({weight.grad, 0.26});
+    }
+    optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
+    optimizer.step(grad_scale_, room_);
+    for (const NamedTensor& state : optimizer.state()) {
+      if (!state.name.starts_with(muon ? "muon.momentum." : "adamw.m.")) continue;
+      const double expected = muon ? 0.26 : 0.026;
+      double sum = 0.0;
+      const auto* const bits = static_cast<const uint16_t*>(state.tensor.raw());
+      const int64_t size = state.tensor.num_elements();
+      for (int64_t i = 0; i < size; ++i) {
+        ASSERT_NEAR(bf16_to_float(bits[i]), expected, expected * 0x1p-7) << state.name;
+        sum += bf16_to_float(bits[i]);
+      }
+      // Rounded at random: each is off by less than half of what neighbours are apart in the root mean square.
+      EXPECT_NEAR(sum / static_cast<double>(size), expected,
+                  expected * 0x1p-8 * 4 / std::sqrt(static_cast<double>(size)))
+          << state.name;
     }
   }
 }
@@ -111,7 +126,7 @@ TEST_F(OptimizerTest, MomentsOfAdamWAloneAreInBf16) {
 // architecture, stacked in one weight, and each is orthogonalised and scaled by itself, in dense, shared and routed
 // experts. A weight of any other kind is one matrix.
 TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
-  Optimizer optimizer(config_, weights_, *ops_, optimizer_state_, rates_, rounding_key_);
+  Optimizer optimizer(config_, weights_, *ops_, memory_, rates_, rounding_key_);
   for (Weight& weight : weights_.all()) {
     if (!weight.grad.defined()) continue;
     const Tensor random = pool_.normal(weight.shard.shape);
@@ -119,7 +134,7 @@ TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
   }
   const auto before = weights();
   optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
-  optimizer.step(grad_scale_);
+  optimizer.step(grad_scale_, room_);
   int gated = 0;
   for (const Weight& weight : weights_.all()) {
     const WeightGroup group = weight.spec.group;

@@ -1,71 +1,44 @@
 // Generation from a live trainer's weights, between two of its steps: in the same process, without a copy, in memory
 // that steps use, too; and no bit of the run is another. Built for each device, NMOE_TEST_DEVICE.
+#include "train/step/live_generation.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <optional>
 
-#include "config/load.h"
-#include "infer/cached_model.h"
-#include "infer/engine.h"
 #include "infer/transcript.h"
 #include "infer/whole_logits.h"
-#include "support/tiny_run.h"
 #include "train/tiny_engine.h"
 
 namespace nmoe::test {
 namespace {
 
-constexpr int64_t kTokens = 10, kContext = 24;
+constexpr int64_t kTokens = 10;
+constexpr LiveGenerationNeeds kNeeds = {.capacity = 24};
 
 constexpr std::string_view kDevice = NMOE_TEST_DEVICE;
 constexpr bool kOnCpu = kDevice == "cpu";
 
-// In sizes that the device's products take in each precision.
 Config live_config(const std::string& precision, std::string_view device = kDevice) {
-  std::vector<std::string> overrides = {
-      "run.device=" + std::string(device), "run.precision=" + precision, "model.vocab_size=257", "model.init.std=0.3",
-      "model.init.embedding_std=1",        "optim.schedule.warmup=1",    "optim.rest.lr=0.3"};
-  if (device != "cpu") {
-    overrides.insert(overrides.end(),
-                     {"model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32",
-                      "model.mla.qk_nope_head_dim=16", "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16"});
-  }
-  return parse_config(kTinyToml, "tiny.toml", overrides);
+  return config_on(device, precision, {"optim.schedule.warmup=1", "optim.rest.lr=0.3"});
 }
 
-// What generates between steps: all that it needs is among the activations, as long as it lives.
-class LiveGeneration {
- public:
-  LiveGeneration(const Config& config, Engine& engine, Storage& storage)
-      : scope_(storage[ArenaKind::kActivations]),
-        runner_(config.model, engine.model().weights(), storage.device(), RunnerRoom::between_passes(storage),
-                {.max_positions = kContext, .arithmetic = Arithmetic::kBatchInvariant}),
-        cached_(std::make_shared<CachedModel>(config, byte_tokenizer(), runner_.model(),
-                                              RunnerRoom::between_passes(storage),
-                                              CachedModelOptions{.num_slots = 2, .capacity = kContext})) {}
-
-  // Two requests beside each other, the likeliest tokens of both.
-  std::vector<Transcript> write(const std::vector<std::vector<int32_t>>& prompts) {
-    InferenceEngine engine(cached_);
-    std::vector<Transcript> texts(prompts.size());
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      GenerationRequest request;
-      request.prompt = prompts[i];
-      request.max_tokens = kTokens;
-      request.sampling = {.temperature = 0.0};
-      request.ignore_eos = true;
-      engine.submit(request, texts[i].listener());
-    }
-    run_all(engine);
-    return texts;
+// Two requests beside each other, the likeliest tokens of both.
+std::vector<Transcript> write(const Config& config, Engine& trained, const std::vector<std::vector<int32_t>>& prompts) {
+  LiveGeneration generation(config, trained, byte_tokenizer(), kNeeds);
+  std::vector<Transcript> texts(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    GenerationRequest request;
+    request.prompt = prompts[i];
+    request.max_tokens = kTokens;
+    request.sampling = {.temperature = 0.0};
+    request.ignore_eos = true;
+    generation.engine().submit(request, texts[i].listener());
   }
-
- private:
-  ArenaScope scope_;
-  ModelRunner runner_;
-  std::shared_ptr<CachedModel> cached_;
-};
+  run_all(generation.engine());
+  return texts;
+}
 
 // part: of a GPU that need not be present.
 StoragePlan plan_with_generation(const Config& config, const std::optional<GpuPart>& part = {}) {
@@ -73,7 +46,7 @@ StoragePlan plan_with_generation(const Config& config, const std::optional<GpuPa
   options.part = part;
   const StoragePlan between = plan_storage(options, [&](Storage& storage) {
     Engine engine(config, {storage.device(), single_rank()}, storage);
-    const LiveGeneration generation(config, engine, storage);
+    const LiveGeneration generation(config, engine, nullptr, kNeeds);
   });
   return plan_engine_storage(config, /*in_domain=*/0, part).max(between);
 }
@@ -101,8 +74,7 @@ TEST_P(LiveGenerationTest, TenTokensBetweenTwoStepsChangeNoBitOfTheRun) {
     const StepResult got = random_step(generates.engine, config, step);
     EXPECT_EQ(got.loss(kNextToken), expected.loss(kNextToken)) << "step " << step;
     EXPECT_EQ(got.grad_norm, expected.grad_norm) << "step " << step;
-    LiveGeneration generation(config, generates.engine, generates.memory->storage);
-    for (const Transcript& text : generation.write(prompts)) texts.push_back(text.ids);
+    for (const Transcript& text : write(config, generates.engine, prompts)) texts.push_back(text.ids);
   }
   EXPECT_TRUE(differences(snapshot(generates.engine), snapshot(plain.engine)).empty());
 
@@ -138,7 +110,7 @@ TEST(LiveGenerationPlan, IsTheLargerOfWhatStepsAndGenerationNeed) {
       Engine engine(config, {storage.device(), single_rank()}, storage);
       std::vector<std::unique_ptr<LiveGeneration>> alive;
       for (int i = 0; i < num_runners; ++i) {
-        alive.push_back(std::make_unique<LiveGeneration>(config, engine, storage));
+        alive.push_back(std::make_unique<LiveGeneration>(config, engine, nullptr, kNeeds));
         if (!at_once) alive.clear();
       }
       while (!alive.empty()) alive.pop_back();  // the last one's memory is on top
@@ -153,6 +125,34 @@ TEST(LiveGenerationPlan, IsTheLargerOfWhatStepsAndGenerationNeed) {
   EXPECT_EQ(of(2, false), of(1, true));
   EXPECT_GT(of(2, true), of(1, true));
   EXPECT_LT(of(2, true), 2 * of(1, true));  // they share what a pass needs
+}
+
+// A run's plan has it: of prompts as long as they may be, or of tasks whose answers are written.
+TEST(LiveGenerationPlan, IsPartOfTheRuns) {
+  Config config = live_config("fp32");
+  EXPECT_FALSE(live_generation_needs(config));
+  EXPECT_EQ(live_generation_host_bytes(config), 0);
+  const StoragePlan steps = plan_engine_storage(config);
+  config.train.sample_prompts = {"a", "the old cat"};
+  config.train.sample_tokens = 200;
+  EXPECT_EQ(live_generation_needs(config).capacity, config.data.seq_len - 1);
+  config.data.seq_len = 4096;
+  EXPECT_EQ(live_generation_needs(config).capacity, kMostBeginIds + 11 + 199);
+  config.data.seq_len = 16;
+  const StoragePlan samples = plan_engine_storage(config);
+  const StoragePlan between = plan_storage(device_options(config.run), [&](Storage& storage) {
+    Engine engine(config, {storage.device(), single_rank()}, storage);
+    const LiveGeneration generation(config, engine, nullptr, live_generation_needs(config));
+  });
+  EXPECT_EQ(samples[ArenaKind::kActivations],
+            std::max(steps[ArenaKind::kActivations], between[ArenaKind::kActivations]));
+  EXPECT_EQ(live_generation_host_bytes(config), CachedModel::kMaxLogits * config.model.vocab_size * 4);
+  config.train.sample_prompts.clear();
+  config.eval.every = 5;
+  config.eval.tasks = "core";
+  EXPECT_FALSE(live_generation_needs(config));
+  config.eval.tasks = "core,gsm8k";
+  EXPECT_EQ(live_generation_needs(config).capacity, config.data.seq_len - 1);
 }
 
 // Plans make every operation's check: in each format of weights, a GPU takes what generation asks of it.

@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "base/process.h"
+#include "base/text.h"
 #include "config/load.h"
 #include "support/errors.h"
 #include "support/tiny_corpus.h"
@@ -102,13 +103,43 @@ TEST(MemoryPlanTest, SavedCodesTakeTheirBytes) {
 }
 
 TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
-  const auto with = [](const std::string& state) {
-    return plan_engine_storage(
-        planned_config({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
-                        "optim.adamw.state=" + state}))[ArenaKind::kOptimizer];
-  };
-  EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
-              0.01 * static_cast<double>(with("fp32")));
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const auto with = [&](const std::string& state) {
+      return plan_engine_storage(
+          planned_config({"model.dim=256", "optim.matrices.optimizer=" + optimizer,
+                          "optim.experts.optimizer=" + optimizer, "optim.adamw.state=" + state,
+                          optimizer == "muon" ? "optim.muon.state=" + state : "train.steps=1"}))[ArenaKind::kOptimizer];
+    };
+    EXPECT_NEAR(static_cast<double>(with("bf16")), 0.5 * static_cast<double>(with("fp32")),
+                0.01 * static_cast<double>(with("fp32")))
+        << optimizer;
+  }
+}
+
+// State in host memory takes what it took on the device; what stays there are the numbers of experts. The ring of
+// buffers is where activations were.
+TEST(MemoryPlanTest, StateInHostMemoryIsPlannedThere) {
+  for (const std::string state : {"fp32", "bf16"}) {
+    const auto with = [&](const std::string& offload, const std::string& batch) {
+      return planned_config({"optim.experts.optimizer=adamw", "optim.adamw.state=" + state, "optim.offload=" + offload,
+                             "train.batch_seqs=" + batch, "train.microbatch_seqs=" + batch});
+    };
+    const StoragePlan device = plan_engine_storage(with("none", "8")), host = plan_engine_storage(with("state", "8"));
+    EXPECT_EQ(device[ArenaKind::kHostState], 0);
+    EXPECT_EQ(host[ArenaKind::kHostState] + host[ArenaKind::kOptimizer], device[ArenaKind::kOptimizer]);
+    EXPECT_LE(host[ArenaKind::kOptimizer], 4 * Arena::kAlignment);
+    EXPECT_EQ(host[ArenaKind::kActivations], device[ArenaKind::kActivations]);
+    EXPECT_EQ(host[ArenaKind::kCheckpointStaging], device[ArenaKind::kCheckpointStaging]);
+    // Where activations are fewer than the ring's bytes, they are as many.
+    const StoragePlan few = plan_engine_storage(with("none", "1")), ring = plan_engine_storage(with("state", "1"));
+    EXPECT_GE(ring[ArenaKind::kActivations], few[ArenaKind::kActivations]);
+    EXPECT_LE(ring[ArenaKind::kActivations], std::max(few[ArenaKind::kActivations], 3 * host[ArenaKind::kHostState]));
+    const MemoryPlan plan = plan_memory(with("state", "8"), 0, /*ranks=*/1);
+    const auto line = std::ranges::find(plan.lines, "host state", &MemoryLine::owner);
+    ASSERT_NE(line, plan.lines.end());
+    EXPECT_EQ(line->bytes, host[ArenaKind::kHostState]);
+    EXPECT_FALSE(line->on_device);
+  }
 }
 
 TEST(MemoryPlanTest, RoomForRowsOfExpertsIsAFactorOfTheAverage) {
@@ -238,6 +269,19 @@ TEST(CheckMemoryTest, TheRemedyNamesWhatTakesMost) {
   EXPECT_TRUE(contains(remedy_of(plan_of(8 * kMiB, 5 * kMiB, 0), roomy), "lower train.microbatch_seqs (now 4)"));
   // It may be the limit that is wrong.
   EXPECT_TRUE(contains(remedy_of(plan_of(kMiB, 0, 50 * kMiB), config), "raise train.memory_limit"));
+}
+
+TEST(CheckMemoryTest, OfADeviceItNamesWhatTheHostCouldHold) {
+  const GpuPart small{.name = "small", .memory_bytes = int64_t{1} << 29, .compute_major = 9};
+  const Config config = planned_config({"run.device=cuda"});
+  const MemoryPlan plan = plan_memory(config, 0, /*ranks=*/1, small);
+  const std::string expected = fmt::format("or set optim.offload = \"state\": {} of the optimizer then lie in the host",
+                                           human_bytes(plan.storage[ArenaKind::kOptimizer]));
+  const std::string remedy = error_of([&] { check_memory(plan, config); }).remedy();
+  EXPECT_TRUE(contains(remedy, expected)) << remedy;
+  const Config offloaded = planned_config({"run.device=cuda", "optim.offload=state"});
+  const Error still = error_of([&] { check_memory(plan_memory(offloaded, 0, 1, small), offloaded); });
+  EXPECT_FALSE(contains(still.remedy(), "optim.offload"));
 }
 
 TEST(CheckMemoryTest, WithoutALimitTheMachineIsTheLimit) {

@@ -101,6 +101,24 @@ TEST_F(RankTrainingTest, WithLogicalShardsEveryNumberOfRanksEndsWithTheSameHash)
   expect_same_state(checkpoints("turns"), checkpoints("one"));
 }
 
+// Where state lives is no part of what a run is: it goes on from either, on any number of ranks.
+TEST_F(RankTrainingTest, GoesOnWithStateInEitherMemory) {
+  const auto with = [](const std::string& offload, int64_t ranks, int64_t steps) {
+    return on(ranks, {"parallel.logical_shards=8", "train.microbatch_seqs=1", "train.valid_every=3",
+                      "checkpoint.every=4", "optim.experts.optimizer=adamw", "optim.adamw.state=bf16",
+                      "optim.muon.state=bf16", "optim.offload=" + offload, fmt::format("train.steps={}", steps)});
+  };
+  run("device", with("none", 1, 12));
+  run("host", with("state", 1, 12));
+  run("two", with("state", 2, 12));
+  for (const char* name : {"host", "two"}) expect_same_state(checkpoints(name), checkpoints("device"));
+  run("turns", with("state", 2, 3));
+  resume("turns", with("none", 2, 5));
+  resume("turns", with("state", 1, 9));
+  resume("turns", with("none", 1, 12));
+  expect_same_state(checkpoints("turns"), checkpoints("device"));
+}
+
 // Runs of 16 experts, which move behind every fourth step.
 class MovingExpertsTest : public RankTrainingTest {
  protected:

@@ -328,9 +328,9 @@ TEST(RankEngines, MovedExpertsAreWhatTheyWere) {
   }
 }
 
-// And the format of AdamW's moments.
+// And the format of their moments.
 constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
-    {"muon", "fp32"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
+    {"muon", "fp32"}, {"muon", "bf16"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
 
 // Under routing that gives experts few rows of a shard, or none; with a weight that is cut, and with Muon.
 TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
@@ -340,7 +340,7 @@ TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
           "/nowhere",
           {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16", "model.moe.balance_loss=1e-3",
            "train.microbatch_seqs=1", "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
-           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.adamw.state={}", state)});
+           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.{}.state={}", experts, state)});
     };
     const Bytes expected = whole_state(with(1), 3);
     for (const int64_t ranks : {2, 4, 8}) {
@@ -429,7 +429,7 @@ TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
     const auto with = [&](int64_t ranks) {
       std::vector<std::string> overrides = {"parallel.logical_shards=8",
                                             fmt::format("optim.experts.optimizer={}", experts),
-                                            fmt::format("optim.adamw.state={}", state)};
+                                            fmt::format("optim.{}.state={}", experts, state)};
       if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
       return uneven(ranks, overrides);
     };
@@ -440,8 +440,26 @@ TEST(RankEngines, WithLogicalShardsMovesOfExpertsChangeNoBit) {
   }
 }
 
+// State in host memory, with experts that move.
+TEST(RankEngines, WhereStateLivesChangesNoBit) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
+    for (const int64_t ranks : {1, 2, 4}) {
+      const auto with = [&](const std::string& offload) {
+        std::vector<std::string> overrides = {fmt::format("optim.experts.optimizer={}", experts),
+                                              fmt::format("optim.{}.state={}", experts, state),
+                                              "optim.offload=" + offload};
+        if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
+        return uneven(ranks, overrides);
+      };
+      EXPECT_EQ(test::differences(whole_state(with("state"), 4), whole_state(with("none"), 4)),
+                std::vector<std::string>())
+          << experts << " " << state << " on " << ranks;
+    }
+  }
+}
+
 TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
-  const Config config = config_of(2);
+  const Config config = config_with(2, {"model.moe.balance_loss=1e-3", "optim.offload=state"});
   std::array<int64_t, 2> places{};
   run_engines(config, [&](ReadyEngine& ready) {
     ASSERT_TRUE(random_step(ready.engine, config, 1).finite);

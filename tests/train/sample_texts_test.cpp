@@ -53,6 +53,27 @@ TEST_F(SampleTextsTest, ChangeNothingAndAreTheSameAgain) {
   EXPECT_EQ(samples("two").back().samples.size(), 3u);
 }
 
+// One rank generates, with a cache; ranks that share experts make passes of training. In training's arithmetic the
+// texts are the same, where weights are.
+TEST_F(SampleTextsTest, AreThoseOfPassesWithoutACache) {
+  const std::vector<std::string> common = {
+      "train.steps=4",          "train.valid_every=2",       "train.microbatch_seqs=2",       kPrompts,
+      "train.sample_tokens=12", "parallel.logical_shards=4", "generation.arithmetic=training"};
+  run("one", common);
+  auto two = common;
+  two.emplace_back("parallel.ranks=2");
+  run("two", two);
+  EXPECT_EQ(weights_of(checkpoints("one")), weights_of(checkpoints("two")));
+  const std::vector<SampleSet> of_one = samples("one"), of_two = samples("two");
+  ASSERT_EQ(of_one.size(), 2u);
+  ASSERT_EQ(of_two.size(), 2u);
+  for (size_t set = 0; set < of_one.size(); ++set) {
+    for (size_t i = 0; i < of_one[set].samples.size(); ++i) {
+      EXPECT_EQ(of_one[set].samples[i].text, of_two[set].samples[i].text) << "set " << set << ", prompt " << i;
+    }
+  }
+}
+
 TEST_F(SampleTextsTest, APromptThatLeavesNoRoom) {
   const Error error =
       error_of([&] { run("long", {R"(train.sample_prompts=["a prompt of more than sixteen bytes"])"}); });

@@ -6,13 +6,30 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/rng.h"
+#include "config/load.h"
+#include "support/tiny_run.h"
 #include "train/plan/engine_plan.h"
 #include "train/step/engine.h"
 
 namespace nmoe::test {
+
+// kTinyToml on that device in that precision, in sizes that its products take, with weights that are far from even.
+inline Config config_on(std::string_view device, const std::string& precision,
+                        const std::vector<std::string>& more = {}) {
+  std::vector<std::string> overrides = {"run.device=" + std::string(device), "run.precision=" + precision,
+                                        "model.vocab_size=257", "model.init.std=0.3", "model.init.embedding_std=1"};
+  if (device != "cpu") {
+    overrides.insert(overrides.end(),
+                     {"model.dim=144", "model.dense_dim=272", "model.moe.expert_dim=128", "model.mla.kv_lora_rank=32",
+                      "model.mla.qk_nope_head_dim=16", "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=16"});
+  }
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return parse_config(kTinyToml, "tiny.toml", overrides);
+}
 
 struct ReadyEngine {
   // One of config.parallel.ranks, which `communicator` is of.

@@ -5,12 +5,14 @@
 #include <numeric>
 #include <set>
 
+#include "config/load.h"
 #include "data/synthetic/write.h"
 #include "model/spec/cost.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
 #include "track/run_files.h"
 #include "train/loop/training_data.h"
+#include "train/plan/run_plan.h"
 #include "train/step/step_phase.h"
 #include "train/trainer_fixture.h"
 
@@ -103,6 +105,30 @@ TEST_F(TrainerTest, MomentsInBf16AreKeptAsTheyAre) {
                          resume("whole", {rounded, adamw, "train.steps=3"});
                        }).what(),
                        "optim.adamw.state: unused != \"bf16\""));
+}
+
+TEST_F(TrainerTest, AMomentumInBf16IsKeptAsItIs) {
+  const std::string rounded = "optim.muon.state=bf16";
+  run("straight", {rounded, "train.steps=8"});
+  run("halves", {rounded, "train.steps=3"});
+  resume("halves", {rounded, "train.steps=8"});
+  expect_same_state(checkpoints("straight"), checkpoints("halves"));
+  const CheckpointReader reader = CheckpointReader::open(checkpoints("straight"));
+  int64_t momenta = 0, bytes = 0;
+  const auto bytes_of = [](const ManifestTensor& tensor) {
+    return tensor.shape.num_elements() * static_cast<int64_t>(dtype_bytes(tensor.dtype));
+  };
+  for (const ManifestTensor& tensor : reader.optimizer()) {
+    const bool is_momentum = tensor.name.starts_with("muon.");
+    EXPECT_EQ(tensor.dtype, is_momentum ? DType::kBF16 : DType::kF32) << tensor.name;
+    momenta += is_momentum ? 1 : 0;
+    bytes += bytes_of(tensor);
+  }
+  EXPECT_GT(momenta, 4);
+  for (const ManifestTensor& tensor : reader.model()) bytes += bytes_of(tensor);
+  EXPECT_EQ(checkpoint_bytes(parse_config(reader.config_toml(), "config.toml")), bytes);
+  EXPECT_TRUE(
+      contains(error_of([&] { resume("halves", {"train.steps=9"}); }).what(), "optim.muon.state: \"bf16\" != unused"));
 }
 
 TEST_F(TrainerTest, EveryRateHasOneName) {

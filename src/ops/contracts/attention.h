@@ -60,6 +60,9 @@ struct AttentionShape {
   int64_t window = 0;      // 0: full causal
   Tensor cu_seqlens = {};  // [C] i32; undefined: every sequence is one document
 };
+// A document that begins at a multiple of it has the bits on Hopper that it would have as a sequence of its own. On the
+// CPU one that begins anywhere does.
+inline constexpr int64_t kDocumentAlignment = 128;
 struct AttentionForward {
   AttentionShape shape;
   Tensor q;    // [T, H, Dk], apart

@@ -6,8 +6,8 @@
 namespace nmoe {
 
 // The head fused with losses of its logits: softmax cross-entropy, and z-loss (arXiv 2204.02311, section 5). Logits
-// exist only for chunks of rows at a time: as act if gradients are computed, else as stat. On the CPU the sum of
-// exponentials is log_sum_of's (ops/log_sum.h), which generation takes its log-probabilities from, too.
+// exist only for chunks of rows at a time, as stat. Losses are LogSumOf's (ops/log_sum.h) of LogitSums' sums, with the
+// same bits, whether gradients are computed or not.
 struct HeadLoss {
   Tensor x;            // [T, D]
   Tensor w;            // [V, D]
@@ -21,6 +21,17 @@ struct HeadLoss {
   Tensor weights = {};   // [T] stat, by which token losses are multiplied; undefined: 1
   Tensor z_losses = {};  // = [T] stat: log(sum of exp(logit))^2, 0 where there is no target; undefined: not wanted
   Tensor z_scale = {};   // [1] f64, dloss/d(z loss); undefined where gradients or z losses are not wanted
+};
+
+// What log-probabilities of generation are made of. The order of a row's sum of exponentials depends on V alone. On the
+// CPU it is log_sum_of's (ops/log_sum.h). On CUDA a row is cut into 1, 2, 4 or 8 slices, as few as leave 108 KiB each;
+// a slice's 512 threads (1,024 of a larger one) take its fours in turns, or its single logits where V is no multiple
+// of 4. A thread adds exp(x - m), m the largest so far, by which what it has is multiplied anew when m grows. Two sums
+// are merged as fma(a, exp(m_a - m), b exp(m_b - m)): those of lanes 16, 8, 4, 2 and 1 apart, then those of warps, then
+// those of slices.
+struct LogitSums {
+  Tensor logits;  // [N, V] stat
+  Tensor sums;    // = [N, 3] stat: of each row the members of a LogSumOf (ops/log_sum.h), in their order
 };
 
 }  // namespace nmoe

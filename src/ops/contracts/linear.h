@@ -3,8 +3,10 @@
 // Order of sums. On the CPU in F32, an element of any product is made of chains of fused multiply-adds over ascending
 // terms, of at most 256, into which the sum is cut evenly (product_piece, ops/cpu/gemm_kernels.h). The first chain is
 // added to what the result begins with, 0 or the addend, and every later one to that. It is so for any number of rows,
-// grouped or not. On CUDA each kernel has its own order: batch-invariant products one for any number of rows, others
-// one by shape (docs/arithmetic.md).
+// grouped or not. On CUDA batch-invariant products have one order for any number of rows. On Hopper, in BF16, it is
+// that of all forward products of rows in whole 16 bytes whose operands are not rounded: one chain of instructions of
+// 16 consecutive terms, ascending, in F32, to which the addend is added at the end. Other kernels have an order each,
+// by shape (docs/arithmetic.md).
 #pragma once
 
 #include "base/kinds.h"

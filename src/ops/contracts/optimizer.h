@@ -8,8 +8,8 @@
 
 namespace nmoe {
 
-// Stochastic rounding of moments in BF16 (ops/adamw_math.h). Random bits belong to the elements of whole tensors: they
-// do not depend on which of these elements this rank has, or where.
+// Stochastic rounding of moments in BF16 (ops/moment_rounding.h). Random bits belong to the elements of whole tensors:
+// they do not depend on which of these elements this rank has, or where.
 struct MomentRounding {
   Tensor key;           // [1] i64, different for each step
   uint64_t stream = 0;  // different for each tensor
@@ -38,12 +38,14 @@ struct AdamWSteps {
 // Muon, the Moonlight recipe (arXiv 2502.16982, section 2): for every matrix of a [batch, rows, cols] stack,
 //   m = momentum * m + g;  u = g + momentum * m (Nesterov);  o = NewtonSchulz5(u), quintic, `iterations` times;
 //   w -= lr * (0.2 * sqrt(max(rows, cols)) * o + weight_decay * w)
+// A momentum in BF16 has the same bits on every device, from the same gradients.
 struct MuonStep {
-  Tensor w, low;      // [rows, cols] or [batch, rows, cols], updated
-  Tensor grad;        // same, stat
-  Tensor momentum;    // same, stat, updated
-  Tensor grad_scale;  // [1] f64, as for AdamW
-  Tensor rates;       // [1] f64 or more: lr
+  Tensor w, low;          // [rows, cols] or [batch, rows, cols], updated
+  Tensor grad;            // same, stat
+  Tensor momentum;        // same, stat or BF16, updated
+  Tensor grad_scale;      // [1] f64, as for AdamW
+  Tensor rates;           // [1] f64 or more: lr
+  MomentRounding random;  // for a momentum in BF16; each of its matrices is one or more of Muon's
   double beta = 0.95, weight_decay = 0.0;
   int iterations = 5;
 };

@@ -27,13 +27,15 @@ struct FillTruncatedNormal {
   TruncatedNormal draws;
 };
 
-// Between two tensors of equal size in the device's memory.
+// Between two tensors of equal size, each in the device's memory or in mapped memory of the host (Device). Between the
+// two, another lane may compute, and a third copy in the other direction, at the same time.
 struct Copy {
   Tensor source;
   Tensor destination;  // =
 };
 
-// Converts between a weight and its master, [n] stat in the device's memory. `low` is undefined if w is stat.
+// Converts between a weight and its master, [n] stat in the device's memory. `low` is undefined if w is stat; it may be
+// in mapped memory of the host.
 struct SplitWeight {
   Tensor master;
   Tensor w, low;  // =

@@ -3,6 +3,7 @@
 
 #include "ops/adamw_math.h"
 #include "ops/cpu/operations.h"
+#include "ops/moment_rounding.h"
 #include "tensor/convert.h"
 
 namespace nmoe::cpu {
@@ -19,15 +20,15 @@ void update_rounded(const AdamWStep& args, const adamw::Constants<Real>& constan
   auto* const v_bits = static_cast<uint16_t*>(args.v.raw());
   random::Words words{};
   for (int64_t i = begin; i < end; ++i, ++index) {
-    if (i == begin || index % 8 == 0) words = adamw::rounding_words(key, args.random.stream, index / 8);
+    if (i == begin || index % 8 == 0) words = moments::rounding_words(key, args.random.stream, index / 8);
     Real m = bf16_to_float(m_bits[i]), v = bf16_to_float(v_bits[i]);
     adamw::update(constants, rates, grad[i], m, v, w[i]);
-    const uint32_t random = adamw::first_bits(words, static_cast<int>(index % 8));
+    const uint32_t random = moments::first_bits(words, static_cast<int>(index % 8));
     const auto bf16 = [](Real x, uint32_t bits) {
-      return static_cast<uint16_t>(adamw::to_bf16(static_cast<float>(x), bits) >> 16);
+      return static_cast<uint16_t>(moments::to_bf16(static_cast<float>(x), bits) >> 16);
     };
     m_bits[i] = bf16(m, random);
-    v_bits[i] = bf16(v, adamw::second_bits(random));
+    v_bits[i] = bf16(v, moments::second_bits(random));
   }
 }
 

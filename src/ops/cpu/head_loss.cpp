@@ -81,6 +81,24 @@ void head_loss(Context& ctx, const HeadLoss& args) {
   }
 }
 
+template <class Real>
+void logit_sums(Context& ctx, const LogitSums& args) {
+  const int64_t num_rows = args.logits.dim(0), vocab = args.logits.dim(1);
+  ArenaScope scope(ctx.scratch);
+  const Tensor thread_rows = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), vocab});
+  if (ctx.counting()) return;
+  parallel_blocks(ctx, num_rows, task_rows(vocab), [&](int64_t begin, int64_t end, int thread) {
+    Real* const row = thread_rows[thread].data<Real>();
+    for (int64_t i = begin; i < end; ++i) {
+      std::copy_n(args.logits[i].data<Real>(), vocab, row);
+      const LogSumOf<Real> sum = log_sum_of(row, vocab);
+      Real* const made = args.sums[i].data<Real>();
+      made[0] = sum.highest, made[1] = sum.sum, made[2] = sum.log;
+    }
+  });
+}
+
 NMOE_CPU_INSTANTIATE(head_loss, HeadLoss)
+NMOE_CPU_INSTANTIATE(logit_sums, LogitSums)
 
 }  // namespace nmoe::cpu

@@ -4,6 +4,8 @@
 
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
+#include "ops/moment_rounding.h"
+#include "tensor/convert.h"
 
 namespace nmoe::cpu {
 namespace {
@@ -32,7 +34,10 @@ struct Problem {
   int64_t rows, cols, small, large;
   Real* w;
   const Real* grad;
-  Real* momentum;
+  Real* momentum;           // or, in BF16,
+  uint16_t* momentum_bits;  // whose random bits are these
+  uint64_t key, stream;
+  int64_t first;  // index, in the whole tensor, of the matrix's first element
   Real grad_scale, lr, beta, weight_decay;
   int iterations;
 
@@ -84,6 +89,24 @@ void tiled_gemm(const RunTasks& run_tasks, const Tensor& panels, bool symmetric,
   });
 }
 
+// Elements [begin, end) of a momentum in BF16, and of the direction x; the sum of its squares. Fused as CUDA's.
+template <class Real>
+Real rounded_direction(const Problem<Real>& p, Real* x, int64_t begin, int64_t end) {
+  random::Words words{};
+  Real sum = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t index = p.first + i;
+    if (i == begin || index % 8 == 0) words = moments::rounding_words(p.key, p.stream, index / 8);
+    const Real g = p.grad_scale * p.grad[i];
+    const Real momentum = std::fma(p.beta, bf16_to_float(p.momentum_bits[i]), g);
+    const uint32_t random = moments::first_bits(words, static_cast<int>(index % 8));
+    p.momentum_bits[i] = static_cast<uint16_t>(moments::to_bf16(static_cast<float>(momentum), random) >> 16);
+    x[i] = std::fma(p.beta, momentum, g);
+    sum += x[i] * x[i];
+  }
+  return sum;
+}
+
 // One matrix.
 template <class Real>
 void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunTasks& run_tasks) {
@@ -97,6 +120,10 @@ void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunT
 
   // x becomes the Nesterov direction divided by its Frobenius norm, with the short side first.
   run_slices([&](int64_t slice, int64_t begin, int64_t end) {
+    if (p.momentum_bits != nullptr) {
+      ws.partial[slice] = rounded_direction(p, x, begin, end);
+      return;
+    }
     Real sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = begin; i < end; ++i) {
@@ -166,6 +193,14 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
 
+  const bool rounds = args.momentum.dtype() == DType::kBF16;
+  const MomentRounding& random = args.random;
+  const int64_t matrix_size = random.matrices.defined() ? batch * size / random.matrices.num_elements() : batch * size;
+  const auto first_of = [&](int64_t index) {
+    const int64_t at = index * size;
+    if (!random.matrices.defined()) return random.first + at;
+    return random.matrices.data<int32_t>()[at / matrix_size] * matrix_size + at % matrix_size;
+  };
   const auto problem = [&](int64_t index) {
     return Problem<Real>{.rows = rows,
                          .cols = cols,
@@ -173,7 +208,11 @@ void muon_step(Context& ctx, const MuonStep& args) {
                          .large = large,
                          .w = args.w.data<Real>() + index * size,
                          .grad = args.grad.data<Real>() + index * size,
-                         .momentum = args.momentum.data<Real>() + index * size,
+                         .momentum = rounds ? nullptr : args.momentum.data<Real>() + index * size,
+                         .momentum_bits = rounds ? static_cast<uint16_t*>(args.momentum.raw()) + index * size : nullptr,
+                         .key = rounds ? static_cast<uint64_t>(*random.key.data<int64_t>()) : 0,
+                         .stream = random.stream,
+                         .first = first_of(index),
                          .grad_scale = static_cast<Real>(*args.grad_scale.data<double>()),
                          .lr = static_cast<Real>(*args.rates.data<double>()),
                          .beta = static_cast<Real>(args.beta),

@@ -27,4 +27,9 @@ struct GemmProblem {
   auto operator<=>(const GemmProblem&) const = default;
 };
 
+// A linear layer's x w^T of BF16 operands: generation computes it, too, so that its sums have one order.
+constexpr bool is_forward(const GemmProblem& problem) {
+  return problem.input == DType::kBF16 && problem.batch == 0 && !problem.transpose_a && problem.transpose_b;
+}
+
 }  // namespace nmoe

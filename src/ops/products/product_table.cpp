@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint32_t kNoReduction = 0, kReductionInOrder = 2;
+constexpr int32_t kOtherOrder = 16;  // the id of cuBLASLt 13.1's algorithm whose sums are in an order of its own
 
 constexpr const char* kHeader =
     "# Algorithms of dense products that are faster than cuBLASLt's own first choices: `n bench tune` writes them, "
@@ -136,6 +137,11 @@ ProductChoice read_choice(std::string_view line) {
   read_alignments(members, problem);
   members.read("workspace", problem.workspace_bytes, 0, INT64_MAX);
   choice.algorithm = read_algorithm(members.at("algorithm"));
+  if (is_forward(problem) && !may_keep_order(choice.algorithm)) {
+    throw JsonError(
+        fmt::format("algorithm {} with sums in {} parts adds up a forward product in another order than generation",
+                    choice.algorithm.id, choice.algorithm.split_k));
+  }
   const Json& gain = members.at("gain");
   if (!gain.is_number()) throw JsonError("\"gain\" is not a number");
   choice.gain = gain.get<double>();
@@ -184,6 +190,10 @@ TableInUse& in_use() {
 
 bool is_deterministic(const ProductAlgorithm& algorithm) {
   return algorithm.reduction == kNoReduction || algorithm.reduction == kReductionInOrder;
+}
+
+bool may_keep_order(const ProductAlgorithm& algorithm) {
+  return algorithm.split_k == 1 && algorithm.reduction == kNoReduction && algorithm.id != kOtherOrder;
 }
 
 ProductTable parse_product_table(std::string_view text, std::string_view name) {

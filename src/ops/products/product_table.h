@@ -39,6 +39,11 @@ struct ProductAlgorithm {
 // Whether the same operands give the same bits every time: no atomics, no rounding between parts of a sum.
 bool is_deterministic(const ProductAlgorithm& algorithm);
 
+// Whether it may have the order of sums of forward products (ops/contracts/linear.h): not where it splits them, nor is
+// it cuBLASLt's algorithm 16, whose sums are in another order. What has it is known of a device
+// (ops/cuda/vendor/product_order.h).
+bool may_keep_order(const ProductAlgorithm& algorithm);
+
 // How often a product was computed, without and with something added, and whether as a table says.
 struct ProductUse {
   GemmProblem problem;
@@ -59,7 +64,7 @@ using ProductTable = std::vector<ProductChoice>;
 using ProductChoices = std::map<GemmProblem, ProductAlgorithm>;
 
 // Error (runtime) with file (`name`), line and remedy for a line that is not a choice, names an algorithm that is not
-// deterministic, or a product that an earlier line has.
+// deterministic or that may not keep the order of a forward product, or a product that an earlier line has.
 ProductTable parse_product_table(std::string_view text, std::string_view name);
 
 // The reverse, in the order of device, version and product, behind a line that says what it is.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "data/stream/alignment.h"
 #include "data/stream/loader.h"
+#include "train/step/live_generation.h"
 
 namespace nmoe {
 
@@ -122,22 +123,37 @@ std::unique_ptr<const InLoopEvaluation> InLoopEvaluation::make(const Config& con
       new InLoopEvaluation(config, std::move(tokenizer), std::move(begin_ids)));
 }
 
+namespace {
+
+// Answers that a run writes between its steps.
+void check_written(const Config& config, const std::string& suite, const Task& task) {
+  const std::string what = fmt::format("eval.tasks: answers to {}/{}", suite, task.name);
+  const std::string otherwise = "leave it out, and evaluate the run's checkpoints with n eval";
+  if (task.generation.metric == AnswerMetric::kCode) {
+    throw usage_error(what + " are programs, which a run that trains does not run", otherwise);
+  }
+  if (config.parallel.ranks > 1) {
+    throw usage_error(what + " are written, which a run of several ranks does not do", otherwise);
+  }
+  if (task.generation.max_tokens >= config.data.seq_len) {
+    throw usage_error(fmt::format("{} have up to {} tokens, and data.seq_len is {}", what, task.generation.max_tokens,
+                                  config.data.seq_len),
+                      "raise data.seq_len; or " + otherwise);
+  }
+}
+
+}  // namespace
+
 InLoopEvaluation::InLoopEvaluation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                                    std::vector<int32_t> begin_ids)
     : tokenizer_(std::move(tokenizer)) {
   rules_ = {.tokenizer = tokenizer_.get(), .begin_ids = std::move(begin_ids), .max_tokens = config.data.seq_len};
   ThreadPool pool(static_cast<int>(config.run.threads));
-  for (size_t begin = 0, end = 0; begin <= config.eval.tasks.size(); begin = end + 1) {
-    end = std::min(config.eval.tasks.find(',', begin), config.eval.tasks.size());
-    Suite& suite = suites_.emplace_back(
-        Suite{.description = find_task_suite(config.eval.tasks.substr(begin, end - begin)), .tasks = {}});
+  for (TaskSuite& description : find_task_suites(config.eval.tasks)) {
+    Suite& suite = suites_.emplace_back(Suite{.description = std::move(description), .tasks = {}});
     check_limit(std::span(&suite.description, 1), config.eval.limit, "eval.limit =");
     for (const Task& task : suite.description.tasks) {
-      if (task.is_generated()) {
-        throw usage_error(fmt::format("eval.tasks: answers to {}/{} are written, which a run that trains does not do",
-                                      suite.description.name, task.name),
-                          "leave it out, and evaluate the run's checkpoints with n eval");
-      }
+      if (task.is_generated()) check_written(config, suite.description.name, task);
       suite.tasks.emplace_back(suite.description.name, task, config.eval.data_dir, config.eval.limit, rules_);
       suite.tasks.back().make_items({}, pool);
     }
@@ -150,13 +166,22 @@ EvalReport InLoopEvaluation::run(Engine& engine, const Config& config) const {
   EvalReport report;
   for (const Suite& suite : suites_) {
     const size_t first = report.tasks.size();
-    for (const TaskEvaluation& task : suite.tasks) {
+    for (size_t i = 0; i < suite.tasks.size(); ++i) {
+      const TaskEvaluation& task = suite.tasks[i];
       const auto begin = Clock::now();
       ItemResults results;
-      task.score(scorer, [&](ItemResult result) {
+      const auto add = [&](ItemResult result) {
         const int64_t item = result.item;
         results.emplace(item, std::move(result));
-      });
+      };
+      if (suite.description.tasks[i].is_generated()) {
+        LiveGeneration generation(config, engine, tokenizer_, live_generation_needs(config));
+        AnswerWriter writer(generation.engine(), /*stop_ids=*/{});
+        ThreadPool pool(/*num_threads=*/1);
+        task.generate({.writer = writer, .pool = pool}, add);
+      } else {
+        task.score(scorer, add);
+      }
       report.tasks.push_back(task.report(results));
       report.tasks.back().seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     }

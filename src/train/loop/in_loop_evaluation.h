@@ -1,7 +1,8 @@
 // Evaluation on tasks during training ([eval]).
 //
-// Texts are scored by the engine's own forward pass, in place of a microbatch, as in validation: no weight, statistic
-// or input of a step changes, and no memory beyond that of a step is needed.
+// Texts are scored by the engine's own forward pass, in place of a microbatch, as in validation; answers are written by
+// generation from its weights (train/step/live_generation.h), as `n eval` writes them. No weight, statistic or input of
+// a step changes.
 #pragma once
 
 #include <memory>
@@ -47,7 +48,8 @@ class EngineScorer final : public Scorer {
 // The tasks of [eval], read and tokenized before the first step. Const: shared by the ranks of a process.
 class InLoopEvaluation {
  public:
-  // Null if eval.every is 0. Every text begins with `begin_ids`. Errors: find_task_suite's, TaskEvaluation's.
+  // Null if eval.every is 0. Every text begins with `begin_ids`. Errors: find_task_suite's, TaskEvaluation's; usage,
+  // where answers are to be written that are programs, that data.seq_len has no room for, or by several ranks.
   static std::unique_ptr<const InLoopEvaluation> make(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                                                       std::vector<int32_t> begin_ids);
 

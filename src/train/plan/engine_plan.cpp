@@ -8,11 +8,12 @@
 #include "model/experts_exchange.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
+#include "train/step/live_generation.h"
 
 namespace nmoe {
 namespace {
 
-// Steps of one shape, and what goes with the run's own sequence length: validation, and continuing prompts.
+// Steps of one shape, and what goes with the run's own sequence length: validation, and what is generated.
 void count_steps(Engine& engine, const Config& config, const BatchShape& shape) {
   const std::vector<int32_t> ids(static_cast<size_t>(shape.microbatch_tokens()));
   Documents documents;
@@ -28,6 +29,10 @@ void count_steps(Engine& engine, const Config& config, const BatchShape& shape) 
   if (shape.seq_len != config.data.seq_len) return;
   std::vector<float> losses(ids.size());
   engine.evaluate(ids, ids, losses, documents);
+  if (const LiveGenerationNeeds needs = live_generation_needs(config); needs && LiveGeneration::is_possible(engine)) {
+    const LiveGeneration generation(config, engine, /*tokenizer=*/nullptr, needs);
+    return;
+  }
   if (config.train.sample_prompts.empty()) return;
   const auto prompts = std::min(shape.microbatch_seqs, std::ssize(config.train.sample_prompts));
   const std::vector<int32_t> rows(static_cast<size_t>(prompts));

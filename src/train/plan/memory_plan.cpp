@@ -8,6 +8,7 @@
 #include "train/plan/rehearsal.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
+#include "train/step/live_generation.h"
 
 namespace nmoe {
 
@@ -20,7 +21,8 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
                       "model.moe.num_experts");
   }
   const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
-  const int64_t process = rehearsed_process_bytes(config, here, ranks) + (part ? kGpuLibraryHostBytes : 0);
+  const int64_t process = rehearsed_process_bytes(config, here, ranks) + live_generation_host_bytes(config) +
+                          (part ? kGpuLibraryHostBytes : 0);
   MemoryPlan plan{.ranks = ranks};
   plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
   plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
@@ -121,11 +123,13 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const bool on_device = plan.device_bytes > 0;
   // What is resident already counts as available to the plan, which has a line for it.
   const int64_t host = available_memory_bytes() + resident_bytes();
+  const int64_t in_host = plan.ranks * plan.storage[ArenaKind::kHostState];
   if (on_device && plan.part.empty() && plan.total_bytes > host) {
     throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
                                   human_bytes(plan.total_bytes), human_bytes(host)),
-                      fmt::format("free some: checkpoints are staged there, which takes {}",
-                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging])));
+                      fmt::format("free some: checkpoints are staged there, which takes {}{}",
+                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
+                                  in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
   }
   const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
   const int64_t machine = on_device ? plan.device_limit : host;
@@ -150,6 +154,10 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                 human_bytes(weights + ranks * plan.storage[ArenaKind::kGradients]));
   if (plan.expert_rows.num_chunks > 0 && config.parallel.capacity_factor > 1.0 && activations_decide) {
     remedy += fmt::format("; or lower parallel.capacity_factor (now {:.3g})", config.parallel.capacity_factor);
+  }
+  if (on_device && config.optim.offload == Offload::kNone) {
+    remedy += fmt::format("; or set optim.offload = \"state\": {} of the optimizer then lie in the host's memory",
+                          human_bytes(plan.storage[ArenaKind::kOptimizer]));
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";

@@ -10,6 +10,7 @@
 #include "train/loop/checkpoint_saver.h"
 #include "train/plan/engine_plan.h"
 #include "train/step/engine.h"
+#include "train/step/live_generation.h"
 
 namespace nmoe {
 namespace {
@@ -24,6 +25,7 @@ Config tiny_run(const Config& config, const RunConfig& run, int64_t ranks) {
   tiny.data.seq_len = 64;
   tiny.train.microbatch_seqs = 8;
   tiny.train.batch_seqs = 8 * ranks;
+  if (live_generation_needs(config)) tiny.train.sample_prompts = {"a"};
   tiny.optim = config.optim;
   tiny.run = run;
   tiny.precision = {.fallback = config.precision.fallback, .check_every = 2};
@@ -55,10 +57,10 @@ class Tracking {
   std::string run_;
 };
 
-// Steps of a tiny model and a validation: of steps that are checked (even numbers) and of those that are not, the first
-// of each kind, one from a recording, and one from that which is timed. Then, when what loads lazily is loaded, a
-// checkpoint and a write of metrics. Returns what these two take at most, beside the rest: in a run they meet by
-// chance, here one follows the other and both are added.
+// Steps of a tiny model, a validation and, if the run generates, a token: of steps that are checked (even numbers) and
+// of those that are not, the first of each kind, one from a recording, and one from that which is timed. Then, when
+// what loads lazily is loaded, a checkpoint and a write of metrics. Returns what these two take at most, beside the
+// rest: in a run they meet by chance, here one follows the other and both are added.
 int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) {
   const StoragePlan plan = plan_engine_storage(tiny);
   Tracking tracking(folder);
@@ -77,6 +79,12 @@ int64_t rehearse_run(const Config& tiny, int64_t ranks, const fs::path& folder) 
     }
     std::vector<float> losses(ids.size());
     engine.evaluate(ids, ids, losses);
+    if (const LiveGenerationNeeds needs = live_generation_needs(tiny); needs && LiveGeneration::is_possible(engine)) {
+      LiveGeneration generation(tiny, engine, /*tokenizer=*/nullptr, needs);
+      const CacheRow row{.token = 1};
+      const int32_t wanted = 0;
+      generation.model().run(std::span(&row, 1), std::span(&wanted, 1), /*with_sums=*/false);
+    }
     if (rank.is_first()) tracking.write(1);
 
     const auto measure = [&](const auto& work) {

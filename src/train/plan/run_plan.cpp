@@ -65,14 +65,18 @@ std::string describe_checkpoints(const Config& config) {
 }  // namespace
 
 int64_t checkpoint_bytes(const Config& config) {
-  constexpr int64_t kValueBytes = 4;  // masters and moments are fp32
-  int64_t values = 0;
+  constexpr int64_t kMasterBytes = 4;
+  const auto moment_bytes = [](MomentFormat format) { return format == MomentFormat::kBf16 ? 2 : 4; };
+  int64_t bytes = 0;
   for (const WeightSpec& weight : describe_model(config.model).weights) {
-    int64_t copies = 1;
-    if (weight.is_trained()) copies += group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon ? 1 : 2;
-    values += copies * weight.shape.num_elements();
+    int64_t of_value = kMasterBytes;
+    if (weight.is_trained()) {
+      const bool is_muon = group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
+      of_value += is_muon ? moment_bytes(config.optim.muon.state) : 2 * moment_bytes(config.optim.adamw.state);
+    }
+    bytes += of_value * weight.shape.num_elements();
   }
-  return kValueBytes * values;
+  return bytes;
 }
 
 double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* plan) {

@@ -64,6 +64,7 @@ std::span<const ArithmeticChange> arithmetic_changes() {
       {"on a GPU, norms add up squares by eights, in one order by width, and rotations have one form of fused "
        "multiply-adds",
        runs_on_a_gpu},
+      {"on a GPU, a step's logits are FP32 until losses and gradients are made of them", multiplies_in_bf16},
   };
   return changes;
 }

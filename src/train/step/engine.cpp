@@ -61,15 +61,16 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   }
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
-  weights_.allocate(ops_, storage[ArenaKind::kParameters], storage[ArenaKind::kGradients]);
+  weights_.allocate(ops_, storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], Masters::kWithoutRest);
   inputs_ = allocate_step_inputs(config_, rank.index(), shapes_, step_state);
   set_operand_formats(weights_, config_, inputs_.rounding_key);
   allocate_weight_codes(weights_, ops_, storage[ArenaKind::kWeightCodes]);
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
   precision_ = PrecisionChecks::make(config_, weights_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
-  optimizer_ = std::make_unique<Optimizer>(config_.optim, weights_, ops_, storage[ArenaKind::kOptimizer], inputs_.rates,
-                                           inputs_.rounding_key);
+  const StateMemory state_memory{storage[ArenaKind::kOptimizer], storage[ArenaKind::kHostState]};
+  optimizer_ =
+      std::make_unique<Optimizer>(config_.optim, weights_, ops_, state_memory, inputs_.rates, inputs_.rounding_key);
   for (int64_t i = 0; i < kMaxPending; ++i) {
     slots_.emplace_back(config_, shapes_, model_, rank_, storage[ArenaKind::kExchange],
                         /*with_expert_rows=*/!experts_.rows.empty(), precision_ ? precision_->counts() : Tensor());
@@ -403,7 +404,7 @@ void Engine::enqueue_update() {
   if (loss_sums_.dim(0) > 1) ops_.sum_in_order({loss_sums_, all_losses_});
   ops_.sum_in_order({partial_squares_, square_sum_, square_order_});
   ops_.clip_scale({square_sum_, all_losses_, config_.optim.clip_norm, grad_scale_, stopped_});
-  optimizer_->step(grad_scale_);
+  optimizer_->step(grad_scale_, activations_);
   model_.update_router_bias(grad_scale_);
   gather_values();
 }
@@ -601,7 +602,7 @@ void Engine::stage() {
   const auto& state = optimizer_->state();
   for (size_t i = 0; i < state.size(); ++i) {
     const StagedTensor& staged = staging_.optimizer[i];
-    if (staged.is_written) device_.begin_download(staged.tensor.raw(), state[i].tensor);
+    if (staged.is_written) state[i].begin_download(ops_, staged.tensor.raw());
   }
   staged_->record();
 }

@@ -161,6 +161,9 @@ class Engine {
   // Sets how long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
   void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
 
+  // Where something else runs the weights until the next pass (train/step/live_generation.h).
+  RunnerRoom room_between_steps() { return RunnerRoom::between_passes(storage_); }
+
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
   Model& model() { return model_; }

@@ -1,5 +1,6 @@
 // Attention sums in one order (ops/contracts/attention.h): a row has the same bits whatever lies beside it, and from a
 // cache those that training gives it.
+#include <limits>
 #include <numbers>
 
 #include "ops/cuda/cuda_test.h"
@@ -10,7 +11,8 @@ namespace {
 constexpr int64_t kDocumentAlignment = 128;  // of documents
 constexpr int64_t kLengths[] = {1, 63, 64, 65, 128, 129, 700, 2000};
 constexpr int64_t kDocuments = std::ssize(kLengths), kCachedPositions = 2048;
-constexpr double kSpread = 8.0;  // of scores, where keys are as large as queries
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();  // what a cache has where nothing was written
+constexpr double kSpread = 8.0;                                        // of scores, where keys are as large as queries
 
 struct OrderCase {
   int64_t key, value, group, window;
@@ -196,8 +198,8 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
              .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
         const std::vector<std::byte> expected = bytes(trained);
 
-        const Tensor keys = up(pool.zeros({kDocuments, kCachedPositions, kKvHeads * key}), DType::kBF16);
-        const Tensor values = up(pool.zeros({kDocuments, kCachedPositions, kKvHeads * value}), DType::kBF16);
+        const Tensor keys = up(pool.full({kDocuments, kCachedPositions, kKvHeads * key}, kNothing), DType::kBF16);
+        const Tensor values = up(pool.full({kDocuments, kCachedPositions, kKvHeads * value}, kNothing), DType::kBF16);
         gpu().cache_write(
             {.rows = k.reshape({T, kKvHeads * key}), .slots = slots, .positions = positions, .cache = keys});
         gpu().cache_write(
@@ -263,8 +265,8 @@ TEST_F(CudaAttentionOrder, MlasCachesGiveWhatTrainingGives) {
            .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
       const std::vector<std::byte> expected = bytes(trained);
 
-      const Tensor all_kv = up(pool.zeros({kDocuments, kCachedPositions, heads * width}), DType::kBF16);
-      const Tensor all_k_rope = up(pool.zeros({kDocuments, kCachedPositions, rope}), DType::kBF16);
+      const Tensor all_kv = up(pool.full({kDocuments, kCachedPositions, heads * width}, kNothing), DType::kBF16);
+      const Tensor all_k_rope = up(pool.full({kDocuments, kCachedPositions, rope}, kNothing), DType::kBF16);
       gpu().cache_write(
           {.rows = kv.reshape({T, heads * width}), .slots = slots, .positions = positions, .cache = all_kv});
       gpu().cache_write({.rows = k_rope, .slots = slots, .positions = positions, .cache = all_k_rope});

@@ -1,3 +1,6 @@
+#include <limits>
+#include <numeric>
+
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -88,18 +91,26 @@ CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor 
   return args;
 }
 
-// In BF16 weights are rounded before they multiply values, and results are: half a unit of what is added up, and half a
-// unit of the result, with room for fp32's own errors.
-testing::AssertionResult within_bf16(Tensor actual, Tensor expected, Tensor sizes) {
+// What may be wrong with a sum, in parts of what is added up and of the result.
+struct SumError {
+  double of_sizes, of_result;
+};
+testing::AssertionResult within(const SumError& error_of, Tensor actual, Tensor expected, Tensor sizes) {
   for (int64_t i = 0; i < actual.num_elements(); ++i) {
     const double error = std::abs(get(actual, i) - get(expected, i));
-    const double allowed = 0x1.1p-9 * get(sizes, i) + 0x1.1p-8 * std::abs(get(expected, i));
+    const double allowed = error_of.of_sizes * get(sizes, i) + error_of.of_result * std::abs(get(expected, i));
     if (!(error <= allowed)) {
       return testing::AssertionFailure() << "element " << i << ": " << get(actual, i) << ", expected "
                                          << get(expected, i) << " within " << allowed;
     }
   }
   return testing::AssertionSuccess();
+}
+
+// In BF16 weights are rounded before they multiply values, and results are: half a unit of what is added up, and half a
+// unit of the result, with room for fp32's own errors.
+testing::AssertionResult within_bf16(Tensor actual, Tensor expected, Tensor sizes) {
+  return within({.of_sizes = 0x1.1p-9, .of_result = 0x1.1p-8}, actual, expected, sizes);
 }
 
 TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
@@ -143,6 +154,11 @@ constexpr ExpandedCase kExpandedCases[] = {
     {9, 4, 32, 32, 40, 0},   {9, 2, 192, 64, 256, 70}, {9, 2, 128, 0, 128, 0},   {300, 2, 128, 64, 128, 70},
     {300, 3, 32, 32, 64, 0}, {300, 2, 20, 12, 24, 70}, {300, 1, 128, 64, 128, 0}};
 
+// Of sums of which there are tens of thousands, so that some have the worst case: a weight's rounding is at most 2^-8
+// of it. In F32 a weight has the error of its score, of some ten units and 192 terms.
+constexpr SumError kExpandedBf16{.of_sizes = 0x1.1p-8, .of_result = 0x1.1p-8};
+constexpr SumError kExpandedF32{.of_sizes = 5e-6, .of_result = 0};
+
 // The same attention to the values' magnitudes.
 Tensor expanded_magnitudes(Ops& ops, TensorPool& pool, const MlaExpandedAttention& args) {
   const int64_t Dv = args.out.dim(2), nope = args.q.dim(2) - args.k_rope.dim(2);
@@ -183,9 +199,8 @@ TEST_F(CudaCache, AttentionToExpandedKeysIsThatOfTheCpu) {
       device.k_rope = up(args.k_rope, dtype);
       device.out = tensors_.allocate(dtype, args.out.shape());
       run([&](Ops& ops) { ops.mla_expanded_attention(device); });
-      EXPECT_TRUE(dtype == DType::kBF16
-                      ? within_bf16(down(device.out), args.out, expanded_magnitudes(cpu(), pool_, args))
-                      : near(down(device.out), args.out, kTolerance));
+      EXPECT_TRUE(within(dtype == DType::kBF16 ? kExpandedBf16 : kExpandedF32, down(device.out), args.out,
+                         expanded_magnitudes(cpu(), pool_, args)));
       // A row on its own has the same bits.
       for (int64_t t = 0; t < tokens; t += 1 + tokens / 10) {
         MlaExpandedAttention alone = device;
@@ -195,6 +210,40 @@ TEST_F(CudaCache, AttentionToExpandedKeysIsThatOfTheCpu) {
         alone.out = tensors_.allocate(dtype, {1, heads, value});
         gpu().mla_expanded_attention(alone);
         EXPECT_TRUE(same_bits(down(alone.out), down(device.out.rows(t, t + 1)))) << "row " << t;
+      }
+    }
+  }
+}
+
+// What lies behind the positions that rows see may be anything.
+TEST_F(CudaCache, ExpandedKeysThatNobodyWroteAreNotSeen) {
+  constexpr int64_t kHeads = 2, kPositions = 300, kValue = 128;
+  for (const auto& [nope, rope] : {std::pair<int64_t, int64_t>{128, 64}, {64, 64}, {96, 32}, {8, 8}}) {
+    for (const int64_t tokens : {1, 7, 150}) {
+      for (const int64_t first : {0, 5, 60, 100}) {
+        const ArenaScope scope(tensors_);
+        const Tensor kv = normal({1, kPositions, kHeads * (nope + kValue)}, DType::kBF16),
+                     k_rope = normal({1, kPositions, rope}, DType::kBF16),
+                     q = normal({tokens, kHeads, nope + rope}, DType::kBF16);
+        std::vector<double> places(static_cast<size_t>(tokens));
+        std::iota(places.begin(), places.end(), static_cast<double>(first));
+        const auto attend = [&] {
+          const Tensor out = tensors_.allocate(DType::kBF16, {tokens, kHeads, kValue});
+          gpu().mla_expanded_attention({.scale = 0.1,
+                                        .q = up(q, DType::kBF16),
+                                        .slots = up(pool_.ints({tokens}, std::vector<double>(places.size(), 0))),
+                                        .positions = up(pool_.ints({tokens}, places)),
+                                        .kv = up(kv, DType::kBF16),
+                                        .k_rope = up(k_rope, DType::kBF16),
+                                        .out = out});
+          return down(out);
+        };
+        const Tensor expected = attend();
+        for (const Tensor& cache : {kv, k_rope}) {
+          const int64_t width = cache.dim(2);
+          std::fill(cache.data<float>() + (first + tokens) * width, cache.data<float>() + kPositions * width, NAN);
+        }
+        EXPECT_TRUE(same_bits(attend(), expected)) << tokens << " tokens from " << first << " on, keys " << nope;
       }
     }
   }
@@ -312,6 +361,59 @@ TEST_F(CudaCache, AttentionToLatentsIsThatOfTheCpu) {
           EXPECT_TRUE(same_bits(down(part.out), down(device.out.rows(t, t + some)))) << "row " << t << " of " << some;
         }
       }
+    }
+  }
+}
+
+// Pieces of prompts, single tokens and some without a place, in a call of so many that tensor cores have tiles of them
+// (sm90/latent_attention.h): each has the bits that it has among few. What lies in a slot behind them is not read.
+TEST_F(CudaCache, ManyTokensAttendToLatentsAsFewDo) {
+  constexpr int64_t kHeads = 16, kKey = 576, kValue = 512, kPositions = 1000;
+  struct Run {
+    int64_t slot, first, count;
+  };
+  const std::vector<Run> runs = {{0, 37, 400}, {1, 0, 130},   {-1, 0, 5},  {2, 899, 1},
+                                 {1, 131, 1},  {2, 640, 140}, {0, 441, 20}};
+  std::vector<double> slots, positions;
+  for (const Run& run : runs) {
+    for (int64_t i = 0; i < run.count; ++i) {
+      slots.push_back(static_cast<double>(run.slot));
+      positions.push_back(static_cast<double>(run.first + i));
+    }
+  }
+  const auto T = static_cast<int64_t>(slots.size());
+  const Tensor host_keys = normal({3, kPositions, kKey}, DType::kBF16);
+  const int64_t ends[] = {461, 132, 900};
+  for (int64_t slot = 0; slot < 3; ++slot) {
+    for (int64_t i = ends[slot] * kKey; i < kPositions * kKey; ++i) {
+      set(host_keys, slot * kPositions * kKey + i, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  const Tensor keys = up(host_keys, DType::kBF16);
+  const Tensor q = up(normal({T, kHeads, kKey}, DType::kBF16, 3.0), DType::kBF16);
+  const Tensor all_slots = up(pool_.ints({T}, slots)), all_positions = up(pool_.ints({T}, positions));
+  for (const int64_t window : {0, 1, 130}) {
+    const auto attend = [&](int64_t first, int64_t end) {
+      const Tensor out = tensors_.allocate(DType::kBF16, {end - first, kHeads, kValue});
+      gpu().cached_attention({.scale = 1 / std::sqrt(static_cast<double>(kKey)),
+                              .window = window,
+                              .q = q.rows(first, end),
+                              .slots = all_slots.rows(first, end),
+                              .positions = all_positions.rows(first, end),
+                              .keys = keys,
+                              .values = {},
+                              .num_kv_heads = 1,
+                              .out = out});
+      return out;
+    };
+    const ArenaScope scope(tensors_);
+    const Tensor together = attend(0, T);
+    constexpr int64_t kFew = 45;
+    for (int64_t first = 0; first < T; first += kFew) {
+      const ArenaScope piece(tensors_);
+      const int64_t end = std::min(first + kFew, T);
+      EXPECT_TRUE(same_bits(down(attend(first, end)), down(together.rows(first, end))))
+          << "tokens from " << first << ", window " << window;
     }
   }
 }

@@ -61,8 +61,8 @@ float rstd_of(const float* x, int64_t width, float eps) {
 TEST_F(CudaElementsOrder, NormsHaveOneSumByWidth) {
   constexpr double kEps = 1e-6;
   for (const DType dtype : kActDTypes) {
-    for (const int64_t width : {1, 7, 64, 96, 128, 192, 255, 384, 392, 512, 576, 768, 1024, 1025, 1408, 1536, 2040,
-                                2048, 2056, 2880, 4096, 7168, 16384, 20000}) {
+    for (const int64_t width : {1,    7,    64,   96,   128,  192,  255,  384,  392,  512,  576,   768,
+                                1024, 1025, 1408, 1536, 2040, 2048, 2056, 2880, 4096, 7168, 16384, 20000}) {
       const ArenaScope scope(tensors_);
       const std::string what = fmt::format("norms of {} in {}", width, dtype_name(dtype));
       const int64_t rows = width > 8192 ? 300 : kManyRows;
@@ -252,10 +252,7 @@ TEST_F(CudaElementsOrder, CombiningExpertsOutputs) {
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<double>(i ^ 1U);  // a token's rows, in turns
     for (const bool accumulate : {true, false}) {
       const auto combine = [&](Ops& ops, Tensor of, Tensor row_of, Tensor into) {
-        ops.moe_combine({.rows = of,
-                         .plan = {.offsets = {}, .row_of = row_of},
-                         .y = into,
-                         .accumulate = accumulate});
+        ops.moe_combine({.rows = of, .plan = {.offsets = {}, .row_of = row_of}, .y = into, .accumulate = accumulate});
       };
       gpu().copy({.source = stream, .destination = y});
       combine(gpu(), rows, up(pool_.ints({kManyRows, K}, order)), y);
@@ -281,8 +278,7 @@ TEST_F(CudaElementsOrder, ActivationsOfDenseLayers) {
       const ArenaScope scope(tensors_);
       const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
       const Tensor x = up(normal({kManyRows, in}), DType::kBF16);
-      const Tensor w =
-          up(normal({width, in}, DType::kF32, 1 / std::sqrt(static_cast<double>(in))), DType::kBF16);
+      const Tensor w = up(normal({width, in}, DType::kF32, 1 / std::sqrt(static_cast<double>(in))), DType::kBF16);
       const Tensor pre = made(DType::kBF16, {kManyRows, width}), h = made(DType::kBF16, {kManyRows, hidden});
       gpu().linear_activation_forward({.kind = kind, .x = x, .w = w, .pre = pre, .h = h});
       for (const auto& [first, count] : kParts) {

@@ -15,7 +15,7 @@ struct GroupCase {
 };
 
 // Sizes around the tiles' (64 and 128), and widths that are multiples of 8, of 2 and of nothing.
-std::vector<GroupCase> cases() {
+std::vector<GroupCase> group_cases() {
   return {
       {64, 32, {5, 0, 17, 1}},
       {128, 128, {128, 256}},
@@ -61,14 +61,14 @@ class CudaGroupedLinear : public CudaTest, public ::testing::WithParamInterface<
   // most 2^-8 of it.
   double tolerance(DType result) const { return result == DType::kBF16 ? 4.4e-3 : 5e-4; }
 
-  GroupCase case_ = cases()[std::get<0>(GetParam())];
+  GroupCase case_ = group_cases()[std::get<0>(GetParam())];
   DType act_ = std::get<1>(GetParam());
   Tensor offsets_, x_, w_, dy_;
   int64_t num_rows_ = 0;
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaGroupedLinear,
-                         ::testing::Combine(::testing::Range(size_t{0}, cases().size()),
+                         ::testing::Combine(::testing::Range(size_t{0}, group_cases().size()),
                                             ::testing::ValuesIn(kActDTypes), ::testing::ValuesIn(kNumSms)));
 
 TEST_P(CudaGroupedLinear, ForwardMatchesTheCpu) {

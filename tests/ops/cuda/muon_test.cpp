@@ -56,6 +56,43 @@ TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
   }
 }
 
+// Sizes that 16 bytes divide, and others; experts of two matrices in any slots, or one range. The momentum has the
+// CPU's bits; weights are as near as those of a momentum in F32.
+TEST_F(CudaMuon, AMomentumInBf16IsThatOfTheCpu) {
+  struct Case {
+    Shape shape;
+    int64_t first;
+    std::vector<double> matrices;
+  };
+  for (const Case& c : {Case{{2, 64, 160}, 0, {}}, Case{{3, 7, 7}, 0, {}}, Case{{300, 200}, 8, {}},
+                        Case{{64, 64}, 3, {}}, Case{{6, 24, 40}, 0, {4, 0, 2}}, Case{{4, 5, 3}, 0, {1, 0}}}) {
+    for (const DType dtype : kActDTypes) {
+      const Tensor w = normal(c.shape), momentum = pool_.zeros(DType::kBF16, c.shape);
+      const Weight device_w = weight(w, dtype);
+      const Tensor device_momentum = up(momentum), key = pool_.zeros(DType::kI64, {1});
+      const Tensor matrices =
+          c.matrices.empty() ? Tensor() : pool_.ints({static_cast<int64_t>(c.matrices.size())}, c.matrices);
+      for (int step = 1; step <= 3; ++step) {
+        const Tensor grad = normal(c.shape), scale = f64({0.7}), rates = f64({0.1});
+        *key.data<int64_t>() = 0x123456789ABCDEF0 + step;
+        const auto args = [&](Tensor w_of, Tensor low, Tensor momentum_of, auto place) {
+          MuonStep of{.w = w_of, .low = low, .grad = place(grad), .momentum = momentum_of};
+          of.grad_scale = place(scale);
+          of.rates = place(rates);
+          of.random = {.key = place(key), .stream = 0xFEDCBA9876543210, .first = c.first, .matrices = place(matrices)};
+          return of;
+        };
+        cpu().muon_step(args(w, {}, momentum, [](Tensor x) { return x; }));
+        gpu().muon_step(args(device_w.w, device_w.low, device_momentum, [&](Tensor x) { return up(x); }));
+      }
+      const Tensor wide = pool_.zeros(DType::kF32, c.shape);
+      widen(DType::kBF16, momentum.raw(), wide.data<float>(), static_cast<size_t>(wide.num_elements()));
+      EXPECT_TRUE(same_bits(down(device_momentum), wide)) << c.shape.to_string();
+      EXPECT_LE(distance(master(device_w), values(w)), dtype == DType::kF32 ? 1e-3 : 2e-2) << c.shape.to_string();
+    }
+  }
+}
+
 // Gate and up, stacked: each is orthogonalised by itself, and scaled by its own shape.
 TEST_F(CudaMuon, EveryMatrixOfAStackIsOrthogonalisedByItself) {
   const Shape shape = {2, 24, 40};

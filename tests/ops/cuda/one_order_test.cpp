@@ -7,6 +7,7 @@
 #include "ops/cuda/plans/invariant_products.h"
 #include "ops/cuda/runtime/cuda_ops.h"
 #include "ops/cuda/vendor/cublaslt.h"
+#include "ops/cuda/vendor/product_order.h"
 
 namespace nmoe::test {
 namespace {
@@ -17,6 +18,19 @@ constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 // Algorithms of a product: the heuristic's first, which training takes where the product table has none. Of those
 // behind it, id 16 of cuBLASLt 13.1 has another order in products of 11,264 values.
 constexpr int kMaxCandidates = 1;
+
+GemmProblem forward_problem(int64_t rows, int64_t cols, int64_t depth, DType output) {
+  return {.rows = rows,
+          .cols = cols,
+          .depth = depth,
+          .input = DType::kBF16,
+          .output = output,
+          .transpose_b = true,
+          .align_a = 256,
+          .align_b = 256,
+          .align_d = 256,
+          .workspace_bytes = kWorkspaceBytes};
+}
 
 class CudaOneOrder : public CudaTest {
  protected:
@@ -79,16 +93,7 @@ TEST_F(CudaOneOrder, PlainProductsAreThoseOfCublas) {
           const Tensor y = result(scope, output, {rows, width}), other = result(scope, output, {rows, width});
           invariant().linear_forward({.x = x, .w = w, .y = y, .addend = {}});
           const std::vector<std::byte> own = bytes(y);
-          const GemmProblem problem{.rows = rows,
-                                    .cols = width,
-                                    .depth = depth,
-                                    .input = DType::kBF16,
-                                    .output = output,
-                                    .transpose_b = true,
-                                    .align_a = 256,
-                                    .align_b = 256,
-                                    .align_d = 256,
-                                    .workspace_bytes = kWorkspaceBytes};
+          const GemmProblem problem = forward_problem(rows, width, depth, output);
           int which = -1;
           for (const ProductAlgorithm& algorithm : library.candidates(problem, kMaxCandidates)) {
             ++which;
@@ -112,6 +117,75 @@ TEST_F(CudaOneOrder, PlainProductsAreThoseOfCublas) {
     }
   }
   EXPECT_GT(num_compared, 0);
+}
+
+// That an algorithm has the order is found on a device, and that one has not, where each element says so.
+TEST_F(CudaOneOrder, IsToldFromOthers) {
+  CublasLt library{ProductTable{}};
+  cuda::Context ctx = static_cast<cuda::CudaOps&>(gpu()).context();
+  int64_t num_split = 0;
+  for (const int64_t depth : {64, 384, 1032, 2048, 11264}) {
+    for (const int64_t rows : {1, 100, 4096}) {
+      for (const DType output : {DType::kBF16, DType::kF32}) {
+        const GemmProblem problem = forward_problem(rows, 1408, depth, output);
+        ProductAlgorithm algorithm = library.candidates(problem, kMaxCandidates).at(0);
+        SCOPED_TRACE(fmt::format("{} rows of {} into {}, algorithm {}", rows, depth, dtype_name(output), algorithm.id));
+        EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), true);
+        algorithm.split_k = 3, algorithm.reduction = 2;
+        if (!library.plan_with(problem, algorithm)) continue;
+        ++num_split;
+        EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), false);
+      }
+    }
+  }
+  EXPECT_GT(num_split, 0);
+}
+
+// A table's algorithm with another order is not used: our own kernel has the bits that generation has.
+TEST_F(CudaOneOrder, IsKeptWhateverTheTableSays) {
+  constexpr int64_t kRows = 256, kCols = 1408, kDepth = 2048;
+  CublasLt library{ProductTable{}};
+  cuda::Context ctx = static_cast<cuda::CudaOps&>(gpu()).context();
+  const GemmProblem problem = forward_problem(kRows, kCols, kDepth, DType::kBF16);
+  ProductAlgorithm split = library.candidates(problem, kMaxCandidates).at(0);
+  split.split_k = 3, split.reduction = 2;
+  if (!library.plan_with(problem, split)) GTEST_SKIP() << "cuBLASLt does not split this product";
+  CublasLt splits({{.device = library.device(), .library = library.version(), .problem = problem, .algorithm = split}});
+  const Tensor x = matrix({kRows, kDepth}), w = matrix({kCols, kDepth}, 4096);
+  ArenaScope scope(tensors_);
+  const Tensor y = result(scope, DType::kBF16, {kRows, kCols});
+  const cuda::GemmOperands operands{.a = x.raw(), .b = w.raw(), .d = y.raw(), .workspace = workspace_.raw()};
+  int64_t num_checks = 0;
+  const auto check = [&](const GemmProblem& of, const ProductAlgorithm& algorithm) {
+    ++num_checks;
+    EXPECT_EQ(algorithm, split);
+    return cuda::sums_in_order(ctx, of, algorithm, workspace_.raw());
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(splits.multiply_in_order(problem, operands, stream(), check));
+  EXPECT_FALSE(splits.multiply_in_order(problem, operands, stream(), check));
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(num_checks, 1);
+  EXPECT_EQ(std::ranges::count(told, '\n'), 1) << told;
+  EXPECT_NE(told.find("[256, 2048] x [2048, 1408] of BF16 into BF16 has another order"), std::string::npos) << told;
+  EXPECT_TRUE(library.multiply_in_order(problem, operands, stream(), [&](const auto& of, const auto& algorithm) {
+    return cuda::sums_in_order(ctx, of, algorithm, workspace_.raw());
+  }));
+}
+
+// In a recording nothing is waited for: it is not known there, and known behind it.
+TEST_F(CudaOneOrder, IsFoundOutsideOfRecordings) {
+  const GemmProblem problem = forward_problem(96, 1408, 384, DType::kBF16);
+  CublasLt library{ProductTable{}};
+  cuda::Context ctx = static_cast<cuda::CudaOps&>(gpu()).context();
+  const ProductAlgorithm algorithm = library.candidates(problem, kMaxCandidates).at(0);
+  std::optional<bool> inside = true;
+  device_->record([&] {
+    inside = cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw());
+    gpu().fill({Tensor(workspace_.raw(), DType::kF32, {64}), 0.0});
+  });
+  EXPECT_FALSE(inside);
+  EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), true);
 }
 
 // What training computes a product by has them too, with something added.
@@ -239,7 +313,8 @@ TEST_F(CudaOneOrder, ExpertsProductsAreTrainings) {
     const auto total = static_cast<int64_t>(ends.back());
     std::vector<double> order;
     for (int64_t row = 0; row < total; ++row) order.push_back(static_cast<double>((row * 7 + 3) % total));
-    for (const auto& [in, hidden] : {std::pair<int64_t, int64_t>{64, 40}, {384, 768}, {2048, 1408}, {1032, 576}}) {
+    for (const auto& [in, hidden] :
+         {std::pair<int64_t, int64_t>{16, 16}, {8, 24}, {64, 40}, {384, 768}, {2048, 1408}, {1032, 576}}) {
       ArenaScope scope(tensors_);
       const Tensor offsets = up(pool_.ints({experts + 1}, ends)), index = up(pool_.ints({total}, order));
       const Tensor weight = up(pool_.normal({total})), x = matrix({total, in});

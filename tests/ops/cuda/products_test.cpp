@@ -10,7 +10,7 @@ namespace {
 
 using cuda::CublasLt;
 
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+constexpr int64_t kProductWorkspaceBytes = int64_t{32} << 20;
 
 class CudaProducts : public CudaTest {
  protected:
@@ -18,7 +18,7 @@ class CudaProducts : public CudaTest {
     TensorPool pool(DType::kF32);
     a_ = up(pool.normal({kRows, kDepth}), DType::kBF16);
     b_ = up(pool.normal({kCols, kDepth}), DType::kBF16);
-    workspace_ = up(pool.zeros({kWorkspaceBytes / 4}));
+    workspace_ = up(pool.zeros({kProductWorkspaceBytes / 4}));
   }
 
   // a b^T.
@@ -58,7 +58,7 @@ class CudaProducts : public CudaTest {
                                            .align_a = 256,
                                            .align_b = 256,
                                            .align_d = 256,
-                                           .workspace_bytes = kWorkspaceBytes};
+                                           .workspace_bytes = kProductWorkspaceBytes};
   Tensor a_, b_, workspace_;
 };
 
@@ -133,14 +133,15 @@ TEST_F(CudaProducts, TuningTimesWhatMatters) {
                              .align_a = 256,
                              .align_b = 256,
                              .align_d = 256,
-                             .workspace_bytes = kWorkspaceBytes};
+                             .workspace_bytes = kProductWorkspaceBytes};
   TensorPool pool(DType::kF32);
   const Tensor a = up(pool.normal({2048, 4096}), DType::kBF16), d = up(pool.zeros({4096, 4096}));
   used.multiply(large, {.a = a.raw(), .b = a.raw(), .d = d.raw(), .workspace = workspace_.raw(), .beta = 1.0F},
                 static_cast<cuda::CudaOps&>(gpu()).context().stream);
   wait();
   int64_t num_told = 0;
-  const ProductTuning tuning = cuda::tune_products(used.uses(), [&](const TunedProduct&) { ++num_told; });
+  const ProductTuning tuning = cuda::tune_products(static_cast<cuda::CudaOps&>(gpu()).context(), used.uses(),
+                                                   [&](const TunedProduct&) { ++num_told; });
   EXPECT_EQ(tuning.device, used.device());
   EXPECT_EQ(tuning.library, used.version());
   ASSERT_EQ(tuning.products.size(), 2U);

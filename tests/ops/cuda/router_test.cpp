@@ -20,7 +20,7 @@ struct RouterCase {
   double logit_mean = 0;
 };
 
-std::vector<RouterCase> cases() {
+std::vector<RouterCase> router_cases() {
   std::vector<RouterCase> result;
   for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {
     for (const bool normalise : {false, true}) {
@@ -162,12 +162,12 @@ class CudaRouter : public CudaTest, public ::testing::WithParamInterface<size_t>
   }
   void forward() { gpu().router_forward(device_); }
 
-  RouterCase case_ = cases()[GetParam()];
+  RouterCase case_ = router_cases()[GetParam()];
   Tensor logits_, bias_;
   RouterForward device_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Cases, CudaRouter, ::testing::Range(size_t{0}, cases().size()));
+INSTANTIATE_TEST_SUITE_P(Cases, CudaRouter, ::testing::Range(size_t{0}, router_cases().size()));
 
 TEST_P(CudaRouter, ForwardMatchesTheCpuAndTheDefinition) {
   forward();

@@ -23,7 +23,7 @@ struct PieceCase {
   std::vector<double> rows;  // of every expert
 };
 
-std::vector<PieceCase> cases() {
+std::vector<PieceCase> piece_cases() {
   constexpr auto kPiece = static_cast<double>(kPieceRows), kUncut = static_cast<double>(kUncutRows);
   return {
       {"nine tenths to one expert", 48, 32, {300, 0, kUncut + 233, 1, 600, 398}},
@@ -98,14 +98,14 @@ class CudaWeightPieces : public CudaTest,
     return down(dw);
   }
 
-  PieceCase case_ = cases()[std::get<0>(GetParam())];
+  PieceCase case_ = piece_cases()[std::get<0>(GetParam())];
   std::vector<double> ends_;
   int64_t num_rows_ = 0, num_tokens_ = 0;
   Tensor index_, x_, dy_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaWeightPieces,
-                         ::testing::Combine(::testing::Range(size_t{0}, cases().size()),
+                         ::testing::Combine(::testing::Range(size_t{0}, piece_cases().size()),
                                             ::testing::Values(OperandFormat::kAct, OperandFormat::kFp8),
                                             ::testing::Values(Picked::kNone, Picked::kX, Picked::kDy),
                                             ::testing::Values(0, 2)));

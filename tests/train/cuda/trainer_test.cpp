@@ -78,6 +78,28 @@ TEST_F(CudaTrainer, ResumesToTheBit) {
   expect_same_state("straight", "halves");
 }
 
+// Lower halves of masters, moments of AdamW and Muon's momentum, in either format. Runs go on with state in the other
+// memory.
+TEST_F(CudaTrainer, WhereStateLivesChangesNoBit) {
+  for (const std::string experts : {"muon", "adamw"}) {
+    for (const std::string format : {"fp32", "bf16"}) {
+      const auto settings = [&](const std::string& offload, int64_t steps) {
+        return std::vector<std::string>{
+            "optim.experts.optimizer=" + experts, "optim.adamw.state=" + format, "optim.muon.state=" + format,
+            "optim.offload=" + offload,           "train.valid_every=4",         fmt::format("train.steps={}", steps)};
+      };
+      const std::string name = experts + "_" + format;
+      run(name + "_device", settings("none", 12));
+      run(name + "_host", settings("state", 12));
+      expect_same_state(name + "_device", name + "_host");
+      run(name + "_turns", settings("state", 5));
+      run(name + "_turns", settings("none", 9), /*resume=*/true);
+      run(name + "_turns", settings("state", 12), /*resume=*/true);
+      expect_same_state(name + "_device", name + "_turns");
+    }
+  }
+}
+
 TEST_F(CudaTrainer, TellsWhereItGoesOnWithOtherProducts) {
   run("run", {"train.steps=2"});
   const fs::path path = checkpoint("run").path() / "manifest.json";
@@ -175,6 +197,7 @@ TEST_F(CudaTrainer, UsesThePlannedMemory) {
         fmt::format("{}: {} used, {} planned\n", name, summary.device_bytes_used, summary.device_bytes_planned);
   };
   compare("bf16", run("memory", {"train.steps=4"}));
+  compare("state in host memory", run("host", {"train.steps=4", "optim.offload=state"}));
   for (const std::string precision : {"fp8", "nvfp4"}) compare(precision, run(precision, fp8(precision, 12)));
   for (const std::string precision : kLowPrecisions) {
     compare(precision + ", experts in bf16", run_checked(precision, 12, precision + "_left", /*outlier=*/true));

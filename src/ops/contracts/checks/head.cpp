@@ -25,4 +25,12 @@ void check(const HeadLoss& args) {
   NMOE_CHECK(is_one_if_defined(args.z_scale, DType::kF64), "a scale {} of z-losses", args.z_scale.shape());
 }
 
+void check(const LogitSums& args) {
+  const Tensor& logits = args.logits;
+  NMOE_CHECK(logits.shape().rank() == 2 && is_stat(logits.dtype()) && logits.dim(1) > 0 &&
+                 is(args.sums, logits.dtype(), {logits.dim(0), 3}),
+             "sums {} {} of logits {} {}", dtype_name(args.sums.dtype()), args.sums.shape(), dtype_name(logits.dtype()),
+             logits.shape());
+}
+
 }  // namespace nmoe

@@ -17,6 +17,15 @@ void check_trained(const char* optimizer, const Tensor& w, const Tensor& low, co
              "{} of w {} {} with a low part {}", optimizer, dtype_name(w.dtype()), w.shape(), low.shape());
 }
 
+// The random bits of moments of `moments`, of `size` elements.
+void check_random(const char* optimizer, DType moments, int64_t size, const MomentRounding& random) {
+  NMOE_CHECK((moments == DType::kBF16) == random.key.defined(), "{} of moments in {}, {} random bits", optimizer,
+             dtype_name(moments), random.key.defined() ? "with" : "without");
+  const Tensor& matrices = random.matrices;
+  NMOE_CHECK(!matrices.defined() || (size % matrices.num_elements() == 0 && random.first == 0),
+             "{} of {} elements from {} on, in {} matrices", optimizer, size, random.first, matrices.shape());
+}
+
 void check_step(const AdamWStep& args) {
   check_trained("AdamW", args.w, args.low, args.grad, args.grad_scale);
   const int64_t size = args.w.num_elements();
@@ -24,12 +33,9 @@ void check_step(const AdamWStep& args) {
              args.w.shape(), args.m.shape(), args.v.shape());
   NMOE_CHECK(args.rates.dtype() == DType::kF64 && args.rates.num_elements() == 3, "AdamW with {} rates",
              args.rates.num_elements());
-  NMOE_CHECK(args.m.dtype() == args.v.dtype() && (args.m.dtype() == DType::kBF16) == args.random.key.defined(),
-             "AdamW of moments in {} and {}, {} random bits", dtype_name(args.m.dtype()), dtype_name(args.v.dtype()),
-             args.random.key.defined() ? "with" : "without");
-  const Tensor& matrices = args.random.matrices;
-  NMOE_CHECK(!matrices.defined() || (size % matrices.num_elements() == 0 && args.random.first == 0),
-             "AdamW of {} elements from {} on, in {} matrices", size, args.random.first, matrices.shape());
+  NMOE_CHECK(args.m.dtype() == args.v.dtype(), "AdamW of moments in {} and {}", dtype_name(args.m.dtype()),
+             dtype_name(args.v.dtype()));
+  check_random("AdamW", args.m.dtype(), size, args.random);
 }
 
 }  // namespace
@@ -42,8 +48,14 @@ void check(const MuonStep& args) {
   const int rank = args.w.shape().rank();
   NMOE_CHECK(rank == 2 || rank == 3, "Muon of w {}", args.w.shape());
   check_trained("Muon", args.w, args.low, args.grad, args.grad_scale);
-  NMOE_CHECK(is_stat(args.momentum.dtype()) && args.momentum.num_elements() == args.w.num_elements(),
-             "Muon of w {}, momentum {} {}", args.w.shape(), dtype_name(args.momentum.dtype()), args.momentum.shape());
+  const DType state = args.momentum.dtype();
+  NMOE_CHECK((is_stat(state) || state == DType::kBF16) && args.momentum.num_elements() == args.w.num_elements(),
+             "Muon of w {}, momentum {} {}", args.w.shape(), dtype_name(state), args.momentum.shape());
+  check_random("Muon", state, args.w.num_elements(), args.random);
+  const Tensor& matrices = args.random.matrices;
+  const int64_t one = args.w.shape()[-2] * args.w.shape()[-1];
+  NMOE_CHECK(!matrices.defined() || one == 0 || args.w.num_elements() / matrices.num_elements() % one == 0,
+             "Muon of matrices {} in {} of the whole tensor", args.w.shape(), matrices.shape());
   NMOE_CHECK(args.rates.dtype() == DType::kF64 && args.rates.num_elements() >= 1 && args.iterations >= 1,
              "Muon with {} rates, {} iterations", args.rates.num_elements(), args.iterations);
 }

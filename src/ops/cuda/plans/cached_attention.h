@@ -29,6 +29,19 @@ inline bool takes_blocks(const CachedAttention& args) {
 inline bool takes_blocks(const MlaExpandedAttention& args) {
   return args.k_rope.dim(2) % 8 == 0 && takes_blocks(args.q, args.out, args.scale);
 }
+// Many tokens, and more than there are slots: some slot has several of them, as prompts have.
+constexpr int64_t kPromptTokens = 512;
+inline bool are_prompts(const Tensor& q, const Tensor& cache) {
+  return q.dim(0) >= kPromptTokens && q.dim(0) > cache.dim(0);
+}
+// Tiles of rows want no more than blocks but rows of whole 16 bytes. Where heads share keys, a block has several heads
+// of a single token, so that tiles are for prompts.
+inline bool takes_tiles(const KernelSet& kernels, const MlaExpandedAttention& args) {
+  return kernels.has_sm90() && args.k_rope.dim(2) == 64 && args.q.stride() % 8 == 0 && takes_blocks(args);
+}
+inline bool takes_tiles(const KernelSet& kernels, const CachedAttention& args) {
+  return kernels.has_sm90() && args.q.stride() % 8 == 0 && takes_blocks(args) && are_prompts(args.q, args.keys);
+}
 // Positions that a row has scores of.
 inline int64_t score_span(int64_t capacity, int64_t window) {
   const int64_t positions = blocks_for(capacity, kScoreAlignment) * kScoreAlignment;
@@ -61,6 +74,16 @@ constexpr int kChunkKeys = 128;  // positions of a block
 // Tokens are taken in parts, whose chunks' sums have so many bytes, or of so many tokens.
 constexpr int64_t kPartialBytes = int64_t{256} << 20, kPartialTokens = 256;
 
+// Sizes of MLA in latent space that many tokens have a kernel for (sm90/latent_attention.h), with the same bits.
+constexpr int kLatentHeads = 16, kLatentKey = 576, kLatentValue = 512;
+constexpr int64_t kMaxLatentTokens = 1 << 16;
+inline bool takes_latent_tiles(const KernelSet& kernels, const CachedAttention& args) {
+  return args.q.dtype() == DType::kBF16 && !args.values.defined() && args.num_kv_heads == 1 &&
+         args.q.dim(1) == kLatentHeads && args.q.dim(2) == kLatentKey && args.q.dense() &&
+         args.out.dim(2) == kLatentValue && args.q.dim(0) <= kMaxLatentTokens && kernels.has_sm90() &&
+         are_prompts(args.q, args.keys);
+}
+
 // By dtypes and sizes alone.
 inline bool takes_head_groups(const CachedAttention& args) {
   const int64_t heads = args.q.dim(1) / args.num_kv_heads, key = args.q.dim(2), value = args.out.dim(2);
@@ -83,9 +106,11 @@ void check_head_fits(const Arguments& args) {
   NMOE_CHECK(bytes <= kMaxCachedHeadBytes, "a head too wide: {} bytes of shared memory", bytes);
 }
 
-enum class CachedAttentionWay { kBlocks, kGroups, kRows };
+enum class CachedAttentionWay { kTiles, kBlocks, kLatentTiles, kGroups, kRows };
 struct CachedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
+  Tensor tiles = {};  // kLatentTiles: [1 + T, 4] i32
+  // Of kTiles and kLatentTiles, too: what is planned for many tokens does for few.
   CachedScores scores = {};  // kBlocks
   Tensor partials = {};      // kGroups: [tokens of a part, H, chunks, Dv] F32
   Tensor statistics = {};    // kGroups: [tokens of a part, H, chunks, 2] F32
@@ -93,7 +118,8 @@ struct CachedAttentionPlan {
 inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1);
   if (takes_blocks(args)) {
-    return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
+    return {.way = takes_tiles(to.kernels, args) ? CachedAttentionWay::kTiles : CachedAttentionWay::kBlocks,
+            .scores = claim_scores(to.scope, args.q, args.keys, args.window)};
   }
   if (!takes_head_groups(args)) {
     check_head_fits(args);
@@ -101,6 +127,10 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   }
   const int64_t chunks = std::max<int64_t>(1, blocks_for(args.keys.dim(1), kChunkKeys));
   CachedAttentionPlan plan{.way = CachedAttentionWay::kGroups};
+  if (takes_latent_tiles(to.kernels, args)) {
+    plan.way = CachedAttentionWay::kLatentTiles;
+    plan.tiles = to.scope.allocate(DType::kI32, {1 + T, 4});
+  }
   const int64_t token_bytes = H * chunks * args.out.dim(2) * static_cast<int64_t>(sizeof(float));
   const int64_t tokens = std::min(T, std::max(kPartialTokens, kPartialBytes / token_bytes));
   plan.partials = to.scope.allocate(DType::kF32, {tokens, H, chunks, args.out.dim(2)});
@@ -108,13 +138,15 @@ inline CachedAttentionPlan plan(Planner& to, const CachedAttention& args) {
   return plan;
 }
 
-// By blocks or by rows.
+// By tiles on Hopper (sm90/cached_attention.h), where what heads share is the last 64 elements of keys, else by blocks
+// or by rows. Tiles and blocks have the same bits.
 struct MlaExpandedAttentionPlan {
   CachedAttentionWay way = CachedAttentionWay::kRows;
   CachedScores scores = {};  // kBlocks
 };
 inline MlaExpandedAttentionPlan plan(Planner& to, const MlaExpandedAttention& args) {
   if (takes_blocks(args)) {
+    if (takes_tiles(to.kernels, args)) return {.way = CachedAttentionWay::kTiles};
     return {.way = CachedAttentionWay::kBlocks, .scores = claim_scores(to.scope, args.q, args.kv, args.window)};
   }
   check_head_fits(args);

@@ -12,9 +12,12 @@ namespace nmoe::cuda {
 
 // Rows from which on training's kernels multiply: of a plain product, and of an expert on average.
 constexpr int64_t kTrainingRows = 512, kTrainingExpertRows = 64;
+// cuBLASLt's order is known of sums from this length on.
+constexpr int64_t kLeastTrainingDepth = 64;
 
 inline bool takes_training_kernels(const KernelSet& kernels, const Tensor& x, const Tensor& w) {
-  return kernels.has_sm90() && x.dim(0) >= kTrainingRows && whole_rows(x.dtype(), x.dim(1), w.dim(0));
+  return kernels.has_sm90() && x.dim(0) >= kTrainingRows && x.dim(1) >= kLeastTrainingDepth &&
+         whole_rows(x.dtype(), x.dim(1), w.dim(0));
 }
 inline bool takes_training_kernels(const KernelSet& kernels, const LinearForward& args) {
   return takes_training_kernels(kernels, args.x, args.w);

@@ -113,6 +113,9 @@ __device__ inline void store_values(float* target, const float (&v)[4]) {
   *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
 }
 __device__ inline void store_values(float* target, const float (&v)[8]) { store8(target, v); }
+__device__ inline void store_values(__nv_bfloat16* target, const float (&v)[4]) {
+  __stwb(reinterpret_cast<uint2*>(target), make_uint2(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3])));
+}
 __device__ inline void store_values(__nv_bfloat16* target, const float (&v)[8]) { store8(target, v); }
 
 // Two values at `target`, which is aligned to their size.

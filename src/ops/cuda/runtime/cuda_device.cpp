@@ -197,7 +197,7 @@ std::vector<ProductUse> CudaDevice::Algorithms::uses() const { return device_.li
 ProductTuning CudaDevice::Algorithms::tune(const std::vector<ProductUse>& uses,
                                            const std::function<void(const TunedProduct&)>& told) const {
   device_.make_current();
-  return cuda::tune_products(uses, told);
+  return cuda::tune_products(device_.context_of(/*stream=*/nullptr, /*starts_early=*/false), uses, told);
 }
 
 std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& arena) {
@@ -206,20 +206,22 @@ std::unique_ptr<Prefetch> CudaDevice::make_prefetch(Tensor destination, Arena& a
   return std::make_unique<StreamPrefetch>(index_, stream(Lane::kCompute), stream(Lane::kCopy), staging, destination);
 }
 
+// The direction of transfers follows from the addresses: tensors may be in mapped memory of the host.
+//
 // NOTE: the wait at the end is for the host buffer. CUDA reads pageable memory before it returns only if it chooses to,
 // and page-locked memory never.
 void CudaDevice::upload(Tensor destination, const void* host) {
   if (counting() || destination.num_bytes() == 0) return;
   make_current();
   NMOE_CUDA_CHECK(cudaMemcpyAsync(destination.raw(), host, static_cast<size_t>(destination.num_bytes()),
-                                  cudaMemcpyHostToDevice, stream(Lane::kCompute)));
+                                  cudaMemcpyDefault, stream(Lane::kCompute)));
   NMOE_CUDA_CHECK(cudaStreamSynchronize(stream(Lane::kCompute)));
 }
 
 void CudaDevice::begin_download(void* host, Tensor source) {
   if (counting() || source.num_bytes() == 0) return;
   make_current();
-  NMOE_CUDA_CHECK(cudaMemcpyAsync(host, source.raw(), static_cast<size_t>(source.num_bytes()), cudaMemcpyDeviceToHost,
+  NMOE_CUDA_CHECK(cudaMemcpyAsync(host, source.raw(), static_cast<size_t>(source.num_bytes()), cudaMemcpyDefault,
                                   stream(Lane::kCompute)));
 }
 

@@ -62,9 +62,8 @@ void* MappedMemory::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
   void* const block = try_to_pin(device_index_, bytes);
   if (block == nullptr) {
-    throw runtime_error(
-        fmt::format("cannot pin {} of host memory, through which GPUs tell each other of failures", human_bytes(bytes)),
-        "free memory of the host, or raise the memory limit of this process or container");
+    throw runtime_error(fmt::format("cannot pin {} of host memory, which GPUs then reach", human_bytes(bytes)),
+                        "free memory of the host, or raise the memory limit of this process or container");
   }
   return block;
 }

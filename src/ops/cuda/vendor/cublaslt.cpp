@@ -62,11 +62,6 @@ bool types_match(const GemmProblem& p) {
   return (p.input == DType::kF32 || p.input == DType::kBF16) && (p.output == DType::kF32 || p.output == p.input);
 }
 
-// A linear layer's x w^T, of BF16 operands.
-bool is_forward(const GemmProblem& p) {
-  return p.input == DType::kBF16 && p.batch == 0 && !p.transpose_a && p.transpose_b;
-}
-
 // The problem without an algorithm.
 CublasLt::Plan describe(const GemmProblem& p, const GemmOperands& operands) {
   NMOE_CHECK(p.batch >= 0 && p.batch <= INT32_MAX && p.rows > 0 && p.cols > 0 && p.depth > 0 && types_match(p),
@@ -188,7 +183,8 @@ std::vector<ProductAlgorithm> CublasLt::candidates(const GemmProblem& problem, i
   std::vector<ProductAlgorithm> algorithms;
   for (const cublasLtMatmulAlgo_t& algorithm : ask_heuristic(describe(problem, {}), problem, max_count)) {
     const ProductAlgorithm attributes = attributes_of(algorithm);
-    if (is_deterministic(attributes)) algorithms.push_back(attributes);
+    if (!is_deterministic(attributes) || (is_forward(problem) && !may_keep_order(attributes))) continue;
+    algorithms.push_back(attributes);
   }
   return algorithms;
 }
@@ -238,6 +234,30 @@ CublasLt::Plan CublasLt::plan_of(const GemmProblem& problem, const GemmOperands&
 
 void CublasLt::multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream) {
   multiply_by(plan_of(problem, operands), problem, operands, stream);
+}
+
+bool CublasLt::multiply_in_order(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream,
+                                 const OrderCheck& check) {
+  const Plan plan = plan_of(problem, operands);
+  if (!keeps_order(problem, check)) return false;
+  multiply_by(plan, problem, operands, stream);
+  return true;
+}
+
+bool CublasLt::keeps_order(const GemmProblem& problem, const OrderCheck& check) {
+  const std::lock_guard lock(mutex_);
+  Planned& planned = plans_.at(problem);
+  if (planned.in_order) return *planned.in_order;
+  const ProductAlgorithm algorithm = attributes_of(planned.plan.algorithm);
+  planned.in_order = check(problem, algorithm);
+  if (!planned.in_order) return false;
+  if (!*planned.in_order) {
+    say("note: cuBLASLt's algorithm {} for [{}, {}] x [{}, {}] of {} into {} has another order of sums than "
+        "generation; a kernel of our own computes it\n",
+        algorithm.id, problem.rows, problem.depth, problem.depth, problem.cols, dtype_name(problem.input),
+        dtype_name(problem.output));
+  }
+  return *planned.in_order;
 }
 
 void CublasLt::multiply_by(Plan plan, const GemmProblem& problem, const GemmOperands& operands,

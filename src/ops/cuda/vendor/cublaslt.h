@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -56,13 +57,22 @@ class CublasLt {
   // Where cuBLASLt refuses the table's, that is said on standard error once, and the heuristic chooses.
   void multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream);
 
+  // The same of a product whose sums have one order, where the algorithm keeps that: else false, and nothing is
+  // enqueued, for a kernel of our own to compute it. `check` says so of a problem's algorithm, and is asked once for
+  // each; where it cannot tell, as in a recording, the answer is no until it can. An algorithm with another order is
+  // named on standard error once.
+  using OrderCheck = std::function<std::optional<bool>(const GemmProblem& problem, const ProductAlgorithm& algorithm)>;
+  bool multiply_in_order(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream,
+                         const OrderCheck& check);
+
   const std::string& device() const { return device_; }  // as CUDA names it
   int64_t version() const { return version_; }           // cublasLtGetVersion()
   // What chooses algorithms: "cuBLASLt 13.1.0 on NVIDIA H200, 9 choices 0123456789ab".
   std::string identity() const;
   std::vector<ProductUse> uses();  // since it was made
 
-  // For tuning. The heuristic's first algorithms that are deterministic, the first first; not of blocks.
+  // For tuning. The heuristic's first algorithms that are deterministic and, of a forward product, may keep its order,
+  // the first first; not of blocks.
   std::vector<ProductAlgorithm> candidates(const GemmProblem& problem, int max_count) const;
   // With this algorithm; nothing where cuBLASLt refuses it, or it wants more workspace than the problem has.
   std::optional<Plan> plan_with(const GemmProblem& problem, const ProductAlgorithm& algorithm) const;
@@ -73,10 +83,12 @@ class CublasLt {
     Plan plan;
     int64_t plain = 0, added = 0;
     bool from_table = false;
+    std::optional<bool> in_order = {};  // unless it was never asked for
   };
   Planned make_plan(const GemmProblem& problem, const GemmOperands& operands) const;
   // A copy, for cuBLASLt takes no const descriptions.
   Plan plan_of(const GemmProblem& problem, const GemmOperands& operands);
+  bool keeps_order(const GemmProblem& problem, const OrderCheck& check);
   std::vector<cublasLtMatmulAlgo_t> ask_heuristic(Plan plan, const GemmProblem& problem, int max_count) const;
 
   std::string device_;

@@ -1,14 +1,16 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h), of FP8 operands by sm90/grouped_fp8.h, of blocks by
-// sm100/rounded_products.h.
+// Dense linear layers: products by cuBLASLt (cublaslt.h), forward ones where it keeps their order of sums
+// (product_order.h), of FP8 operands by sm90/grouped_fp8.h, of blocks by sm100/rounded_products.h.
 #include <algorithm>
 
 #include "base/error.h"
 #include "ops/cuda/kernels/low_precision/quantize_fp8.h"
+#include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/sm100/rounded_products.h"
 #include "ops/cuda/sm90/grouped_fp8.h"
 #include "ops/cuda/vendor/cublaslt.h"
+#include "ops/cuda/vendor/product_order.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -56,15 +58,19 @@ void multiply(Context& ctx, const Product& p, const Tensor& workspace) {
     }
     return;
   }
-  ctx.cublas_lt.multiply(problem,
-                         {.a = p.a.raw(),
-                          .b = p.b.raw(),
-                          .c = p.c.defined() ? p.c.raw() : nullptr,
-                          .d = p.d.raw(),
-                          .workspace = workspace.raw(),
-                          .beta = p.c.defined() ? 1.0F : 0.0F,
-                          .scales = p.scale.defined() ? p.scale.data<float>() : nullptr},
-                         ctx.stream);
+  const GemmOperands operands{.a = p.a.raw(),
+                              .b = p.b.raw(),
+                              .c = p.c.defined() ? p.c.raw() : nullptr,
+                              .d = p.d.raw(),
+                              .workspace = workspace.raw(),
+                              .beta = p.c.defined() ? 1.0F : 0.0F,
+                              .scales = p.scale.defined() ? p.scale.data<float>() : nullptr};
+  if (!has_one_order(problem)) return ctx.cublas_lt.multiply(problem, operands, ctx.stream);
+  const auto check = [&](const GemmProblem& of, const ProductAlgorithm& algorithm) {
+    return sums_in_order(ctx, of, algorithm, workspace.raw());
+  };
+  if (ctx.cublas_lt.multiply_in_order(problem, operands, ctx.stream, check)) return;
+  invariant_product(ctx, p.a, p.b, p.c, p.d);
 }
 
 // The product of FP8 operands: w [1, cols, depth] in codes.

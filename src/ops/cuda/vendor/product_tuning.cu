@@ -13,7 +13,9 @@
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/events.h"
 #include "ops/cuda/runtime/stream.h"
+#include "ops/cuda/vendor/product_order.h"
 #include "ops/cuda/vendor/product_tuning.h"
+#include "ops/cuda/vendor/random_values.cuh"
 
 namespace nmoe::cuda {
 namespace {
@@ -30,17 +32,6 @@ constexpr int64_t kRotationBytes = int64_t{256} << 20;  // of operands: several 
 constexpr int64_t kMaxSets = 16;
 
 constexpr int kThreads = 256, kBlocks = 1024;
-
-// A number of about normal distribution, a function of `index` and `seed`.
-__device__ float random_value(uint64_t index, uint64_t seed) {
-  uint64_t x = (index + seed * 0x9E3779B97F4A7C15ULL) * 0xBF58476D1CE4E5B9ULL;
-  x ^= x >> 31;
-  x *= 0x94D049BB133111EBULL;
-  x ^= x >> 29;
-  float sum = 0.0F;
-  for (int i = 0; i < 4; ++i) sum += static_cast<float>((x >> (16 * i)) & 0xFFFFU) * 0x1p-16F;
-  return (sum - 2.0F) * 1.7320508F;  // the variance of a sum of four is a third
-}
 
 __global__ void __launch_bounds__(kThreads) fill_kernel(void* x, bool is_bf16, int64_t size, uint64_t seed) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size; i += int64_t{gridDim.x} * kThreads) {
@@ -95,7 +86,15 @@ double median(std::vector<double> values) {
 // One product with its operands: enough sets of them that none is in the cache when its turn comes again.
 class Bench {
  public:
-  Bench(const ProductUse& use, CublasLt& library) : use_(use), problem_(use.problem), library_(library) {
+  Bench(const Context& ctx, const ProductUse& use, CublasLt& library)
+      : use_(use),
+        problem_(use.problem),
+        library_(library),
+        ctx_{.stream = stream_.get(),
+             .device_index = ctx.device_index,
+             .num_sms = ctx.num_sms,
+             .cublas_lt = library,
+             .cudnn_attention = ctx.cudnn_attention} {
     const int64_t batch = std::max<int64_t>(problem_.batch, 1);
     const auto room = [&](int64_t elements, DType dtype) {
       return elements * static_cast<int64_t>(dtype_bytes(dtype)) / 256 * 256 + 512;  // 256 for an offset
@@ -137,8 +136,11 @@ class Bench {
     return 1e3 * static_cast<double>(ms) / static_cast<double>(count);
   }
 
-  // Whether a plan gives the same bits in repetitions, and the heuristic's values but for rounding.
-  bool is_right(const CublasLt::Plan& plan) {
+  // Whether a plan gives the same bits in repetitions, and the heuristic's values but for rounding; in the order of a
+  // forward product.
+  bool is_right(const ProductAlgorithm& algorithm, const CublasLt::Plan& plan) {
+    void* const workspace = memory_.get() + num_sets_ * set_bytes();
+    if (has_one_order(problem_) && !sums_in_order(ctx_, problem_, algorithm, workspace).value()) return false;
     GemmOperands operands = operands_of(0, /*adds=*/false), again = operands;
     again.d = result_.get() + offset(problem_.align_d);
     library_.multiply(problem_, operands, stream_.get());
@@ -199,6 +201,7 @@ class Bench {
   GemmProblem problem_;
   CublasLt& library_;
   CudaStream stream_{StreamPriority::kNormal};
+  Context ctx_;  // of that stream
   CudaEvent begin_{cudaEventDefault}, end_{cudaEventDefault};
   int64_t a_bytes_ = 0, b_bytes_ = 0, d_bytes_ = 0, d_size_ = 0, num_sets_ = 0, num_calls_ = 0;
   DeviceBytes memory_, result_, difference_, scales_;
@@ -237,9 +240,9 @@ bool is_faster(const std::vector<double>& us, const std::vector<double>& heurist
   return median(us) < (1.0 - kLeastGain) * median(heuristic);
 }
 
-void tune(CublasLt& library, TunedProduct& product) {
+void tune(const Context& ctx, CublasLt& library, TunedProduct& product) {
   const GemmProblem& problem = product.use.problem;
-  Bench bench(product.use, library);
+  Bench bench(ctx, product.use, library);
   std::vector<Candidate> candidates;
   for (const ProductAlgorithm& algorithm : library.candidates(problem, kMaxCandidates)) {
     if (const auto plan = library.plan_with(problem, algorithm)) candidates.push_back({algorithm, *plan, {}});
@@ -250,8 +253,8 @@ void tune(CublasLt& library, TunedProduct& product) {
   std::vector<double> heuristic = time_in_turns(bench, candidates, /*settle_us=*/0.0, kShortBlockUs, estimate);
   product.heuristic_us = product.chosen_us = median(heuristic);
   std::ranges::stable_sort(candidates, {}, [](const Candidate& candidate) { return median(candidate.us); });
-  const auto best =
-      std::ranges::find_if(candidates, [&](const Candidate& candidate) { return bench.is_right(candidate.plan); });
+  const auto best = std::ranges::find_if(
+      candidates, [&](const Candidate& candidate) { return bench.is_right(candidate.algorithm, candidate.plan); });
   if (best == candidates.end() || !is_faster(best->us, heuristic)) return;
   heuristic = time_in_turns(bench, std::span(&*best, 1), kSettleUs, kLongBlockUs, estimate);
   product.heuristic_us = product.chosen_us = median(heuristic);
@@ -264,8 +267,8 @@ void tune(CublasLt& library, TunedProduct& product) {
                                  .gain = 1.0 - product.chosen_us / product.heuristic_us};
 }
 
-double estimate_us(CublasLt& library, const ProductUse& use) {
-  Bench bench(use, library);
+double estimate_us(const Context& ctx, CublasLt& library, const ProductUse& use) {
+  Bench bench(ctx, use, library);
   bench.time(nullptr, 0.0, 1.0);
   const double once = bench.time(nullptr, 0.0, 1.0);
   return bench.time(nullptr, kEstimateUs, once);
@@ -273,19 +276,20 @@ double estimate_us(CublasLt& library, const ProductUse& use) {
 
 }  // namespace
 
-ProductTuning tune_products(const std::vector<ProductUse>& uses, const std::function<void(const TunedProduct&)>& told) {
+ProductTuning tune_products(const Context& ctx, const std::vector<ProductUse>& uses,
+                            const std::function<void(const TunedProduct&)>& told) {
   CublasLt library{ProductTable{}};  // whose choices are all the heuristic's
   ProductTuning tuning{.device = library.device(), .library = library.version(), .products = {}};
   double all_us = 0.0;
   for (const ProductUse& use : uses) {
     if (use.problem.blocks != OperandFormat::kAct) continue;
-    const double us = estimate_us(library, use);
+    const double us = estimate_us(ctx, library, use);
     tuning.products.push_back({.use = use, .heuristic_us = us, .chosen_us = us});
     all_us += us * static_cast<double>(use.calls());
   }
   for (TunedProduct& product : tuning.products) {
     const bool matters = product.heuristic_us * static_cast<double>(product.use.calls()) > kLeastShare * all_us;
-    if (matters && product.heuristic_us >= kLeastUs) tune(library, product);
+    if (matters && product.heuristic_us >= kLeastUs) tune(ctx, library, product);
     told(product);
   }
   return tuning;

@@ -1,6 +1,6 @@
 // Checks, which keys each query attends to, delta, and what attention_engine (plans/attention.h) says:
 //
-//   kSm90    sm90/attention_forward.cu
+//   kSm90    sm90/attention_forward.cuh
 //   kCudnn   cuDNN, with documents and windows or without
 //   kPlain   attention_plain.cu
 #include <algorithm>

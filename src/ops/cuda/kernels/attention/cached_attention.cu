@@ -1,7 +1,8 @@
 // Attention of single tokens to a cache: in BF16 by tensor cores, for heads that our own kernels train with to their
-// bits (cached_attention_blocks.h), for others of usual sizes by groups (cached_attention_groups.h), else a block for
-// each (row, query head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867).
-// Bound by reading the cache; the query heads of one key/value head read the same keys, the later ones from L2.
+// bits (cached_attention_blocks.h; prompts', and MLA's, on Hopper sm90/cached_attention.h), for others of usual sizes
+// by groups (cached_attention_groups.h; prompts' to latents sm90/latent_attention.h), else a block for each (row, query
+// head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867). Bound by reading the cache;
+// the query heads of one key/value head read the same keys, the later ones from L2.
 //
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
@@ -16,10 +17,13 @@
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/sm90/cached_attention.h"
+#include "ops/cuda/sm90/latent_attention.h"
 
 namespace nmoe::cuda {
 namespace {
 
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
 constexpr int kThreads = 128;  // of attention
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kKeys = 2 * kWarp;  // of a tile: two a lane
@@ -174,6 +178,10 @@ void cache_write(Context& ctx, const CacheWrite& args) {
 }
 
 void cached_attention(Context& ctx, const CachedAttention& args, const CachedAttentionPlan& plan) {
+  if constexpr (kKernels.has_sm90()) {
+    if (plan.way == CachedAttentionWay::kTiles) return sm90::cached_attention(ctx, args);
+    if (plan.way == CachedAttentionWay::kLatentTiles) return sm90::latent_attention(ctx, args, plan.tiles);
+  }
   if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan.scores);
   if (plan.way == CachedAttentionWay::kGroups) return cached_attention_by_groups(ctx, args, plan);
   const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
@@ -195,6 +203,9 @@ void cached_attention(Context& ctx, const CachedAttention& args, const CachedAtt
 }
 
 void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, const MlaExpandedAttentionPlan& plan) {
+  if constexpr (kKernels.has_sm90()) {
+    if (plan.way == CachedAttentionWay::kTiles) return sm90::mla_expanded_attention(ctx, args);
+  }
   if (plan.way == CachedAttentionWay::kBlocks) return cached_attention_by_blocks(ctx, args, plan.scores);
   const int64_t H = args.q.dim(1), Dv = args.out.dim(2), rope = args.k_rope.dim(2), nope = args.q.dim(2) - rope;
   launch_attention(ctx, args, args.kv, args.k_rope, args.kv, nope,

@@ -1,4 +1,4 @@
-// Attention to a cache with the sums of sm90/attention_forward.cu, in their order (ops/contracts/attention.h).
+// Attention to a cache with the sums of sm90/attention_forward.cuh, in their order (ops/contracts/attention.h).
 //
 // What that order leaves free is who computes what, and when. A block has 16 rows of mma.m16n8k16: the query heads of a
 // key/value head, of one token or of as many tokens as there is room for.
@@ -13,8 +13,7 @@
 // p lies in shared memory as the instruction takes it. A score and p need the bits of wgmma from mma.sync: an
 // instruction of either sums the same 16 products, with the same result.
 //
-// MLA's heads have keys and values of their own in one cache; what they share of a key lies in another, which L2 has
-// when the second head comes to it.
+// MLA's heads have keys and values of their own in one cache; what they share of a key lies in another.
 //
 // Of many tokens, neighbours are most often of one slot: they share what is read of it. Finite keys and values that one
 // of them does not see weigh nothing there, to the bit (zero times what is not finite is NaN).
@@ -77,9 +76,6 @@ struct CachedBlocks {
   int64_t window;
   float scale;
 
-  // Along the grid: those of all heads of some tokens, which read the same positions, before those of the next.
-  __host__ __device__ int head_blocks() const { return num_kv_heads * head_tiles; }
-  __host__ __device__ int token_blocks() const { return ceil_div(num_tokens, block_tokens); }
   __device__ float scale_log2() const { return scale * std::numbers::log2e_v<float>; }
 };
 
@@ -99,7 +95,7 @@ struct BlockHeads {
   int kv_head, first, count;  // first: among all
 
   __device__ explicit BlockHeads(const CachedBlocks& p) {
-    const int block = static_cast<int>(blockIdx.x) % p.head_blocks();
+    const int block = static_cast<int>(blockIdx.y);
     const int heads = p.num_heads / p.num_kv_heads, tile = block % p.head_tiles;
     kv_head = block / p.head_tiles;
     first = kv_head * heads + tile * kRows;
@@ -135,11 +131,10 @@ struct TokenRun {
 };
 
 // The tokens of a block.
-__device__ int first_token(const CachedBlocks& p) {
-  return static_cast<int>(blockIdx.x) / p.head_blocks() * p.block_tokens;
+__device__ TokenRun first_run(const CachedBlocks& p) { return {0, static_cast<int>(blockIdx.x) * p.block_tokens, {}}; }
+__device__ int end_token(const CachedBlocks& p) {
+  return min((static_cast<int>(blockIdx.x) + 1) * p.block_tokens, p.num_tokens);
 }
-__device__ TokenRun first_run(const CachedBlocks& p) { return {0, first_token(p), {}}; }
-__device__ int end_token(const CachedBlocks& p) { return min(first_token(p) + p.block_tokens, p.num_tokens); }
 
 // kCount rows of kWidth values, eight of row r from source(r, column) on; zeros where that is null.
 template <int kCount, int kWidth, class Source>
@@ -178,28 +173,30 @@ __device__ __forceinline__ void multiply_keys(const unsigned (&queries)[kKey / 1
   }
 }
 
-template <int kKey>
+// kParts: the last of a key's elements are those of shared_keys.
+template <int kKey, bool kParts>
 __device__ void score_run(const CachedBlocks& p, const BlockHeads& heads, const TokenRun& run,
                           ScoreShared<kKey>& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, q = lane % 4, in_matrix = lane % 8, matrix = lane / 8;
   const auto begin = static_cast<int>(run.seen.begin), end = static_cast<int>(run.seen.end);
-  const int first_tile = begin / kTile + static_cast<int>(blockIdx.y), end_tile = ceil_div(end, kTile);
-  const auto step = static_cast<int>(gridDim.y);
+  const int first_tile = begin / kTile + static_cast<int>(blockIdx.z), end_tile = ceil_div(end, kTile);
+  const auto step = static_cast<int>(gridDim.z);
   if (first_tile >= end_tile) return;
   const int num_rows = run.num_rows(heads);
   const BlockRow rows[2] = {run.row(p, heads, g), run.row(p, heads, g + 8)};
   const BlockRow own = run.row(p, heads, static_cast<int>(threadIdx.x) % kRows);  // whose highest this thread stores
 
   const Bf16* const own_keys = p.keys.of(p.places, run.seen.slot, heads.kv_head);
-  const Bf16* const shared_keys = p.shared_keys.of(p.places, run.seen.slot, heads.kv_head) - p.own_key;
+  const Bf16* const shared_keys =
+      kParts ? p.shared_keys.of(p.places, run.seen.slot, heads.kv_head) - p.own_key : nullptr;
   const auto load = [&](int tile, int stage) {
     if (tile < end_tile) {
       load_rows<kTile, kKey>(shared.keys[stage][0], p.keys.data, [&](int row, int column) -> const Bf16* {
         const int position = tile * kTile + row;
         if (position < begin || position >= end) return nullptr;
-        const bool is_own = column < p.own_key;
-        return (is_own ? own_keys : shared_keys) + position * (is_own ? p.keys.width : p.shared_keys.width) + column;
+        if (kParts && column >= p.own_key) return shared_keys + position * p.shared_keys.width + column;
+        return own_keys + position * p.keys.width + column;
       });
     }
     commit_copies();
@@ -253,14 +250,14 @@ __device__ void score_run(const CachedBlocks& p, const BlockHeads& heads, const 
   __syncthreads();  // all of it may be overwritten
 }
 
-template <int kKey>
+template <int kKey, bool kParts>
 __global__ void __launch_bounds__(kThreads, 2) scores_kernel(CachedBlocks p) {
   extern __shared__ uint4 shared[];
   begin_behind_work_before();
   const BlockHeads heads(p);
   TokenRun run = first_run(p);
   while (run.next(p, end_token(p))) {
-    if (run.seen.exists()) score_run<kKey>(p, heads, run, *reinterpret_cast<ScoreShared<kKey>*>(shared));
+    if (run.seen.exists()) score_run<kKey, kParts>(p, heads, run, *reinterpret_cast<ScoreShared<kKey>*>(shared));
   }
 }
 
@@ -388,7 +385,7 @@ template <int kValue, class L>
 __device__ void store_rows(const CachedBlocks& p, const BlockRow (&rows)[2], const Sums& sums,
                            const float (&o)[L::kWarpTiles][4]) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int column = static_cast<int>(blockIdx.y) * L::kColumns + warp * L::kWarpTiles * 8 + 2 * (lane % 4);
+  const int column = static_cast<int>(blockIdx.z) * L::kColumns + warp * L::kWarpTiles * 8 + 2 * (lane % 4);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float factor = 1.0F / quad_sum(sums.sum[h]);
@@ -407,7 +404,7 @@ __device__ void sum_run(const CachedBlocks& p, const BlockHeads& heads, const To
   const int first = begin / L::kKeys, last = (end - 1) / L::kKeys;
   const BlockRow rows[2] = {run.row(p, heads, lane / 4), run.row(p, heads, lane / 4 + 8)};
   const Bf16* const values =
-      p.values.of(p.places, run.seen.slot, heads.kv_head) + static_cast<int>(blockIdx.y) * L::kColumns;
+      p.values.of(p.places, run.seen.slot, heads.kv_head) + static_cast<int>(blockIdx.z) * L::kColumns;
   const auto load = [&](int block, int stage) {
     if (block >= first) {
       load_rows<L::kKeys, L::kColumns>(shared.values[stage][0], p.values.data, [&](int row, int column) {
@@ -460,7 +457,7 @@ __global__ void __launch_bounds__(kThreads, 2) values_kernel(CachedBlocks p) {
     const Bf16 nan = from_float<Bf16>(__int_as_float(0x7FC00000));
     for (int i = static_cast<int>(threadIdx.x); i < heads.count * kColumns; i += kThreads) {
       const int64_t head = static_cast<int64_t>(run.first) * p.num_heads + heads.first + i / kColumns;
-      p.out[head * kValue + static_cast<int>(blockIdx.y) * kColumns + i % kColumns] = nan;
+      p.out[head * kValue + static_cast<int>(blockIdx.z) * kColumns + i % kColumns] = nan;
     }
   }
 }
@@ -470,30 +467,36 @@ __global__ void __launch_bounds__(kThreads, 2) values_kernel(CachedBlocks p) {
 // Blocks of scores for each multiprocessor, as far as there are tiles: what they cost to start is little beside it.
 constexpr int kScoreBlocks = 8;
 
+template <int kKey, bool kParts>
+void launch_scores_of(Context& ctx, const CachedBlocks& p, dim3 grid) {
+  const int64_t shares = ceil_div<int64_t>(int64_t{kScoreBlocks} * ctx.num_sms, int64_t{grid.x} * grid.y);
+  grid.z = short_grid_size(std::min<int64_t>(shares, p.span / kTile));
+  constexpr int kBytes = sizeof(ScoreShared<kKey>);
+  allow_dynamic_shared(scores_kernel<kKey, kParts>, kBytes);
+  launch_early(ctx, scores_kernel<kKey, kParts>, grid, kThreads, kBytes, p);
+}
+
 template <int kKey>
 void launch_scores(Context& ctx, const CachedBlocks& p, dim3 grid) {
-  const int64_t shares = ceil_div<int64_t>(int64_t{kScoreBlocks} * ctx.num_sms, grid.x);
-  grid.y = short_grid_size(std::min<int64_t>(shares, p.span / kTile));
-  constexpr int kBytes = sizeof(ScoreShared<kKey>);
-  allow_dynamic_shared(scores_kernel<kKey>, kBytes);
-  launch_early(ctx, scores_kernel<kKey>, grid, kThreads, kBytes, p);
+  if (p.own_key == kKey) return launch_scores_of<kKey, false>(ctx, p, grid);
+  launch_scores_of<kKey, true>(ctx, p, grid);
 }
 
 template <int kValue, int kColumns>
 void launch_columns(Context& ctx, const CachedBlocks& p, dim3 grid) {
-  grid.y = kValue / kColumns;
+  grid.z = kValue / kColumns;
   constexpr int kBytes = sizeof(ValueShared<ValueLayout<kValue, kColumns>>);
   allow_dynamic_shared(values_kernel<kValue, kColumns>, kBytes);
   launch_early(ctx, values_kernel<kValue, kColumns>, grid, kThreads, kBytes, p);
 }
 template <int kValue>
 void launch_values(Context& ctx, const CachedBlocks& p, dim3 grid) {
-  if (int64_t{grid.x} * 2 < ctx.num_sms) return launch_columns<kValue, kNarrowColumns>(ctx, p, grid);
+  if (int64_t{grid.x} * grid.y * 2 < ctx.num_sms) return launch_columns<kValue, kNarrowColumns>(ctx, p, grid);
   launch_columns<kValue, kValue>(ctx, p, grid);
 }
 
 void launch(Context& ctx, const CachedBlocks& p, int64_t key, int64_t value) {
-  const dim3 grid(grid_size(int64_t{p.token_blocks()} * p.head_blocks()));
+  const dim3 grid(grid_size(ceil_div(p.num_tokens, p.block_tokens)), short_grid_size(p.num_kv_heads * p.head_tiles));
   if (key == 64) {
     launch_scores<64>(ctx, p, grid);
   } else if (key == 128) {

@@ -15,6 +15,7 @@
 
 #include "ops/cuda/kernels/attention/cached_attention_groups.h"
 #include "ops/cuda/kernels/attention/cached_places.cuh"
+#include "ops/cuda/primitives/chunk_sums.cuh"
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
         const float weight_a = none ? 0.0F : expf(score_a - new_highest);
         const float weight_b = none ? 0.0F : expf(score_b - new_highest);
         const float fade = none ? 1.0F : expf(highest[h] - new_highest);
-        total[h] = total[h] * fade + warp_sum(weight_a + weight_b);
+        total[h] = add_tile(total[h], fade, warp_sum(weight_a + weight_b));
         highest[h] = new_highest;
         weights[row * kWeightPitch + lane] = from_float<Bf16>(weight_a);
         weights[row * kWeightPitch + lane + kWarp] = from_float<Bf16>(weight_b);
@@ -250,15 +251,24 @@ __global__ void __launch_bounds__(kSumThreads) combine_kernel(Groups p) {
   }
   const auto first = static_cast<int>(seen.begin / kChunkKeys), last = static_cast<int>((seen.end - 1) / kChunkKeys);
   const float2* const statistics = p.statistics + head * p.num_chunks;
-  float highest = -INFINITY, total = 0.0F;
-  for (int c = first; c <= last; ++c) highest = fmaxf(highest, statistics[c].x);
-  for (int c = first; c <= last; ++c) total += statistics[c].y * expf(statistics[c].x - highest);
-  for (int d = static_cast<int>(threadIdx.x); d < p.value; d += kSumThreads) {
-    float sum = 0.0F;
-    for (int c = first; c <= last; ++c) {
-      sum += p.partials[(head * p.num_chunks + c) * p.value + d] * expf(statistics[c].x - highest);
+  float highest = -INFINITY, total = 0.0F, sums[kMaxGroupValue / kSumThreads] = {};
+#pragma unroll 4
+  for (int c = first; c <= last; ++c) {
+    const float2 chunk = statistics[c];
+    const ChunkFactors factors = follow_chunk(highest, chunk.x);
+    total = add_chunk(factors, total, chunk.y);
+    const float* const partials = p.partials + (head * p.num_chunks + c) * p.value + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kMaxGroupValue / kSumThreads; ++i) {
+      if (static_cast<int>(threadIdx.x) + i * kSumThreads >= p.value) continue;
+      sums[i] = add_chunk(factors, sums[i], partials[i * kSumThreads]);
     }
-    out[d] = from_float<Bf16>(sum / total);
+  }
+  const float factor = 1.0F / total;
+#pragma unroll
+  for (int i = 0; i < kMaxGroupValue / kSumThreads; ++i) {
+    const int d = static_cast<int>(threadIdx.x) + i * kSumThreads;
+    if (d < p.value) out[d] = from_float<Bf16>(sums[i] * factor);
   }
 }
 

@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(GemmTile<T>::kThreads, GemmTile<T>::kBlocksPer
   const auto store = [&](int t, int column, float first, float second) {
     if (t >= tokens) return;
     T* const target = latent_query(t) + first_column;
+    if (p.vector_weights && column < columns) return store2(target + column, first, second);
     if (column < columns) target[column] = from_float<T>(first);
     if (column + 1 < columns) target[column + 1] = from_float<T>(second);
   };

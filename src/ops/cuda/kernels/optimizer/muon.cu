@@ -16,6 +16,7 @@
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/vendor/cublaslt.h"
+#include "ops/moment_rounding.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -65,6 +66,78 @@ __global__ void __launch_bounds__(kThreads)
       x[i] = direction;
       squares += direction * direction;
     });
+  }
+  squares = block_sum(squares);
+  if (threadIdx.x == 0) partials[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = squares;
+}
+
+// A stack's momentum in BF16, and its random bits.
+struct RoundedMomentum {
+  __nv_bfloat16* values;
+  int64_t begin;  // index of the stack's first matrix among all
+  const int64_t* key;
+  uint64_t stream;
+  const int32_t* matrices;  // null: there is one, whose first element is number `first` of the whole tensor
+  int64_t first;
+  int64_t matrix_size;
+
+  // The index, in the whole tensor, of the first element of a matrix of the stack.
+  __device__ int64_t first_of(int64_t matrix, int64_t size) const {
+    const int64_t at = (begin + matrix) * size;
+    return matrices == nullptr ? first + at : matrices[at / matrix_size] * matrix_size + at % matrix_size;
+  }
+};
+
+// Rounds elements [i, i + 8) of a matrix at random, of which the first is number `index` of the whole tensor.
+__device__ void store_momentum(const RoundedMomentum& momentum, __nv_bfloat16* matrix, int64_t i, int64_t size,
+                               int64_t index, bool vector, const float (&m)[8]) {
+  const auto words_of = [&](int64_t element) {
+    return moments::rounding_words(static_cast<uint64_t>(*momentum.key), momentum.stream, element / 8);
+  };
+  if (vector) {
+    const random::Words words = words_of(index);
+    constexpr unsigned kUpperHalves = 0x7632;
+    uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = __byte_perm(moments::to_bf16(m[2 * j], moments::first_bits(words, 2 * j)),
+                             moments::to_bf16(m[2 * j + 1], moments::first_bits(words, 2 * j + 1)), kUpperHalves);
+    }
+    __stwb(reinterpret_cast<uint4*>(matrix + i), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (i + j >= size) return;
+    const uint32_t random = moments::first_bits(words_of(index + j), static_cast<int>((index + j) % 8));
+    matrix[i + j] = __ushort_as_bfloat16(static_cast<uint16_t>(moments::to_bf16(m[j], random) >> 16));
+  }
+}
+
+// As nesterov_kernel, of a momentum in BF16, fused as the CPU's. A thread has eight elements at a time. `vector`: they
+// are the eight of one group of random bits, and their memory is aligned.
+__global__ void __launch_bounds__(kThreads)
+    nesterov_rounded_kernel(const float* __restrict__ grad, RoundedMomentum momentum, const double* grad_scale,
+                            float beta, float* __restrict__ x, float* partials, int64_t size, bool vector) {
+  if (!isfinite(*grad_scale)) return;
+  const auto scale = static_cast<float>(*grad_scale);
+  const Slice slice = own_slice(size, kMuonSlice);
+  const int64_t first = momentum.first_of(blockIdx.y, size);
+  __nv_bfloat16* const matrix = momentum.values + slice.offset;
+  float squares = 0.0F;
+  for (int64_t i = slice.begin + 8 * threadIdx.x; i < slice.end; i += 8 * kThreads) {
+    float g[8], m[8], direction[8];
+    load8(grad + slice.offset, i, size, vector, g);
+    load8(matrix, i, size, vector, m);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      g[j] *= scale;
+      m[j] = fmaf(beta, m[j], g[j]);
+      direction[j] = fmaf(beta, m[j], g[j]);
+      squares = fmaf(direction[j], direction[j], squares);
+    }
+    store_momentum(momentum, matrix, i, size, first + i, vector, m);
+    store8(x + slice.offset, i, size, vector, direction);
   }
   squares = block_sum(squares);
   if (threadIdx.x == 0) partials[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = squares;
@@ -151,6 +224,37 @@ void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool
            {.a = tall ? x : buffers.poly, .b = tall ? buffers.poly : x, .c = x, .d = next, .alpha = 1.0F, .beta = kA});
 }
 
+// A stack of matrices of `size` elements, from matrix `begin` on.
+struct Stack {
+  int64_t begin, size;
+  dim3 grid;
+};
+
+void update_momentum(const Context& ctx, const MuonStep& args, const Stack& stack, float* x, float* partials) {
+  const int64_t first = stack.begin * stack.size;
+  const float* const grad = args.grad.data<float>() + first;
+  const auto* const grad_scale = args.grad_scale.data<double>();
+  const auto beta = static_cast<float>(args.beta);
+  if (args.momentum.dtype() == DType::kBF16) {
+    const Tensor& matrices = args.random.matrices;
+    const RoundedMomentum momentum{
+        .values = args.momentum.data<__nv_bfloat16>() + first,
+        .begin = stack.begin,
+        .key = args.random.key.data<int64_t>(),
+        .stream = args.random.stream,
+        .matrices = matrices.defined() ? matrices.data<int32_t>() : nullptr,
+        .first = args.random.first,
+        .matrix_size = matrices.defined() ? args.w.num_elements() / matrices.num_elements() : 0};
+    const bool vector = can_vectorise(stack.size, args.grad, args.momentum) && args.random.first % 8 == 0;
+    nesterov_rounded_kernel<<<stack.grid, kThreads, 0, ctx.stream>>>(grad, momentum, grad_scale, beta, x, partials,
+                                                                     stack.size, vector);
+  } else {
+    nesterov_kernel<<<stack.grid, kThreads, 0, ctx.stream>>>(grad, args.momentum.data<float>() + first, grad_scale,
+                                                             beta, x, partials, stack.size);
+  }
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
 }  // namespace
 
 void muon_step(Context& ctx, const MuonStep& args, const MuonPlan& scratch) {
@@ -170,10 +274,7 @@ void muon_step(Context& ctx, const MuonStep& args, const MuonPlan& scratch) {
       const dim3 short_grid(grid_size(ceil_div(size, kShortSlice)), grid.y);
       float* x = scratch.x.data<float>();
       float* next = scratch.next.data<float>();
-      nesterov_kernel<<<grid, kThreads, 0, ctx.stream>>>(
-          args.grad.data<float>() + first, args.momentum.data<float>() + first, grad_scale,
-          static_cast<float>(args.beta), x, scratch.partials.data<float>(), size);
-      NMOE_CUDA_CHECK(cudaGetLastError());
+      update_momentum(ctx, args, {.begin = begin, .size = size, .grid = grid}, x, scratch.partials.data<float>());
       norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(scratch.partials.data<float>(), num_slices,
                                                                  scratch.inverse_norms.data<float>());
       NMOE_CUDA_CHECK(cudaGetLastError());

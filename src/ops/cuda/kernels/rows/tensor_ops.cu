@@ -298,7 +298,7 @@ void copy(Context& ctx, const Copy& args) {
 
   if (source.num_elements() == 0) return;
   NMOE_CUDA_CHECK(cudaMemcpyAsync(destination.raw(), source.raw(), static_cast<size_t>(source.num_bytes()),
-                                  cudaMemcpyDeviceToDevice, ctx.stream));
+                                  cudaMemcpyDefault, ctx.stream));
 }
 
 void split_weight(Context& ctx, const SplitWeight& args) {
