@@ -122,7 +122,7 @@ void read_model(Keys& keys, HfModel& model) {
   config.num_heads = keys.at_least(1, {"num_attention_heads"});
   config.max_positions = keys.at_least(1, {"max_position_embeddings"});
   config.norm_eps = keys.positive("rms_norm_eps");
-  config.tied_head = keys.flag("tie_word_embeddings", false);
+  config.tied_head = keys.flag("tie_word_embeddings", model.type == ModelType::kErnie45Moe);
   keys.only("hidden_act", "silu");
   keys.only("attention_dropout", 0.0);
   keys.only("pretraining_tp", 1, "weights split over devices are not supported");

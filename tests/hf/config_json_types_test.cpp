@@ -281,6 +281,26 @@ TEST(ConfigJsonTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
   }
 }
 
+// What transformers takes where a file does not say.
+TEST(ConfigJsonTypes, DefaultsAreThoseOfTheType) {
+  const auto without = [](Json json, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) json.erase(key);
+    return read_json(json).config;
+  };
+  Json narrow = qwen3_8b();
+  narrow["hidden_size"] = 2560;
+  EXPECT_EQ(without(narrow, {"head_dim"}).gqa.head_dim, 128);
+  EXPECT_EQ(without(minimax_m2(), {"head_dim", "rotary_dim"}).gqa.head_dim, 128);
+  EXPECT_EQ(without(llama_3_1_8b(), {"num_key_value_heads"}).gqa.num_kv_heads, 32);
+  EXPECT_TRUE(without(ernie_21b(), {"tie_word_embeddings"}).tied_head);
+  EXPECT_FALSE(without(glm_4_5_air(), {"tie_word_embeddings"}).tied_head);
+  EXPECT_TRUE(without(glm_4_5_air(), {"norm_topk_prob", "n_group", "topk_group"}).moe.normalise_weights);
+  EXPECT_FALSE(without(dots_llm1(), {"norm_topk_prob"}).moe.normalise_weights);
+  EXPECT_EQ(without(dots_llm1(), {"routed_scaling_factor"}).moe.routed_scale, 1.0);
+  EXPECT_EQ(without(qwen1_5_moe(), {"qkv_bias"}).gqa.bias, AttentionBias::kQkv);
+  EXPECT_FALSE(without(olmoe_1b_7b(), {"norm_topk_prob"}).moe.normalise_weights);
+}
+
 struct TypeRefusal {
   Json (*model)();
   const char* change;
@@ -299,36 +319,36 @@ TEST_P(ConfigJsonTypesRefuses, WithTheKey) {
 
 INSTANTIATE_TEST_SUITE_P(
     Types, ConfigJsonTypesRefuses,
-    testing::Values(
-        TypeRefusal{llama_3_1_8b, R"({"mlp_bias": true})", "mlp_bias = true: MLPs have no biases"},
-        TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "dynamic"}})",
-                    "rope_scaling.rope_type = \"dynamic\""},
-        TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "longrope"}})",
-                    "rope_scaling.rope_type = \"longrope\""},
-        TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"high_freq_factor": 1.0}})", "high_freq_factor = 1"},
-        TypeRefusal{llama_3_1_8b, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"},
-        TypeRefusal{qwen3_8b, R"({"use_sliding_window": true})", "use_sliding_window = true"},
-        TypeRefusal{mixtral_8x7b, R"({"sliding_window": 4096})", "sliding_window = 4096"},
-        TypeRefusal{mixtral_8x7b, R"({"router_jitter_noise": 0.1})", "router_jitter_noise = 0.1"},
-        TypeRefusal{olmoe_1b_7b, R"({"clip_qkv": 8.0})", "clip_qkv = 8.0"},
-        TypeRefusal{olmoe_1b_7b, R"({"head_dim": 64})", "head_dim = 64"},
-        TypeRefusal{qwen1_5_moe, R"({"decoder_sparse_step": 2})", "decoder_sparse_step = 2"},
-        TypeRefusal{qwen1_5_moe, R"({"shared_expert_intermediate_size": null})",
-                    "shared_expert_intermediate_size: is missing"},
-        TypeRefusal{minimax_m2, R"({"attn_type_list": [0, 1]})", "attn_type_list"},
-        TypeRefusal{minimax_m2, R"({"use_qk_norm": false})", "use_qk_norm = false"},
-        TypeRefusal{minimax_m2, R"({"shared_intermediate_size": 512})", "shared_intermediate_size = 512"},
-        TypeRefusal{glm_4_5_air, R"({"head_dim": 10, "partial_rotary_factor": 0.5})", "5 of a head's 10 values"},
-        TypeRefusal{glm_4_5_air, R"({"scoring_func": "softmax"})", "scoring_func = \"softmax\""},
-        TypeRefusal{dots_llm1, R"({"sliding_window": 4096, "max_window_layers": 30, "use_sliding_window": null})",
-                    "sliding_window = 4096: layers from 30 on"},
-        TypeRefusal{dots_llm1, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
-        TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
-        TypeRefusal{ernie_21b, R"({"moe_layer_interval": 2})", "moe_layer_interval = 2"},
-        TypeRefusal{ernie_21b, R"({"moe_layer_end_index": 20})", "moe_layer_end_index = 20"},
-        TypeRefusal{ernie_21b, R"({"compression_ratio": 2.0})", "compression_ratio = 2"},
-        TypeRefusal{glm_4_7_flash, R"({"mlp_layer_types": ["sparse"]})", "mlp_layer_types"},
-        TypeRefusal{glm_4_7_flash, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"}));
+    testing::Values(TypeRefusal{llama_3_1_8b, R"({"mlp_bias": true})", "mlp_bias = true: MLPs have no biases"},
+                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "dynamic"}})",
+                                "rope_scaling.rope_type = \"dynamic\""},
+                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "longrope"}})",
+                                "rope_scaling.rope_type = \"longrope\""},
+                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"high_freq_factor": 1.0}})", "high_freq_factor = 1"},
+                    TypeRefusal{llama_3_1_8b, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"},
+                    TypeRefusal{qwen3_8b, R"({"use_sliding_window": true})", "use_sliding_window = true"},
+                    TypeRefusal{mixtral_8x7b, R"({"sliding_window": 4096})", "sliding_window = 4096"},
+                    TypeRefusal{mixtral_8x7b, R"({"router_jitter_noise": 0.1})", "router_jitter_noise = 0.1"},
+                    TypeRefusal{olmoe_1b_7b, R"({"clip_qkv": 8.0})", "clip_qkv = 8.0"},
+                    TypeRefusal{olmoe_1b_7b, R"({"head_dim": 64})", "head_dim = 64"},
+                    TypeRefusal{qwen1_5_moe, R"({"decoder_sparse_step": 2})", "decoder_sparse_step = 2"},
+                    TypeRefusal{qwen1_5_moe, R"({"shared_expert_intermediate_size": null})",
+                                "shared_expert_intermediate_size: is missing"},
+                    TypeRefusal{minimax_m2, R"({"attn_type_list": [0, 1]})", "attn_type_list"},
+                    TypeRefusal{minimax_m2, R"({"use_qk_norm": false})", "use_qk_norm = false"},
+                    TypeRefusal{minimax_m2, R"({"shared_intermediate_size": 512})", "shared_intermediate_size = 512"},
+                    TypeRefusal{glm_4_5_air, R"({"head_dim": 10, "partial_rotary_factor": 0.5})",
+                                "5 of a head's 10 values"},
+                    TypeRefusal{glm_4_5_air, R"({"scoring_func": "softmax"})", "scoring_func = \"softmax\""},
+                    TypeRefusal{dots_llm1, R"({"sliding_window": 4096, "max_window_layers": 30})",
+                                "sliding_window = 4096: layers from 30 on"},
+                    TypeRefusal{dots_llm1, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
+                    TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
+                    TypeRefusal{ernie_21b, R"({"moe_layer_interval": 2})", "moe_layer_interval = 2"},
+                    TypeRefusal{ernie_21b, R"({"moe_layer_end_index": 20})", "moe_layer_end_index = 20"},
+                    TypeRefusal{ernie_21b, R"({"compression_ratio": 2.0})", "compression_ratio = 2"},
+                    TypeRefusal{glm_4_7_flash, R"({"mlp_layer_types": ["sparse"]})", "mlp_layer_types"},
+                    TypeRefusal{glm_4_7_flash, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"}));
 
 // Whoever mends one thing learns of no other afterwards.
 TEST(ConfigJsonTypes, AllThatIsMissingIsNamedAtOnce) {

@@ -8,7 +8,8 @@ using Json = Keys::Json;
 
 GqaTraits dense_traits(ModelType type) {
   return {.norms = type == ModelType::kQwen3 ? GqaTraits::Norms::kPerHead : GqaTraits::Norms::kNone,
-          .bias = AttentionBias::kAll};
+          .bias = AttentionBias::kAll,
+          .head_dim = type == ModelType::kQwen3 ? 128 : 0};
 }
 
 void read_dense(Keys& keys, HfModel& model) {
@@ -19,7 +20,7 @@ void read_dense(Keys& keys, HfModel& model) {
   config.dense_dim = keys.at_least(1, {"intermediate_size"});
   config.moe.num_experts = 0;
   keys.only("mlp_bias", false, "MLPs have no biases here");
-  if (model.type == ModelType::kQwen3) read_no_windows(keys, config);
+  if (model.type == ModelType::kQwen3) read_no_windows(keys, config, /*has_switch=*/true);
 }
 
 void write_dense(Json& json, const HfModel& model) {

@@ -29,10 +29,10 @@ void read_glm4_moe(Keys& keys, HfModel& model) {
   moe.top_k = keys.at_least(1, {"num_experts_per_tok"});
   moe.num_experts = keys.at_least(1, routed_experts_key(model.type));
   moe.num_shared_experts = keys.at_least(1, {"n_shared_experts"});
-  moe.routed_scale = keys.positive("routed_scaling_factor");
+  moe.routed_scale = keys.positive("routed_scaling_factor", 1.0);
   moe.score = ScoreFunction::kSigmoid;
-  moe.normalise_weights = keys.flag("norm_topk_prob");
-  read_groups(keys, moe);
+  moe.normalise_weights = keys.flag("norm_topk_prob", is_glm(model.type));
+  if (keys.has("n_group") || keys.has("topk_group")) read_groups(keys, moe);
   if (is_glm(model.type)) {
     config.gqa.qk_norm = keys.flag("use_qk_norm", false);
     model.num_nextn_predict_layers = keys.at_least(0, kNextnKey, 0);
@@ -42,7 +42,7 @@ void read_glm4_moe(Keys& keys, HfModel& model) {
     // Its releases call the selection by bias a scoring function.
     if (keys.text("scoring_func", "sigmoid") != "noaux_tc") keys.only("scoring_func", "sigmoid");
     keys.only("topk_method", "noaux_tc");
-    read_no_windows(keys, config);
+    read_no_windows(keys, config, /*has_switch=*/false);
   }
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 using Json = Keys::Json;
 
-constexpr GqaTraits kMinimaxTraits = {.norms = GqaTraits::Norms::kAllHeads, .rotates_part = true};
+constexpr GqaTraits kMinimaxTraits = {.norms = GqaTraits::Norms::kAllHeads, .rotates_part = true, .head_dim = 128};
 
 // Of its releases: what transformers computes without them, and what nobody computes.
 void read_released(Keys& keys, const ModelConfig& config) {

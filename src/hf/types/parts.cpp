@@ -12,10 +12,10 @@ void read_gqa(Keys& keys, ModelConfig& config, const GqaTraits& traits, bool kv_
   config.attention = PartKind::kGqa;
   gqa.num_kv_heads = kv_optional ? keys.at_least(1, {"num_key_value_heads"}, config.num_heads)
                                  : keys.at_least(1, {"num_key_value_heads"});
-  if (!keys.has("head_dim") && config.dim % config.num_heads != 0) {
+  if (!keys.has("head_dim") && traits.head_dim == 0 && config.dim % config.num_heads != 0) {
     throw keys.error("head_dim", "is missing, and hidden_size is not a multiple of num_attention_heads");
   }
-  gqa.head_dim = keys.at_least(1, {"head_dim"}, config.dim / config.num_heads);
+  gqa.head_dim = keys.at_least(1, {"head_dim"}, traits.head_dim > 0 ? traits.head_dim : config.dim / config.num_heads);
   gqa.qk_norm = traits.norms == GqaTraits::Norms::kPerHead || traits.norms == GqaTraits::Norms::kAllHeads;
   if (traits.norms == GqaTraits::Norms::kAllHeads) gqa.qk_norm_over = QkNormOver::kAllHeads;
 }
@@ -45,15 +45,19 @@ void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits) {
   fit.require(traits.rotates_part || gqa.rotated() == gqa.head_dim, "model.gqa.rotary_dim", "whole heads that rotate");
 }
 
-void read_no_windows(Keys& keys, const ModelConfig& config) {
-  keys.only("use_sliding_window", false, "transformers' windows are not nmoe's");
+void read_no_windows(Keys& keys, const ModelConfig& config, bool has_switch) {
+  if (has_switch) {
+    keys.only("use_sliding_window", false, "transformers' windows are not nmoe's");
+  } else {
+    keys.ignore("use_sliding_window");
+  }
   const int64_t first = keys.at_least(0, {"max_window_layers"}, config.num_layers);
   const Json* window = keys.find("sliding_window");
   if (const Json* layers = keys.find("layer_types")) {
     const bool all_full =
         layers->is_array() && std::ranges::all_of(*layers, [](const Json& layer) { return layer == "full_attention"; });
     if (!all_full) keys.lacks("layer_types", "only \"full_attention\" is supported");
-  } else if (!keys.has("use_sliding_window") && window != nullptr && first < config.num_layers) {
+  } else if (!has_switch && window != nullptr && first < config.num_layers) {
     keys.lacks("sliding_window", fmt::format("layers from {} on have windows", first));
   }
 }

@@ -48,7 +48,7 @@ void read_qwen_moe(Keys& keys, HfModel& model) {
   }
   keys.only("mlp_bias", false);
   keys.only("output_router_logits", false, "it adds the balance loss to the model's loss");
-  read_no_windows(keys, config);
+  read_no_windows(keys, config, /*has_switch=*/true);
   read_dense_layers(keys, config);
 }
 

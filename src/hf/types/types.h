@@ -64,14 +64,16 @@ struct GqaTraits {
   Norms norms = Norms::kNone;
   AttentionBias bias = AttentionBias::kNone;  // what the type has where it has biases
   bool rotates_part = false;                  // whether it may rotate a part of heads
+  int64_t head_dim = 0;                       // where the file does not say; 0: hidden_size / num_attention_heads
 };
 // num_key_value_heads (absent: as many as heads, where `kv_optional`) and head_dim.
 void read_gqa(Keys& keys, ModelConfig& config, const GqaTraits& traits, bool kv_optional);
 void write_gqa(Keys::Json& json, const ModelConfig& config);
 void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits);
 
-// Keys of windows, which nmoe's layers of these types do not have.
-void read_no_windows(Keys& keys, const ModelConfig& config);
+// Keys of windows, which nmoe's layers of these types do not have. Without `has_switch`, use_sliding_window means
+// nothing to the type.
+void read_no_windows(Keys& keys, const ModelConfig& config, bool has_switch);
 // The first layers that have no experts, which mlp_only_layers lists.
 void read_dense_layers(Keys& keys, ModelConfig& config);
 void write_dense_layers(Keys::Json& json, const ModelConfig& config);
