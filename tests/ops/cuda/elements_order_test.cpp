@@ -273,7 +273,7 @@ TEST_F(CudaElementsOrder, CombiningExpertsOutputs) {
 // An MLP's first layer: training's activation is a kernel of its own, generation's is where the sums are. Both round
 // what the activation is made of to BF16 first.
 TEST_F(CudaElementsOrder, ActivationsOfDenseLayers) {
-  for (const auto& [in, hidden] : {std::pair<int64_t, int64_t>{64, 40}, {768, 384}, {2048, 2816}}) {
+  for (const auto& [in, hidden] : {std::pair<int64_t, int64_t>{128, 96}, {768, 384}, {2048, 2816}}) {
     for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
       const ArenaScope scope(tensors_);
       const int64_t width = kind == Activation::kSwiGlu ? 2 * hidden : hidden;
@@ -297,7 +297,7 @@ TEST_F(CudaElementsOrder, ActivationsOfDenseLayers) {
 
 // Routers' logits, which are FP32.
 TEST_F(CudaElementsOrder, RoutersLogits) {
-  for (const auto& [width, experts] : {std::pair<int64_t, int64_t>{2048, 64}, {768, 256}, {2048, 128}, {64, 8}}) {
+  for (const auto& [width, experts] : {std::pair<int64_t, int64_t>{2048, 64}, {768, 256}, {2048, 128}}) {
     const ArenaScope scope(tensors_);
     const Tensor x = up(normal({kManyRows, width}), DType::kBF16), w = up(normal({experts, width}), DType::kBF16);
     const Tensor logits = made(DType::kF32, {kManyRows, experts});
