@@ -31,6 +31,7 @@ import tempfile
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 NUM_SEQS = 2
 VOCAB = 96
@@ -68,10 +69,36 @@ DSV2 = COMMON | MLA | dict(norm_topk_prob=False, topk_method="greedy", routed_sc
 QWEN3 = COMMON | dict(
     num_key_value_heads=2, head_dim=24, num_experts=8, norm_topk_prob=True, mlp_only_layers=[], num_hidden_layers=2
 )
+# Of the types below, width and depth are less: their files are many. Some types have a padding token by default, whose
+# embedding torch gives no gradient.
+SMALL = COMMON | dict(hidden_size=48, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=None)
+SMALL_DENSE = {key: value for key, value in SMALL.items() if not key.startswith(("moe", "num_experts"))}
+GLM = SMALL | dict(
+    head_dim=16,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.5,
+    attention_bias=True,
+    partial_rotary_factor=0.5,
+)
 
 
 def plain_rope(theta=10000.0):
     return dict(rope_type="default", rope_theta=theta)
+
+
+def scaled_rope(kind, theta, **further):
+    return dict(rope_type=kind, rope_theta=theta) | further
+
+
+# Wavelengths on both sides of the ramp, and on it.
+LLAMA3_ROPE = scaled_rope(
+    "llama3", 100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
 
 
 def yarn(mscale):
@@ -146,6 +173,97 @@ VARIANTS = {
         fp8=True,
     ),
     "dsv3_bf16_sharded": Variant("deepseek_v3", DSV3, bf16=True, shard_size=60_000),
+    "qwen3_dense": Variant("qwen3", SMALL_DENSE | dict(head_dim=16, tie_word_embeddings=True, attention_bias=True)),
+    "qwen3_bias": Variant("qwen3_moe", SMALL | dict(head_dim=16, num_experts=8, norm_topk_prob=True, attention_bias=True)),
+    "llama3": Variant("llama", SMALL_DENSE | dict(head_dim=12, rope_parameters=LLAMA3_ROPE), seq_len=48),
+    "llama_linear": Variant(
+        "llama",
+        SMALL_DENSE
+        | dict(
+            head_dim=16,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=scaled_rope("linear", 100.0, factor=4.0),
+        ),
+    ),
+    "mixtral": Variant("mixtral", SMALL_DENSE | dict(num_local_experts=8, num_experts_per_tok=2, intermediate_size=16)),
+    "olmoe": Variant(
+        "olmoe",
+        SMALL_DENSE | dict(num_experts=8, num_experts_per_tok=2, intermediate_size=16, norm_topk_prob=False),
+    ),
+    "glm4_groups": Variant(
+        "glm4_moe",
+        GLM | dict(use_qk_norm=True, n_group=2, topk_group=1, rope_parameters=plain_rope() | dict(partial_rotary_factor=0.5)),
+    ),
+    "glm4_mtp": Variant(
+        "glm4_moe",
+        GLM | dict(use_qk_norm=False, rope_parameters=plain_rope() | dict(partial_rotary_factor=0.5)),
+        mtp=True,
+    ),
+    "glm4_lite": Variant(
+        "glm4_moe_lite",
+        SMALL | MLA | dict(n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8),
+    ),
+    "qwen2_moe": Variant(
+        "qwen2_moe",
+        SMALL
+        | dict(num_experts=8, shared_expert_intermediate_size=24, norm_topk_prob=False, decoder_sparse_step=1, qkv_bias=True),
+    ),
+    "minimax": Variant(
+        "minimax_m2",
+        SMALL_DENSE
+        | dict(
+            head_dim=16,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            intermediate_size=16,
+            rotary_dim=8,
+            use_qk_norm=True,
+            rope_parameters=plain_rope() | dict(partial_rotary_factor=0.5),
+        ),
+    ),
+    "ernie": Variant(
+        "ernie4_5_moe",
+        SMALL_DENSE
+        | dict(
+            moe_num_experts=8,
+            moe_k=2,
+            moe_intermediate_size=16,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_interval=1,
+        ),
+    ),
+    "dots1": Variant(
+        "dots1",
+        SMALL
+        | dict(
+            head_dim=16,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+        ),
+    ),
+    "gpt_oss": Variant(
+        "gpt_oss",
+        SMALL_DENSE
+        | dict(
+            head_dim=16,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            intermediate_size=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters=scaled_rope(
+                "yarn", 100.0, factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=32, truncate=False
+            ),
+        ),
+        seq_len=32,
+    ),
 }
 
 
@@ -155,7 +273,7 @@ class NearTie(Exception):
 
 def make_config(variant):
     config = transformers.AutoConfig.for_model(variant.family, **variant.config)
-    if variant.family == "deepseek_v3":
+    if variant.family in ("deepseek_v3", "glm4_moe"):
         config.num_nextn_predict_layers = MTP_LAYERS if variant.mtp else 0
     return config
 
@@ -163,13 +281,15 @@ def make_config(variant):
 def random_value(name, shape, generator):
     """Logits, scores and gate weights of order one; norms near one; biases that change what is selected."""
     noise = torch.randn(shape, generator=generator)
-    if name.endswith("e_score_correction_bias"):
+    if name.endswith("bias"):
         return 0.2 * noise
+    if name.endswith("sinks"):
+        return noise
     if name.endswith("norm.weight"):
         return 1.0 + 0.2 * noise
     if name.endswith("embed_tokens.weight"):
         return noise
-    if name.endswith(".mlp.gate.weight"):
+    if name.endswith((".mlp.gate.weight", ".mlp.router.weight", ".block_sparse_moe.gate.weight")):
         return 2.0 * noise / shape[-1] ** 0.5
     return noise / shape[-1] ** 0.5
 
@@ -199,19 +319,25 @@ def load_as_float32(folder):
     return model.eval()
 
 
+class RecordedChoices(TorchDispatchMode):
+    """What every top-k chooses meanwhile, each row sorted: routers are all that have any."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.topk.default:
+            self.found.append(result[1].sort(dim=-1).values)
+        return result
+
+
 def selections(model, input_ids):
-    """Which experts each token goes to in each layer, each token's sorted."""
-    found = []
-    hooks = [
-        module.register_forward_hook(lambda module, inputs, output: found.append(output[-1].sort(dim=-1).values))
-        for name, module in model.named_modules()
-        if name.endswith(".mlp.gate")
-    ]
-    with torch.no_grad():
+    """Which experts, and groups of them, each token goes to in each layer."""
+    with torch.no_grad(), RecordedChoices() as choices:
         model(input_ids=input_ids, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(found)
+    return choices.found
 
 
 def check_margins(model, input_ids, generator):
@@ -224,7 +350,7 @@ def check_margins(model, input_ids, generator):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(kept[name])
-    if not torch.equal(before, after):
+    if not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
         raise NearTie
 
 
@@ -235,6 +361,8 @@ def compute(model, ids):
     loss.backward()
     tensors = {"input_ids": ids.to(torch.int32), "logits": logits.detach(), "loss": loss.detach().reshape(1)}
     for name, parameter in model.named_parameters():
+        if name.endswith("e_score_correction_bias"):  # only chooses
+            continue
         if parameter.grad is None:
             raise SystemExit(f"{name} has no gradient")
         tensors["grad." + name] = parameter.grad

@@ -106,7 +106,7 @@ class Cases {
     for (const auto& size : sizes_.attentions) add_attention(cases, size);
     for (const auto& size : sizes_.caches) add_cached_attention(cases, size);
     for (const auto& size : sizes_.layers) {
-      add_norm(cases, size.T, size.D);
+      add_norm(cases, size.T, size.D), add_bias(cases, size.T, size.D);
       add_layer(cases, size);
       add_grouped(cases, size);
       add_routing(cases, size);
@@ -331,6 +331,16 @@ class Cases {
              w.ops().rms_norm_backward({x, gain, rstd, dy, dx, dgain, /*accumulate_dx=*/true});
            };
          }});
+  }
+
+  void add_bias(std::vector<OpCase>& cases, int64_t T, int64_t N) const {
+    cases.push_back({"bias, both ways", fmt::format("{} x {}", T, N), 0.0, 2 * act_ * count(T, N), [=](Workbench& w) {
+                       const Tensor y = w.empty({T, N}), dy = w.act({T, N}), bias = w.stat({N}), dbias = w.stat({N});
+                       return Work([&w, bias, y, dy, dbias] {
+                         w.ops().bias_forward({.x = {}, .bias = bias, .y = y});
+                         w.ops().bias_backward({.dy = dy, .dbias = dbias});
+                       });
+                     }});
   }
 
   // A whole layer of routed experts, as the model has it: router, plan, dispatch, experts, combine.

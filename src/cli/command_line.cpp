@@ -110,11 +110,15 @@ class CommandLine::Commands {
         config->add_option("--template", config_command_.config_template, "print a configuration to start from")
             ->check(CLI::IsMember(config_template_names()))
             ->type_name("NAME");
-    all->excludes(file)->excludes(begin);
-    begin->excludes(file);
-    config->callback([this, config, file, all, begin] {
-      if (file->empty() && all->empty() && begin->empty()) {
-        throw CLI::RequiredError("a configuration file, --all or --template");
+    CLI::Option* from =
+        config->add_option("--from", config_command_.hf_model, "print that of a Hugging Face model, with its [model]")
+            ->type_name("HF_DIR");
+    all->excludes(file)->excludes(begin)->excludes(from);
+    begin->excludes(file)->excludes(from);
+    from->excludes(file);
+    config->callback([this, file, all, begin, from] {
+      if (file->empty() && all->empty() && begin->empty() && from->empty()) {
+        throw CLI::RequiredError("a configuration file, --all, --template or --from");
       }
       run_ = [this] { config_command(config_command_); };
     });
@@ -361,15 +365,21 @@ class CommandLine::Commands {
           ->type_name("bf16|fp32");
     };
     CLI::App* imported = app.add_subcommand("import", "turn a Hugging Face model into a checkpoint");
-    imported->add_option("model", import_.source, "its folder: config.json, safetensors, tokenizer")->required();
-    imported->add_option("out", import_.out, "folder to write the checkpoint to, as step_00000000")->required();
+    ImportOptions& import = import_.options;
+    imported->add_option("model", import.source, "its folder: config.json, safetensors, tokenizer")->required();
+    CLI::Option* out = imported->add_option("out", import.out, "folder to write the checkpoint to, as step_00000000");
+    imported->add_flag("--dry-run", import_.dry_run, "only say whether it can be imported, from config.json alone")
+        ->excludes(out);
     imported
-        ->add_option("--end-of-document", import_.end_of_document,
+        ->add_option("--end-of-document", import.end_of_document,
                      "special token that ends documents; unless given, as n prep takes it from the same folder")
         ->type_name("TOKEN");
-    add_dtype(imported, import_.dtype, "dtype of the weights; unless given, as they are (FP8 becomes bf16)");
-    add_threads(imported, import_.num_threads);
-    imported->callback([this] { run_ = [this] { import_command(import_); }; });
+    add_dtype(imported, import.dtype, "dtype of the weights; unless given, as they are (FP8 becomes bf16)");
+    add_threads(imported, import.num_threads);
+    imported->callback([this, out] {
+      if (out->empty() && !import_.dry_run) throw CLI::RequiredError("out");
+      run_ = [this] { import_command(import_); };
+    });
 
     CLI::App* exported = app.add_subcommand("export", "turn a checkpoint into a Hugging Face model");
     exported->add_option("checkpoint", export_.options.checkpoint, kCheckpoint)->required();
@@ -653,7 +663,7 @@ class CommandLine::Commands {
   std::vector<std::string> allowed_specials_;
   std::string checkpoint_;
   GenerateArguments generate_;
-  ImportOptions import_;
+  ImportArguments import_;
   ExportArguments export_;
   std::string shard_size_;
   std::string max_record_;

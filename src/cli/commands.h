@@ -57,11 +57,16 @@ struct ConfigCommandArguments {
   // Instead of a file:
   bool all = false;             // the reference of all keys
   std::string config_template;  // this one to begin with (config/templates.h)
+  std::string hf_model;         // that of a model in this folder of Hugging Face's
 };
 void config_command(const ConfigCommandArguments& arguments);
 
 // Models of Hugging Face, in and out.
-void import_command(ImportOptions options);
+struct ImportArguments {
+  ImportOptions options;
+  bool dry_run = false;  // only reads config.json
+};
+void import_command(const ImportArguments& arguments);
 struct ExportArguments {
   ExportOptions options;      // but for the conversations
   std::string chat_template;  // as ChatTemplate takes it

@@ -4,10 +4,30 @@
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
+#include "hf/binding.h"
+#include "model/spec/cost.h"
 
 namespace nmoe::cli {
 
-void import_command(ImportOptions options) {
+namespace {
+
+// What config.json alone says: that the model can be imported, or an Error.
+void try_import(const fs::path& source) {
+  const HfModel model = read_hf_model(source);
+  const ModelCost cost = model_cost(imported_config(model, source).model);
+  print("{} model of {} parameters, {} of them for a token: nmoe has all that its config.json asks for\n",
+        model_type_name(model.type), human_count(static_cast<double>(cost.parameters)),
+        human_count(static_cast<double>(cost.active_parameters)));
+  if (model.num_nextn_predict_layers > 0) {
+    print("its multi-token-prediction layers, {}, would be carried along untrained\n", model.num_nextn_predict_layers);
+  }
+}
+
+}  // namespace
+
+void import_command(const ImportArguments& arguments) {
+  if (arguments.dry_run) return try_import(arguments.options.source);
+  ImportOptions options = arguments.options;
   options.version = std::string(version());
   options.commit = std::string(commit());
   const ImportReport report = import_model(options);

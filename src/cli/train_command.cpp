@@ -9,6 +9,8 @@
 #include "config/load.h"
 #include "config/reference.h"
 #include "config/templates.h"
+#include "hf/binding.h"
+#include "hf/import.h"
 #include "train/loop/resume.h"
 #include "train/loop/run_config.h"
 #include "train/loop/trainer.h"
@@ -110,6 +112,8 @@ void config_command(const ConfigCommandArguments& arguments) {
     print("{}", config_reference());
   } else if (!arguments.config_template.empty()) {
     print("{}", config_template(arguments.config_template));
+  } else if (!arguments.hf_model.empty()) {
+    print("{}", print_config(imported_config(read_hf_model(arguments.hf_model), arguments.hf_model)));
   } else {
     const Config config = load_run_config(arguments.config.file, arguments.config.overrides);
     print("{}\n# fingerprint {}\n", print_config(config), config_fingerprint(config));

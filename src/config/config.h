@@ -74,9 +74,22 @@ constexpr bool checks_precision(const PrecisionConfig& precision) {
   return precision.fallback != PrecisionFallback::kOff;
 }
 
+// What becomes of RoPE's frequencies where texts are longer than those that a model was first trained on; YaRN has a
+// section of its own.
+enum class RopeScaling {
+  kNone,
+  kLinear,  // all are divided by the factor (arXiv 2306.15595)
+  kLlama3,  // slow ones are, fast ones are not, with a ramp in between (Llama 3.1)
+};
 struct RopeConfig {
   double theta = 10000.0;
   RopeLayout layout = RopeLayout::kInterleaved;
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 8.0;
+  // Llama 3's ramp, in turns over the original context: below `low` divided, above `high` kept.
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_positions = 8192;
 };
 
 // YaRN (arXiv 2309.00071): context extension by a factor over original_max_positions. factor 1 is
@@ -100,17 +113,29 @@ struct MlaConfig {
       1e-6;  // of the norms of latent queries, keys and values; DeepSeek fixes it, whatever model.norm_eps
 };
 
+// Over what the norms of queries and keys go: each head, with one gain for all, or all heads together, before they are
+// divided.
+enum class QkNormOver { kHead, kAllHeads };
+// Which of attention's projections have a bias.
+enum class AttentionBias { kNone, kQkv, kAll };
 struct GqaConfig {
   int64_t num_kv_heads = 1;
   int64_t head_dim = 64;
-  bool qk_norm = false;  // RMSNorm over each query and key head before RoPE
+  bool qk_norm = false;  // RMSNorm of queries and keys before RoPE
+  QkNormOver qk_norm_over = QkNormOver::kHead;
+  int64_t rotary_dim = 0;  // values of a head that RoPE rotates, its first; 0: all
+  AttentionBias bias = AttentionBias::kNone;
+
+  int64_t rotated() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
 
 struct MoeConfig {
   int64_t num_experts = 0;  // routed experts; 0: every layer is dense
   int64_t top_k = 2;
   int64_t expert_dim = 128;        // hidden width of one routed expert
-  int64_t num_shared_experts = 1;  // their width together: num_shared_experts * expert_dim
+  int64_t num_shared_experts = 1;  // their width together: shared_dim, or num_shared_experts * expert_dim
+  int64_t shared_dim = 0;          // 0: as that says
+  bool shared_gate = false;        // what they give is multiplied by sigmoid(x w), w a weight of its own
   ScoreFunction score = ScoreFunction::kSigmoid;
   int64_t num_groups = 1;
   int64_t top_groups = 1;

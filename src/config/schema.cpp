@@ -126,6 +126,11 @@ constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
                                               {Activation::kReluSquared, "relu_squared"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
                                               {RopeLayout::kHalfSplit, "half_split"}};
+constexpr Named<RopeScaling> kRopeScalings[] = {
+    {RopeScaling::kNone, "none"}, {RopeScaling::kLinear, "linear"}, {RopeScaling::kLlama3, "llama3"}};
+constexpr Named<QkNormOver> kQkNormOver[] = {{QkNormOver::kHead, "head"}, {QkNormOver::kAllHeads, "all_heads"}};
+constexpr Named<AttentionBias> kAttentionBiases[] = {
+    {AttentionBias::kNone, "none"}, {AttentionBias::kQkv, "qkv"}, {AttentionBias::kAll, "all"}};
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
 constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kFit, "fit"}, {Offload::kState, "state"}};
@@ -343,7 +348,17 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
   f.section("model.rope");
   if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
   f.key("theta", model.rope.theta, kPositive, "base of the rotary frequencies");
-  f.key("layout", model.rope.layout, kRopeLayouts, "which values of a head rotate as a pair");
+  f.key("layout", model.rope.layout, kRopeLayouts, "what rotates as a pair");
+  RopeConfig& rope = model.rope;
+  f.key("scaling", rope.scaling, kRopeScalings, "change for longer contexts")
+      .leave_out_if(rope.scaling == RopeScaling::kNone);
+  f.following_need(rope.scaling != RopeScaling::kNone, "model.rope.scaling = \"linear\" or \"llama3\"");
+  f.key("factor", rope.factor, kAtLeastOne, "by which frequencies are divided");
+  f.following_need(rope.scaling == RopeScaling::kLlama3, "model.rope.scaling = \"llama3\"");
+  f.key("low_freq_factor", rope.low_freq_factor, kPositive,
+        "pairs with fewer turns in the original context are slowed");
+  f.key("high_freq_factor", rope.high_freq_factor, kPositive, "pairs with more turns there keep their frequency");
+  f.key("original_max_positions", rope.original_max_positions, kSize, "context length before the extension");
 
   YarnConfig& yarn = model.yarn;
   f.section("model.yarn");
@@ -374,7 +389,14 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
                    layers.by_keys() ? "model.attention = \"gqa\"" : "a layer with gqa in model.layers");
   f.key("num_kv_heads", gqa.num_kv_heads, kSize, "number of key/value heads; divides num_heads");
   f.key("head_dim", gqa.head_dim, kSize, "size of a query, key or value head");
-  f.key("qk_norm", gqa.qk_norm, kFlag, "apply RMSNorm to each query and key head before RoPE");
+  f.key("qk_norm", gqa.qk_norm, kFlag, "apply RMSNorm to queries and keys before RoPE");
+  f.key("qk_norm_over", gqa.qk_norm_over, kQkNormOver, "what it goes over: each head, or all heads together")
+      .needs(gqa.qk_norm, "model.gqa.qk_norm = true")
+      .leave_out_if(gqa.qk_norm_over == QkNormOver::kHead);
+  f.key("rotary_dim", gqa.rotary_dim, kSizeOrNone, "first values of a head that RoPE rotates; 0: all")
+      .leave_out_if(gqa.rotary_dim == 0);
+  f.key("bias", gqa.bias, kAttentionBiases, "projections with a bias; all: the output's, too")
+      .leave_out_if(gqa.bias == AttentionBias::kNone);
 }
 
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
@@ -388,6 +410,12 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   }
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
         "number of experts of that size that every token uses");
+  f.key("shared_dim", moe.shared_dim, kSizeOrNone, "hidden size of these together; 0: num_shared_experts * expert_dim")
+      .needs(moe.num_shared_experts > 0, "model.moe.num_shared_experts > 0")
+      .leave_out_if(moe.shared_dim == 0);
+  f.key("shared_gate", moe.shared_gate, kFlag, "multiply what they give by the sigmoid of a projection")
+      .needs(moe.num_shared_experts > 0, "model.moe.num_shared_experts > 0")
+      .leave_out_if(!moe.shared_gate);
   f.key("score", moe.score, kScoreFunctions, "function from router logits to scores");
   f.key("num_groups", moe.num_groups, kSize, "number of expert groups; 1: no group limit");
   f.key("top_groups", moe.top_groups, kSize, "number of groups from which a token's experts are chosen")
@@ -477,7 +505,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
         "decay of attention, dense MLPs and shared experts");
   group("optim.experts", optim.experts, Of::kExperts, kNonNegative, "decay of routed experts");
   group("optim.router", optim.router, Of::kExperts, kZero, "router weights never decay");
-  group("optim.rest", optim.rest, Of::kAnyModel, kNonNegative, "decay of the head; embedding and norms never decay")
+  group("optim.rest", optim.rest, Of::kAnyModel, kNonNegative,
+        "decay of the head; embedding, norms and biases never decay")
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");

@@ -76,8 +76,15 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
     const std::vector<PartSpec> parts = parts_of(layers);
     const bool rotates =
         std::ranges::any_of(parts, [](const PartSpec& part) { return part.kind == PartKind::kGqa && part.rotates; });
-    rules.require(!rotates || model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs",
-                  "make it even");
+    if (model.gqa.rotary_dim == 0) {
+      rules.require(!rotates || model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs",
+                    "make it even");
+    } else {
+      rules.require(rotates, {"model.gqa.rotary_dim"}, "no layer rotates heads", "remove it");
+      rules.require(model.gqa.rotary_dim % 2 == 0, {"model.gqa.rotary_dim"}, "RoPE rotates pairs", "make it even");
+      rules.require(model.gqa.rotary_dim <= model.gqa.head_dim, {"model.gqa.rotary_dim", "model.gqa.head_dim"},
+                    "a head has fewer values", "lower model.gqa.rotary_dim");
+    }
     rules.require(model.num_heads % model.gqa.num_kv_heads == 0, {"model.gqa.num_kv_heads", "model.num_heads"},
                   "key and value heads share the query heads evenly",
                   "let model.gqa.num_kv_heads divide model.num_heads");
@@ -87,6 +94,14 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
                   {"model.window", "model.attn_global_every", "model.num_layers"},
                   "every layer is global, so the window has no effect",
                   "remove model.window, or set model.attn_global_every > 1 with several layers");
+  }
+  if (model.rope.scaling != RopeScaling::kNone) {
+    rules.require(model.yarn.factor == 1.0, {"model.rope.scaling", "model.yarn.factor"},
+                  "frequencies are changed in one way", "remove one of them");
+    rules.require(
+        model.rope.scaling != RopeScaling::kLlama3 || model.rope.low_freq_factor < model.rope.high_freq_factor,
+        {"model.rope.low_freq_factor", "model.rope.high_freq_factor"}, "the ramp goes from slowed to kept pairs",
+        "raise model.rope.high_freq_factor above model.rope.low_freq_factor");
   }
   if (model.yarn.factor > 1.0) {
     rules.require(model.yarn.beta_fast >= model.yarn.beta_slow, {"model.yarn.beta_fast", "model.yarn.beta_slow"},

@@ -34,6 +34,9 @@ std::optional<int64_t> layer_of(std::string_view tensor) {
   return layer ? std::optional<int64_t>(static_cast<int64_t>(*layer)) : std::nullopt;
 }
 
+// ERNIE's files keep theirs beside the layers.
+bool is_prediction_module(std::string_view tensor) { return tensor.starts_with("model.mtp_"); }
+
 bool is_rotation_table(std::string_view tensor) { return tensor.ends_with(".rotary_emb.inv_freq"); }
 
 bool same_values(const HfTensor& a, const HfTensor& b) {
@@ -41,15 +44,15 @@ bool same_values(const HfTensor& a, const HfTensor& b) {
          std::ranges::equal(a.bytes(), b.bytes());
 }
 
-HfModel read_model(const fs::path& dir) {
+}  // namespace
+
+HfModel read_hf_model(const fs::path& dir) {
   check_links_stay_inside(dir);
   return from_config_json(read_file_up_to(dir / "config.json", kMaxSettingsFile), (dir / "config.json").string());
 }
 
-}  // namespace
-
 HfBinding::HfBinding(const fs::path& dir)
-    : model_(read_model(dir)), weights_(dir), parameters_(map_parameters(model_.config, model_.type)) {
+    : model_(read_hf_model(dir)), weights_(dir), parameters_(map_parameters(model_.config, model_.type)) {
   std::vector<std::string> missing, misshapen, unfit, unknown;
   std::set<std::string> used;
   for (const MappedParameter& parameter : parameters_) {
@@ -72,10 +75,11 @@ HfBinding::HfBinding(const fs::path& dir)
   for (const auto& [name, tensor] : weights_.tensors()) {
     if (used.contains(name)) continue;
     const auto layer = layer_of(name);
-    const bool predicts = layer && *layer >= num_layers && *layer < num_layers + model_.num_nextn_predict_layers;
+    const bool predicts = (layer && *layer >= num_layers && *layer < num_layers + model_.num_nextn_predict_layers) ||
+                          (model_.num_nextn_predict_layers > 0 && is_prediction_module(name));
     const bool is_tied_copy =
         model_.config.tied_head && name == "lm_head.weight" && table && same_values(tensor, *table);
-    if (predicts) prediction_layers.insert(*layer);
+    if (predicts) prediction_layers.insert(layer.value_or(num_layers));
     if (predicts || is_rotation_table(name)) {
       carried_.push_back(name);
     } else if (!is_tied_copy) {

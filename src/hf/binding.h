@@ -12,6 +12,10 @@
 
 namespace nmoe {
 
+// The model that the folder's config.json describes; its weights need not be there. Error (runtime) as of
+// from_config_json.
+HfModel read_hf_model(const fs::path& dir);
+
 class HfBinding {
  public:
   // Reads config.json and the weights of `dir`. Error (runtime) that lists by name what is missing, unknown or of

@@ -6,35 +6,18 @@
 // a value means, it is refused too.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
-#include "config/config.h"
-#include "hf/model_type.h"
+#include "hf/hf_model.h"
 
 namespace nmoe {
 
-// Weights of an fp8 model are float8 e4m3 with one scale for each block of so many rows and columns.
-constexpr int64_t kHfFp8Block = 128;
-
-struct HfModel {
-  ModelType type = ModelType::kDeepseekV3;
-  // vocab_size and max_positions are never 0. What config.json does not say (init, loss coefficients, bias_rate of
-  // sigmoid routers) has its default; yarn too when its factor is 1.
-  ModelConfig config;
-  int64_t num_nextn_predict_layers = 0;  // modules that predict further tokens, kept as layers behind the last
-  std::string dtype;                     // of the weights: "bfloat16", "float16", "float32"; empty: not said
-  bool fp8 = false;                      // matrices are kept in blocks of kHfFp8Block
-  std::optional<int64_t> bos_id;
-  std::vector<int64_t> eos_ids;
-};
-
 // Reads the text of a config.json; `path` stands for it in messages. Error (runtime) naming the key when the text is
-// not JSON, when a key is missing, unknown, unsupported or contradicts another.
+// not JSON, when a key is missing or contradicts another; or naming all keys that are unknown or ask for what nmoe does
+// not have. Of a type that is not read, it says what that would need, as far as is known.
 HfModel from_config_json(std::string_view text, const std::string& path);
 
 // The text of a config.json that transformers loads as `model`, readable by from_config_json: what that returns has the
@@ -43,7 +26,7 @@ HfModel from_config_json(std::string_view text, const std::string& path);
 // way modelled keys are written. Error (usage) not_expressible.
 std::string to_config_json(const HfModel& model, std::string_view base = {});
 
-// The type that computes what `config` does, or comes nearest to it: kDeepseekV3, kDeepseekV2 or kQwen3Moe.
+// A type that computes what `config` does, or comes nearest to it.
 ModelType nearest_type(const ModelConfig& config);
 
 // What makes `config` no model of this type, a key each: "model.window = 16: deepseek_v3 has no windows". Nothing where

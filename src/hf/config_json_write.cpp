@@ -2,7 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,11 +13,12 @@
 #include "config/schema.h"
 #include "hf/config_json.h"
 #include "hf/config_json_keys.h"
+#include "hf/types/types.h"
 
 namespace nmoe {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = Keys::Json;
 
 // The same model without model.layers; where it cannot be said without, one with the first mixer everywhere.
 ModelConfig without_layers_key(const ModelConfig& config) {
@@ -30,127 +31,14 @@ ModelConfig without_layers_key(const ModelConfig& config) {
   return near;
 }
 
-// Why `config` is no model of a type, key by key.
-class Fit {
- public:
-  Fit(const ModelConfig& config, std::string_view type) : type_(type) { config_.model = config; }
-
-  void require(bool holds, std::string_view key, std::string_view has) {
-    if (holds) return;
-    std::string value;
-    for (const Field& field : describe(config_)) {
-      if (field.key == key) value = to_toml(field.get());
-    }
-    NMOE_CHECK(!value.empty(), "unknown key {}", key);
-    obstacles_.push_back(fmt::format("{} = {}: {} has {}", key, value, type_, has));
-  }
-  std::vector<std::string> obstacles() && { return std::move(obstacles_); }
-
- private:
-  Config config_;
-  std::string_view type_;
-  std::vector<std::string> obstacles_;
-};
-
-void require_yarn(Fit& fit, const YarnConfig& yarn, ModelType type) {
-  if (yarn.factor == 1.0) return;
-  if (type == ModelType::kQwen3Moe) {
-    fit.require(yarn.mscale == 1.0, "model.yarn.mscale", "1 only");
-    fit.require(yarn.mscale_all_dim == 0.0, "model.yarn.mscale_all_dim", "0 only");
-  } else {
-    fit.require(yarn.mscale_all_dim == 0.0 ? yarn.mscale == 1.0 : yarn.mscale > 0.0, "model.yarn.mscale",
-                "1 without mscale_all_dim, and more than 0 with it");
-  }
-}
-
-void require_gqa(Fit& fit, const ModelConfig& config) {
-  fit.require(config.attention == PartKind::kGqa, "model.attention", "grouped-query attention");
-  fit.require(config.gqa.qk_norm, "model.gqa.qk_norm", "norms of queries and keys");
-  fit.require(config.moe.num_shared_experts == 0, "model.moe.num_shared_experts", "none");
-  fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
-  fit.require(config.moe.num_groups == 1, "model.moe.num_groups", "no groups of experts");
-  fit.require(config.moe.routed_scale == 1.0, "model.moe.routed_scale", "no factor of the weights");
-  fit.require(config.moe.bias_rate == 0.0, "model.moe.bias_rate", "no selection bias");
-}
-
-void require_mla(Fit& fit, const ModelConfig& config) {
-  fit.require(config.attention == PartKind::kMla, "model.attention", "latent attention");
-  fit.require(config.mla.norm_eps == kHfLatentNormEps, "model.mla.norm_eps", fmt::format("{}", kHfLatentNormEps));
-}
-
-void require_deepseek_v2(Fit& fit, const ModelConfig& config) {
-  require_mla(fit, config);
-  fit.require(config.moe.score == ScoreFunction::kSoftmax, "model.moe.score", "softmax");
-  fit.require(!config.moe.normalise_weights, "model.moe.normalise_weights",
-              "weights that are not divided by their sum");
-  fit.require(config.moe.bias_rate == 0.0, "model.moe.bias_rate", "no selection bias");
-  fit.require(config.dim % config.num_heads == 0, "model.dim", "a multiple of the number of heads");
-}
-
-void require_deepseek_v3(Fit& fit, const ModelConfig& config) {
-  require_mla(fit, config);
-  fit.require(config.moe.score == ScoreFunction::kSigmoid, "model.moe.score", "sigmoid");
-  fit.require(config.moe.num_experts != 1, "model.moe.num_experts", "at least two experts in a group");
-}
+bool is_dense(ModelType type) { return type == ModelType::kLlama || type == ModelType::kQwen3; }
 
 Json eos_json(const std::vector<int64_t>& ids) {
   if (ids.empty()) return nullptr;
   return ids.size() == 1 ? Json(ids[0]) : Json(ids);
 }
 
-// null, or YaRN. All versions of transformers read it beside rope_theta.
-Json rope_scaling_json(const YarnConfig& yarn, ModelType type) {
-  if (yarn.factor == 1.0) return nullptr;
-  Json json = {{type == ModelType::kQwen3Moe ? "rope_type" : "type", "yarn"},
-               {"factor", yarn.factor},
-               {"original_max_position_embeddings", yarn.original_max_positions},
-               {"beta_fast", yarn.beta_fast},
-               {"beta_slow", yarn.beta_slow}};
-  if (yarn.mscale_all_dim != 0.0) {
-    json["mscale"] = yarn.mscale;
-    json["mscale_all_dim"] = yarn.mscale_all_dim;
-  }
-  return json;
-}
-
-void write_deepseek(Json& json, const HfModel& model) {
-  const ModelConfig& config = model.config;
-  const MlaConfig& mla = config.mla;
-  const MoeConfig& moe = config.moe;
-  json["num_key_value_heads"] = config.num_heads;
-  json["q_lora_rank"] = mla.q_lora_rank == 0 ? Json(nullptr) : Json(mla.q_lora_rank);
-  json["kv_lora_rank"] = mla.kv_lora_rank;
-  json["qk_nope_head_dim"] = mla.qk_nope_head_dim;
-  json["qk_rope_head_dim"] = mla.qk_rope_head_dim;
-  json["v_head_dim"] = mla.v_head_dim;
-  json["first_k_dense_replace"] = config.num_dense_layers;
-  json["moe_layer_freq"] = 1;
-  json["n_shared_experts"] = moe.num_shared_experts;
-  json["n_group"] = moe.num_groups;
-  json["topk_group"] = moe.num_groups == 1 ? 1 : moe.top_groups;
-  json["routed_scaling_factor"] = moe.routed_scale;
-  if (model.type == ModelType::kDeepseekV2) {
-    json["scoring_func"] = "softmax";
-    json["topk_method"] = moe.num_groups > 1 ? "group_limited_greedy" : "greedy";
-  } else {
-    json["scoring_func"] = "sigmoid";
-    json["topk_method"] = "noaux_tc";
-    json["rope_interleave"] = config.rope.layout == RopeLayout::kInterleaved;
-    json[kNextnKey.name] = model.num_nextn_predict_layers;
-  }
-}
-
-void write_qwen3_moe(Json& json, const ModelConfig& config) {
-  std::vector<int64_t> dense_layers(static_cast<size_t>(config.num_dense_layers));
-  std::iota(dense_layers.begin(), dense_layers.end(), 0);
-  json["num_key_value_heads"] = config.gqa.num_kv_heads;
-  json["head_dim"] = config.gqa.head_dim;
-  json["decoder_sparse_step"] = 1;
-  json["mlp_only_layers"] = dense_layers;
-}
-
-// The one JSON of a model: equal models give equal ones. Without dense layers their width means nothing, and a
-// configuration's text does not have it; transformers wants some number.
+// The one JSON of a model: equal models give equal ones.
 Json canonical_json(const HfModel& model) {
   const ModelConfig& config = model.config;
   Json json = {{"architectures", {architecture_name(model.type)}},
@@ -159,25 +47,14 @@ Json canonical_json(const HfModel& model) {
                {"hidden_size", config.dim},
                {"num_hidden_layers", config.num_layers},
                {"num_attention_heads", config.num_heads},
-               {"intermediate_size", config.num_dense_layers > 0 ? config.dense_dim : ModelConfig().dense_dim},
-               {"moe_intermediate_size", config.moe.expert_dim},
-               {routed_experts_key(model.type).name, config.moe.num_experts},
-               {"num_experts_per_tok", config.moe.top_k},
-               {"norm_topk_prob", config.moe.normalise_weights},
                {"hidden_act", "silu"},
-               {"attention_bias", false},
                {"rms_norm_eps", config.norm_eps},
                {"tie_word_embeddings", config.tied_head},
                {"max_position_embeddings", config.max_positions},
-               {"rope_theta", config.rope.theta},
-               {"rope_scaling", rope_scaling_json(config.yarn, model.type)},
                {"bos_token_id", model.bos_id ? Json(*model.bos_id) : Json(nullptr)},
                {"eos_token_id", eos_json(model.eos_ids)}};
-  if (model.type == ModelType::kQwen3Moe) {
-    write_qwen3_moe(json, config);
-  } else {
-    write_deepseek(json, model);
-  }
+  write_rope(json, model.type, config);
+  text_of(model.type).write(json, model);
   if (!model.dtype.empty()) json[kDtypeKey.name] = model.dtype;
   if (model.fp8) {
     json["quantization_config"] = {{"quant_method", "fp8"},
@@ -190,7 +67,7 @@ Json canonical_json(const HfModel& model) {
 
 // Other keys that say what `key` does.
 std::vector<std::string_view> rivals_of(std::string_view key, ModelType type) {
-  if (key == "rope_theta" || key == "rope_scaling") return {"rope_theta", "rope_scaling", "rope_parameters"};
+  if (is_rope_key(key)) return {std::begin(kRopeKeys), std::end(kRopeKeys)};
   for (const KeyNames& names : {kDtypeKey, kNextnKey, routed_experts_key(type)}) {
     if (key == names.name) return {names.alias};
   }
@@ -199,14 +76,13 @@ std::vector<std::string_view> rivals_of(std::string_view key, ModelType type) {
 
 void replace(Json& json, std::string_view key, const Json& wanted, ModelType type) {
   const std::string name(key);
-  // A rope key takes its rivals with it, so all of them are written anew.
-  const bool is_rope = key == "rope_theta" || key == "rope_scaling";
   for (const std::string_view rival : rivals_of(key, type)) {
     if (rival != key) json.erase(std::string(rival));
   }
-  if (is_rope) {
-    json["rope_theta"] = wanted.at("rope_theta");
-    json["rope_scaling"] = wanted.at("rope_scaling");
+  if (is_rope_key(key)) {  // which takes its rivals with it, so all of them are written anew
+    for (const std::string_view rope : kRopeKeys) {
+      if (wanted.contains(rope)) json[std::string(rope)] = wanted.at(std::string(rope));
+    }
   } else if (wanted.contains(name)) {
     json[name] = wanted.at(name);
   } else {
@@ -220,22 +96,12 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
   const ModelConfig config = without_layers_key(given);
   const std::string_view name = model_type_name(type);
   Fit fit(config, name);
-  fit.require(config.moe.num_experts > 0, "model.moe.num_experts", "experts");
+  fit.require((config.moe.num_experts == 0) == is_dense(type), "model.moe.num_experts",
+              is_dense(type) ? "no experts" : "experts");
   fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
   fit.require(config.window == 0, "model.window", "no windows");
-  switch (type) {
-    case ModelType::kDeepseekV2:
-      require_deepseek_v2(fit, config);
-      break;
-    case ModelType::kDeepseekV3:
-    case ModelType::kKimiK2:
-      require_deepseek_v3(fit, config);
-      break;
-    case ModelType::kQwen3Moe:
-      require_gqa(fit, config);
-      break;
-  }
-  require_yarn(fit, config.yarn, type);
+  text_of(type).require(fit, config, type);
+  require_rope(fit, config);
   std::vector<std::string> obstacles = std::move(fit).obstacles();
   if (!without_pattern(given)) {
     obstacles.insert(
@@ -257,8 +123,18 @@ Error not_expressible(ModelType type, const std::vector<std::string>& obstacles)
 }
 
 ModelType nearest_type(const ModelConfig& given) {
+  // The first that computes the same: where several do, the one whose name says most. Kimi-K2 and GLM-4-MoE-Lite are
+  // DeepSeek-V3 by other names.
+  constexpr std::array<ModelType, 12> kByPreference = {
+      ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe,  ModelType::kMixtral,
+      ModelType::kOlmoe,      ModelType::kQwen2Moe,   ModelType::kMinimaxM2, ModelType::kDots1,
+      ModelType::kGlm4Moe,    ModelType::kErnie45Moe, ModelType::kQwen3,     ModelType::kLlama};
+  const auto* const fits =
+      std::ranges::find_if(kByPreference, [&](ModelType type) { return obstacles_to(given, type).empty(); });
+  if (fits != kByPreference.end()) return *fits;
   const ModelConfig config = without_layers_key(given);
-  if (config.attention == PartKind::kGqa) return ModelType::kQwen3Moe;
+  if (config.attention == PartKind::kGqa && config.moe.num_experts > 0) return ModelType::kQwen3Moe;
+  if (config.attention == PartKind::kGqa) return config.gqa.qk_norm ? ModelType::kQwen3 : ModelType::kLlama;
   return config.moe.score == ScoreFunction::kSigmoid ? ModelType::kDeepseekV3 : ModelType::kDeepseekV2;
 }
 

@@ -49,19 +49,20 @@ std::pair<std::string, std::string> read_tokenizer(const ImportOptions& options,
   }
 }
 
-Config checkpoint_config(const HfModel& model, const fs::path& path) {
+}  // namespace
+
+Config imported_config(const HfModel& model, const fs::path& source) {
   Config config;
   config.model = model.config;
   config.run.name = "imported";
   config.data.seq_len = std::min(config.data.seq_len, config.model.max_positions);
   if (const auto issues = find_issues(config); !issues.empty()) {
     const Issue& issue = issues.front();
-    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", path.string(), issue.what), issue.remedy);
+    throw runtime_error(fmt::format("'{}': as nmoe's configuration, {}", (source / "config.json").string(), issue.what),
+                        issue.remedy);
   }
   return config;
 }
-
-}  // namespace
 
 ImportReport import_model(const ImportOptions& options) {
   if (options.source.empty() || options.out.empty()) {
@@ -84,7 +85,7 @@ ImportReport import_model(const ImportOptions& options) {
   report.num_tensors = static_cast<int64_t>(binding.weights().tensors().size()) - report.num_carried;
   for (const auto& [name, tensor] : binding.weights().tensors()) report.num_quantised += tensor.is_quantised() ? 1 : 0;
 
-  const Config config = checkpoint_config(binding.model(), options.source / "config.json");
+  const Config config = imported_config(binding.model(), options.source);
   CheckpointHead head;
   head.config_toml = print_config(config);
   head.carried = carried_files(options.source);

@@ -11,6 +11,10 @@
 
 namespace nmoe {
 
+// The configuration with which a model from the folder `source` is imported: its [model], and the defaults. Error
+// (runtime) when it breaks a rule of configurations.
+Config imported_config(const HfModel& model, const fs::path& source);
+
 struct ImportOptions {
   fs::path source;             // the model's folder
   fs::path out;                // gets the checkpoint step_00000000

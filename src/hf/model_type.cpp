@@ -1,47 +1,81 @@
 #include "hf/model_type.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace nmoe {
+namespace {
 
-std::string_view model_type_name(ModelType type) {
-  switch (type) {
-    case ModelType::kDeepseekV2:
-      return "deepseek_v2";
-    case ModelType::kDeepseekV3:
-      return "deepseek_v3";
-    case ModelType::kKimiK2:
-      return "kimi_k2";
-    case ModelType::kQwen3Moe:
-      return "qwen3_moe";
-  }
-  NMOE_CHECK(false, "model type {}", static_cast<int>(type));
+struct TypeNames {
+  ModelType type;
+  std::string_view name;
+  std::string_view architecture;
+  std::optional<RopeLayout> layout;
+};
+constexpr std::array<TypeNames, kModelTypes.size()> kTypes = {{
+    {ModelType::kDeepseekV2, "deepseek_v2", "DeepseekV2ForCausalLM", RopeLayout::kInterleaved},
+    {ModelType::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM", std::nullopt},
+    {ModelType::kKimiK2, "kimi_k2", "DeepseekV3ForCausalLM", std::nullopt},
+    {ModelType::kGlm4MoeLite, "glm4_moe_lite", "Glm4MoeLiteForCausalLM", std::nullopt},
+    {ModelType::kLlama, "llama", "LlamaForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kQwen3, "qwen3", "Qwen3ForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kQwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kMixtral, "mixtral", "MixtralForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kOlmoe, "olmoe", "OlmoeForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kMinimaxM2, "minimax_m2", "MiniMaxM2ForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kGlm4Moe, "glm4_moe", "Glm4MoeForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kDots1, "dots1", "Dots1ForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kErnie45Moe, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", RopeLayout::kInterleaved},
+}};
+
+const TypeNames& names_of(ModelType type) {
+  const auto* const found = std::ranges::find(kTypes, type, &TypeNames::type);
+  NMOE_CHECK(found != kTypes.end(), "model type {}", static_cast<int>(type));
+  return *found;
 }
 
-std::string_view architecture_name(ModelType type) {
-  switch (type) {
-    case ModelType::kDeepseekV2:
-      return "DeepseekV2ForCausalLM";
-    case ModelType::kDeepseekV3:
-    case ModelType::kKimiK2:
-      return "DeepseekV3ForCausalLM";
-    case ModelType::kQwen3Moe:
-      return "Qwen3MoeForCausalLM";
+}  // namespace
+
+std::string_view model_type_name(ModelType type) { return names_of(type).name; }
+
+std::string model_type_names() {
+  std::string names;
+  for (size_t i = 0; i < kTypes.size(); ++i) {
+    names += fmt::format("{}{}", i == 0 ? "" : i + 1 < kTypes.size() ? ", " : " and ", kTypes[i].name);
   }
-  NMOE_CHECK(false, "model type {}", static_cast<int>(type));
+  return names;
 }
 
-std::optional<RopeLayout> only_rope_layout(ModelType type) {
+std::string_view architecture_name(ModelType type) { return names_of(type).architecture; }
+
+std::optional<RopeLayout> only_rope_layout(ModelType type) { return names_of(type).layout; }
+
+ExpertNames expert_names(ModelType type) {
+  constexpr std::string_view kBias = "gate.e_score_correction_bias";
+  constexpr ExpertNames kMixtral = {.block = "block_sparse_moe.", .gate = "w1", .up = "w3", .down = "w2", .shared = ""};
   switch (type) {
-    case ModelType::kDeepseekV2:
-      return RopeLayout::kInterleaved;
-    case ModelType::kQwen3Moe:
-      return RopeLayout::kHalfSplit;
     case ModelType::kDeepseekV3:
     case ModelType::kKimiK2:
-      return std::nullopt;
+    case ModelType::kGlm4MoeLite:
+    case ModelType::kGlm4Moe:
+    case ModelType::kDots1:
+      return {.selection_bias = kBias};
+    case ModelType::kErnie45Moe:
+      return {.selection_bias = "moe_statics.e_score_correction_bias", .bias_is_matrix = true};
+    case ModelType::kQwen2Moe:
+      return {.shared = "shared_expert.", .shared_gate = "shared_expert_gate.weight"};
+    case ModelType::kMixtral:
+      return kMixtral;
+    case ModelType::kMinimaxM2: {
+      ExpertNames names = kMixtral;
+      names.selection_bias = "e_score_correction_bias";
+      return names;
+    }
+    default:
+      return {};
   }
-  NMOE_CHECK(false, "model type {}", static_cast<int>(type));
 }
 
 }  // namespace nmoe

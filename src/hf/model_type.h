@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "config/config.h"
@@ -13,18 +14,44 @@ namespace nmoe {
 enum class ModelType {
   kDeepseekV2,  // MLA; softmax scores without bias
   kDeepseekV3,  // MLA; sigmoid scores with a selection bias
-  kKimiK2,      // DeepSeek-V3's under a name of its own
-  kQwen3Moe,    // GQA with norms of queries and keys; softmax scores, no shared experts
+  kKimiK2,      // DeepSeek-V3's under names of their own
+  kGlm4MoeLite,
+  kLlama,       // dense; GQA
+  kQwen3,       // dense; GQA with norms of queries and keys
+  kQwen3Moe,    // the same with experts: softmax scores, no shared ones
+  kQwen2Moe,    // GQA with biases; softmax scores, gated shared experts
+  kMixtral,     // GQA; softmax scores
+  kOlmoe,       // GQA with norms over all heads; softmax scores
+  kMinimaxM2,   // GQA with norms over all heads that rotates a part of each; sigmoid scores with a selection bias
+  kGlm4Moe,     // GQA with biases that rotates a part of each head; DeepSeek-V3's experts
+  kDots1,       // GQA with norms; DeepSeek-V3's experts
+  kErnie45Moe,  // GQA, interleaved; softmax scores with a selection bias
 };
 std::string_view model_type_name(ModelType type);  // "deepseek_v3"
 
-constexpr std::array<ModelType, 4> kModelTypes = {ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,
-                                                  ModelType::kQwen3Moe};
+constexpr std::array<ModelType, 14> kModelTypes = {
+    ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,   ModelType::kGlm4MoeLite, ModelType::kLlama,
+    ModelType::kQwen3,      ModelType::kQwen3Moe,   ModelType::kQwen2Moe, ModelType::kMixtral,     ModelType::kOlmoe,
+    ModelType::kMinimaxM2,  ModelType::kGlm4Moe,    ModelType::kDots1,    ModelType::kErnie45Moe};
+// "deepseek_v2, deepseek_v3, ... and ernie4_5_moe".
+std::string model_type_names();
 
 // What stands under "architectures".
 std::string_view architecture_name(ModelType type);
 
 // The layout of rotated pairs that all models of this type have; nothing where config.json says which.
 std::optional<RopeLayout> only_rope_layout(ModelType type);
+
+// What a layer's experts are called in its files.
+struct ExpertNames {
+  std::string_view block = "mlp.";  // what all names below begin with, within a layer
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string_view router = "gate.weight";
+  std::string_view shared = "shared_experts.";
+  std::string_view shared_gate = "";     // "": shared experts of the type have none
+  std::string_view selection_bias = "";  // "": routers of the type have none
+  bool bias_is_matrix = false;           // [1, E]
+};
+ExpertNames expert_names(ModelType type);
 
 }  // namespace nmoe

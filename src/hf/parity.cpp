@@ -231,7 +231,9 @@ std::vector<float> expected_gradient(Expectation& expectation, const MappedParam
   }
   std::vector<float> result(static_cast<size_t>(parameter.shape.num_elements()));
   for (const TensorPiece& piece : parameter.pieces) {
-    const auto values = expectation.values<float>(std::string(kGradPrefix) + piece.tensor, piece.tensor_shape);
+    std::string name = std::string(kGradPrefix) + piece.tensor;
+    if (!expectation.has(name)) name = std::string(kGradPrefix) + module_name(piece.tensor);
+    const auto values = expectation.values<float>(name, piece.tensor_shape);
     std::copy_n(values.begin() + piece.tensor_offset, piece.num_elements, result.begin() + piece.parameter_offset);
   }
   return result;
@@ -295,6 +297,7 @@ class Comparison {
     report.loss = work.loss();
     report.expected_loss = loss_;
     report.logits = worst_logit(work.logits(), logits_, seq_len_, vocab_);
+    for (const float logit : logits_) report.largest_logit = std::max(report.largest_logit, std::abs(double{logit}));
     report.gradients = gradients(work);
     report.relative = errors(work, report.gradients);
     expectation_.check_all_read();

@@ -67,6 +67,7 @@ struct ParityReport {
   double loss = 0.0;
   double expected_loss = 0.0;
   LogitError logits;
+  double largest_logit = 0.0;            // of those expected, in magnitude
   std::vector<GradientError> gradients;  // one for each trained parameter, worst first
   RelativeErrors relative;
   std::optional<LowPrecisionReport> low;  // with a low ParityOptions::precision

@@ -11,7 +11,7 @@
 namespace nmoe {
 namespace {
 
-constexpr std::string_view kExperts = ".mlp.experts.";
+constexpr std::string_view kExperts = ".experts.";
 
 // Collects the pieces of one parameter, top to bottom.
 class Pieces {
@@ -20,21 +20,21 @@ class Pieces {
 
   // The next rows are all of `tensor` (within the layer), which has `rows` rows; 0: those that are left.
   void whole(const std::string& tensor, int64_t rows = 0) {
-    const int64_t count = rows == 0 ? num_left() : rows * width();
+    const int64_t count = rows == 0 ? num_left() : rows * row_size();
     add(tensor, tensor_shape(count), 0, count);
   }
+  // All of a vector is the one row of `tensor`, which is a matrix.
+  void row(const std::string& tensor) { add(tensor, {1, num_left()}, 0, num_left()); }
   // All rows are those of `tensor` from `first_row` on, of the `tensor_rows` it has.
   void part(const std::string& tensor, int64_t first_row, int64_t tensor_rows) {
     add(tensor, {tensor_rows, width()}, first_row * width(), num_left());
   }
-  // All rows are rows of `tensor`, which has `tensor_rows`: row i is its row row_of(i). Of a vector, rows are elements.
+  // The next `rows` rows are rows of `tensor`, which has `tensor_rows`: the i-th is its row row_of(i). Of a vector,
+  // rows are elements.
   template <class RowOf>
-  void scattered(const std::string& tensor, int64_t tensor_rows, const RowOf& row_of) {
-    const int64_t row_size = shape_.rank() == 1 ? 1 : width();
-    const Shape whole = tensor_shape(tensor_rows * row_size);
-    for (int64_t row = 0, rows = num_left() / row_size; row < rows; ++row) {
-      add(tensor, whole, row_of(row) * row_size, row_size);
-    }
+  void scattered(const std::string& tensor, int64_t rows, int64_t tensor_rows, const RowOf& row_of) {
+    const Shape whole = tensor_shape(tensor_rows * row_size());
+    for (int64_t row = 0; row < rows; ++row) add(tensor, whole, row_of(row) * row_size(), row_size());
   }
   std::vector<TensorPiece> take() {
     NMOE_CHECK(num_left() == 0, "{} elements of {} are mapped to nothing", num_left(), shape_);
@@ -43,6 +43,7 @@ class Pieces {
 
  private:
   int64_t width() const { return shape_[-1]; }
+  int64_t row_size() const { return shape_.rank() == 1 ? 1 : width(); }
   int64_t num_left() const { return shape_.num_elements() - offset_; }
   Shape tensor_shape(int64_t count) const {
     return shape_.rank() == 1 ? Shape{count} : Shape{count / width(), width()};
@@ -69,17 +70,14 @@ constexpr SameTensor kLayerTensors[] = {{"attention_norm", "input_layernorm.weig
                                         {"mlp_norm", "post_attention_layernorm.weight"},
                                         {"attention.out", "self_attn.o_proj.weight"}};
 constexpr SameTensor kDenseTensors[] = {{"mlp.out", "mlp.down_proj.weight"}};
-constexpr SameTensor kMoeTensors[] = {{"moe.router", "mlp.gate.weight"},
-                                      {"moe.shared.out", "mlp.shared_experts.down_proj.weight"}};
 constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_proj.weight"},
                                          {"attention.q_norm", "self_attn.q_a_layernorm.weight"},
                                          {"attention.kv_norm", "self_attn.kv_a_layernorm.weight"},
                                          {"attention.kv_up", "self_attn.kv_b_proj.weight"}};
-constexpr SameTensor kGroupedTensors[] = {{"attention.q", "self_attn.q_proj.weight"},
-                                          {"attention.k", "self_attn.k_proj.weight"},
-                                          {"attention.v", "self_attn.v_proj.weight"},
-                                          {"attention.q_norm", "self_attn.q_norm.weight"},
-                                          {"attention.k_norm", "self_attn.k_norm.weight"}};
+constexpr SameTensor kGroupedTensors[] = {
+    {"attention.q", "self_attn.q_proj.weight"},      {"attention.k", "self_attn.k_proj.weight"},
+    {"attention.v", "self_attn.v_proj.weight"},      {"attention.out_bias", "self_attn.o_proj.bias"},
+    {"attention.q_norm", "self_attn.q_norm.weight"}, {"attention.k_norm", "self_attn.k_norm.weight"}};
 
 template <size_t N>
 bool map_same(const SameTensor (&table)[N], std::string_view name, Pieces& pieces) {
@@ -92,9 +90,9 @@ bool map_same(const SameTensor (&table)[N], std::string_view name, Pieces& piece
 }
 
 // Gate, then up: SwiGLU's stacked first layer.
-void map_gated(const std::string& prefix, int64_t hidden, Pieces& pieces) {
-  pieces.whole(prefix + "gate_proj.weight", hidden);
-  pieces.whole(prefix + "up_proj.weight", hidden);
+void map_gated(const std::string& gate, const std::string& up, int64_t hidden, Pieces& pieces) {
+  pieces.whole(gate + ".weight", hidden);
+  pieces.whole(up + ".weight", hidden);
 }
 
 // Where a row of a rotated head is in a type's tensors, if they pair rows otherwise: pair p of R rows is (2p, 2p + 1)
@@ -105,10 +103,14 @@ class RowOrder {
   RowOrder(RopeLayout layout, ModelType type) : from_(layout), to_(only_rope_layout(type).value_or(layout)) {}
 
   bool differs() const { return from_ != to_; }
-  // Of heads of `plain` rows that do not rotate and `rotated` ones behind them.
-  int64_t row_of(int64_t row, int64_t plain, int64_t rotated) const {
-    const int64_t in_head = row % (plain + rotated), at = in_head - plain, half = rotated / 2;
-    if (at < 0 || !differs()) return row;
+  // The rows of a head, one after the other: some that do not rotate, those that do, and more that do not.
+  struct Head {
+    int64_t plain = 0, rotated = 0, rest = 0;
+  };
+  int64_t row_of(int64_t row, const Head& head) const {
+    const int64_t rotated = head.rotated, half = rotated / 2;
+    const int64_t at = row % (head.plain + rotated + head.rest) - head.plain;
+    if (at < 0 || at >= rotated || !differs()) return row;
     const bool interleaved = from_ == RopeLayout::kInterleaved;
     const int64_t pair = interleaved ? at / 2 : at % half, second = interleaved ? at % 2 : at / half;
     return row - at + (interleaved ? pair + second * half : 2 * pair + second);
@@ -126,14 +128,16 @@ bool map_latent_attention(const ModelConfig& config, const RowOrder& order, std:
   const int64_t joint_rows = mla.kv_lora_rank + rotated;
   if (map_same(kLatentTensors, name, pieces)) return true;
   if (name == "attention.q" && order.differs()) {
-    pieces.scattered(q, config.num_heads * (plain + rotated),
-                     [&](int64_t row) { return order.row_of(row, plain, rotated); });
+    const int64_t rows = config.num_heads * (plain + rotated);
+    pieces.scattered(q, rows, rows,
+                     [&](int64_t row) { return order.row_of(row, {.plain = plain, .rotated = rotated}); });
   } else if (name == "attention.q") {
     pieces.whole(q);
   } else if (name == "attention.kv_down") {
     pieces.part(joint, 0, joint_rows);
   } else if (name == "attention.k_rope" && order.differs()) {
-    pieces.scattered(joint, joint_rows, [&](int64_t row) { return mla.kv_lora_rank + order.row_of(row, 0, rotated); });
+    pieces.scattered(joint, rotated, joint_rows,
+                     [&](int64_t row) { return mla.kv_lora_rank + order.row_of(row, {.rotated = rotated}); });
   } else if (name == "attention.k_rope") {
     pieces.part(joint, mla.kv_lora_rank, joint_rows);
   } else {
@@ -143,16 +147,33 @@ bool map_latent_attention(const ModelConfig& config, const RowOrder& order, std:
 }
 
 bool map_grouped_attention(const ModelConfig& config, const RowOrder& order, std::string_view name, Pieces& pieces) {
-  if (!order.differs()) return map_same(kGroupedTensors, name, pieces);
-  const int64_t head_dim = config.gqa.head_dim;
+  const GqaConfig& gqa = config.gqa;
+  const int64_t C = gqa.head_dim;
+  const auto row_of = [&](int64_t row) {
+    return order.row_of(row, {.rotated = gqa.rotated(), .rest = C - gqa.rotated()});
+  };
+  // Rows of a tensor, which belong to so many heads; those that do not rotate are where they are.
+  const auto map_heads = [&](const std::string& tensor, int64_t heads, bool rotates) {
+    if (rotates && order.differs()) {
+      pieces.scattered(tensor, heads * C, heads * C, row_of);
+    } else {
+      pieces.whole(tensor, heads * C);
+    }
+  };
+  if (name == "attention.qkv_bias") {
+    map_heads("self_attn.q_proj.bias", config.num_heads, true);
+    map_heads("self_attn.k_proj.bias", gqa.num_kv_heads, true);
+    map_heads("self_attn.v_proj.bias", gqa.num_kv_heads, false);
+    return true;
+  }
+  const bool over_all = gqa.qk_norm_over == QkNormOver::kAllHeads;
   for (const auto& [parameter, heads] : {std::pair<std::string_view, int64_t>("attention.q", config.num_heads),
-                                         {"attention.k", config.gqa.num_kv_heads},
-                                         {"attention.q_norm", 1},
-                                         {"attention.k_norm", 1}}) {
+                                         {"attention.k", gqa.num_kv_heads},
+                                         {"attention.q_norm", over_all ? config.num_heads : 1},
+                                         {"attention.k_norm", over_all ? gqa.num_kv_heads : 1}}) {
     if (name != parameter) continue;
     const auto* const same = std::ranges::find(kGroupedTensors, name, &SameTensor::parameter);
-    pieces.scattered(std::string(same->tensor), heads * head_dim,
-                     [&](int64_t row) { return order.row_of(row, 0, head_dim); });
+    map_heads(std::string(same->tensor), heads, true);
     return true;
   }
   return map_same(kGroupedTensors, name, pieces);
@@ -160,24 +181,36 @@ bool map_grouped_attention(const ModelConfig& config, const RowOrder& order, std
 
 bool map_dense(const LayerPart& part, std::string_view name, Pieces& pieces) {
   if (name != "mlp.in") return map_same(kDenseTensors, name, pieces);
-  map_gated("mlp.", part.spec.hidden, pieces);
+  map_gated("mlp.gate_proj", "mlp.up_proj", part.spec.hidden, pieces);
   return true;
 }
 
 bool map_moe(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
   const MoeConfig& moe = part.config.moe;
-  const int64_t hidden = part.spec.hidden;
-  if (map_same(kMoeTensors, name, pieces)) return true;
-  if (name == "moe.shared.in") {
-    map_gated("mlp.shared_experts.", moe.num_shared_experts * hidden, pieces);
+  const ExpertNames names = expert_names(type);
+  const std::string block(names.block), shared = block + std::string(names.shared);
+  const auto expert = [&](int64_t e, std::string_view matrix) {
+    return fmt::format("{}experts.{}.{}", block, e, matrix);
+  };
+  if (name == "moe.router") {
+    pieces.whole(block + std::string(names.router));
+  } else if (name == "moe.shared.in") {
+    map_gated(shared + "gate_proj", shared + "up_proj", shared_width(part), pieces);
+  } else if (name == "moe.shared.out") {
+    pieces.whole(shared + "down_proj.weight");
+  } else if (name == "moe.shared.gate") {
+    pieces.whole(block + std::string(names.shared_gate));
   } else if (name == "moe.experts_in") {
-    for (int64_t e = 0; e < moe.num_experts; ++e) map_gated(fmt::format("mlp.experts.{}.", e), hidden, pieces);
+    for (int64_t e = 0; e < moe.num_experts; ++e) {
+      map_gated(expert(e, names.gate), expert(e, names.up), part.spec.hidden, pieces);
+    }
   } else if (name == "moe.experts_out") {
     for (int64_t e = 0; e < moe.num_experts; ++e) {
-      pieces.whole(fmt::format("mlp.experts.{}.down_proj.weight", e), travelling_width(part.config));
+      pieces.whole(expert(e, names.down) + ".weight", travelling_width(part.config));
     }
   } else if (name == "moe.router_bias" && has_selection_bias(type)) {
-    pieces.whole("mlp.gate.e_score_correction_bias");
+    const std::string tensor = block + std::string(names.selection_bias);
+    names.bias_is_matrix ? pieces.row(tensor) : pieces.whole(tensor);
   } else {
     return false;
   }
@@ -230,15 +263,22 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
   return mapped;
 }
 
-bool has_selection_bias(ModelType type) { return type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2; }
+bool has_selection_bias(ModelType type) { return !expert_names(type).selection_bias.empty(); }
 
-bool is_selection_bias(const std::string& tensor) { return tensor.ends_with(".e_score_correction_bias"); }
+bool is_selection_bias(const std::string& tensor) { return tensor.ends_with("e_score_correction_bias"); }
+
+std::string module_name(const std::string& tensor) {
+  constexpr std::string_view kBlock = ".block_sparse_moe.";
+  const size_t block = tensor.find(kBlock);
+  return block == std::string::npos ? tensor : std::string(tensor).replace(block, kBlock.size(), ".mlp.");
+}
 
 std::string fused_expert_name(const std::string& tensor) {
-  const size_t experts = tensor.find(kExperts);
+  const std::string name = module_name(tensor);
+  const size_t experts = name.find(kExperts);
   if (experts == std::string::npos) return "";
-  const std::string prefix = tensor.substr(0, experts + kExperts.size());
-  return prefix + (tensor.ends_with(".down_proj.weight") ? "down_proj" : "gate_up_proj");
+  const bool is_down = name.ends_with(".down_proj.weight") || name.ends_with(".w2.weight");
+  return name.substr(0, experts + kExperts.size()) + (is_down ? "down_proj" : "gate_up_proj");
 }
 
 }  // namespace nmoe

@@ -42,6 +42,9 @@ bool has_selection_bias(ModelType type);
 // Whether `tensor` is the router's selection bias, which stays F32 whatever the other weights are.
 bool is_selection_bias(const std::string& tensor);
 
+// The name of an expectation's gradient of `tensor`: what transformers' modules call it, if not as its files do.
+std::string module_name(const std::string& tensor);
+
 // The name under which transformers holds all experts of the layer of an expert's `tensor` in one,
 // "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] or "... .down_proj" [E, D, F]; "" for any other tensor.
 std::string fused_expert_name(const std::string& tensor);

@@ -7,6 +7,7 @@
 #include "ops/contracts/across.h"
 #include "ops/contracts/activation.h"
 #include "ops/contracts/attention.h"
+#include "ops/contracts/bias.h"
 #include "ops/contracts/cache.h"
 #include "ops/contracts/embedding.h"
 #include "ops/contracts/exchange.h"
@@ -49,6 +50,8 @@
   X(grouped_linear_backward_input, GroupedLinearBackwardInput)   \
   X(grouped_activation_backward, GroupedActivationBackward)      \
   X(grouped_linear_backward_weight, GroupedLinearBackwardWeight) \
+  X(bias_forward, BiasForward)                                   \
+  X(bias_backward, BiasBackward)                                 \
   X(rms_norm_forward, RmsNormForward)                            \
   X(rms_norm_backward, RmsNormBackward)                          \
   X(activation_forward, ActivationForward)                       \

@@ -66,7 +66,7 @@ TEST_F(ConfigCommandTest, TemplatesTrain) {
 }
 
 TEST_F(ConfigCommandTest, TakesOneOfAFileAllAndATemplate) {
-  expect_error(n({"config"}), 2, "a configuration file, --all or --template is required", "n config --help");
+  expect_error(n({"config"}), 2, "a configuration file, --all, --template or --from is required", "n config --help");
   expect_error(n({"config", "tiny.toml", "--all"}), 2, "excludes", "n config --help");
   expect_error(n({"config", "--template", "moe", "--all"}), 2, "excludes", "n config --help");
 }

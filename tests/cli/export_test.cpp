@@ -97,10 +97,13 @@ TEST_F(ExportCommandTest, RotaryLayoutsAreNoObstacle) {
   toml.replace(mla, toml.find("[model.moe]") - mla, "[model.gqa]\nnum_kv_heads = 1\nhead_dim = 8\nqk_norm = true\n");
   write("tiny.toml", toml);
   const std::string gqa = "model.attention=gqa";
-  expect_same("qwen3_moe", {gqa, "model.rope.layout=interleaved", "model.moe.num_shared_experts=0"});
+  const std::string interleaved = "model.rope.layout=interleaved", no_norm = "model.gqa.qk_norm=false";
+  expect_same("qwen3_moe", {gqa, interleaved, "model.moe.num_shared_experts=0"});
+  expect_same("qwen2_moe", {gqa, interleaved, no_norm, "model.gqa.bias=qkv", "model.moe.shared_gate=true",
+                            "model.moe.shared_dim=12"});
 
   // What does stand in the way is named in one go.
-  output(train({"train.steps=1", gqa, "run.name=own"}));
+  output(train({"train.steps=1", gqa, "model.activation=relu_squared", "run.name=own"}));
   const Outcome refused = n({"export", "runs/checkpoints/own", "own"});
   for (const char* key : {"num_shared_experts = 1", "score = \"sigmoid\"", "bias_rate = 0.005"}) {
     expect_error(refused, 2, std::string("model.moe.") + key + ": qwen3_moe has", "n config --template mla-moe");

@@ -75,8 +75,25 @@ inline Config nvfp4_config() {
                       "nvfp4.toml");
 }
 
+inline Config long_rope_config() {
+  return parse_config(R"(
+    [model]
+    attention = "gqa"
+    [model.rope]
+    scaling = "llama3"
+    [model.gqa]
+    qk_norm = true
+    rotary_dim = 32
+    bias = "all"
+    [model.moe]
+    num_experts = 8
+    shared_gate = true)",
+                      "long_rope.toml");
+}
+
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(), dense_gqa_config(), mla_moe_config(), hybrid_config(), low_precision_config(), nvfp4_config()};
+  return {Config(),       dense_gqa_config(), mla_moe_config(), hybrid_config(), low_precision_config(),
+          nvfp4_config(), long_rope_config()};
 }
 
 // The values of all keys, those without effect included.

@@ -16,6 +16,16 @@ TEST(GenerationParity, OfMlaWithExpertsIsExact) {
   expect_equal(deepseek_shaped(), options_of(GenerationArithmetic::kTraining));
 }
 TEST(GenerationParity, OfGroupedQueriesWithExpertsIsExact) { expect_equal(qwen_shaped(), options_of()); }
+TEST(GenerationParity, OfPartsOfHeadsAndGatedExpertsIsExact) {
+  expect_equal(qwen_shaped({"model.gqa.rotary_dim=10", "model.gqa.bias=qkv", "model.moe.num_shared_experts=1",
+                            "model.moe.shared_gate=true", "model.moe.shared_dim=30"}),
+               options_of());
+}
+TEST(GenerationParity, OfNormsOverAllHeadsIsExact) {
+  expect_equal(qwen_shaped({"model.gqa.bias=all", "model.gqa.qk_norm_over=all_heads", "model.rope.scaling=llama3",
+                            "model.rope.original_max_positions=64"}),
+               options_of());
+}
 TEST(GenerationParity, OfWindowsIsExact) {
   expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}), options_of());
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 
@@ -48,6 +49,67 @@ std::vector<std::string> numbered(const std::string& tensor, const std::vector<i
   std::vector<std::string> named;
   for (const int row : rows) named.push_back(fmt::format("{} {}", tensor, row));
   return named;
+}
+
+// Of a head of 6 values the first 4 rotate: GLM pairs row p with row p + 2, and so are biases; values keep their order.
+TEST(TensorMap, RowsOfAPartThatRotatesAndTheirBiasesAreReordered) {
+  ModelConfig config = small(PartKind::kGqa, RopeLayout::kInterleaved);
+  config.gqa.rotary_dim = 4;
+  config.gqa.bias = AttentionBias::kQkv;
+  const auto parameters = map_parameters(config, ModelType::kGlm4Moe);
+  const std::string layer = "layers.0.attention.";
+  EXPECT_EQ(rows_of(parameters, layer + "k"), numbered("k_proj", {0, 2, 1, 3, 4, 5}));
+  EXPECT_EQ(rows_of(parameters, layer + "q_norm"), numbered("q_norm", {0, 2, 1, 3, 4, 5}));
+  std::vector<std::string> biases = numbered("q_proj.bias", {0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11});
+  for (const auto& [tensor, rows] : {std::pair<std::string, std::vector<int>>("k_proj.bias", {0, 2, 1, 3, 4, 5}),
+                                     {"v_proj.bias", {0, 1, 2, 3, 4, 5}}}) {
+    for (const std::string& row : numbered(tensor, rows)) biases.push_back(row);
+  }
+  EXPECT_EQ(rows_of(parameters, layer + "qkv_bias"), biases);
+}
+
+// A norm over all heads has each head's rows.
+TEST(TensorMap, NormsOverAllHeadsAreReorderedByHead) {
+  ModelConfig config = small(PartKind::kGqa, RopeLayout::kInterleaved);
+  config.gqa.qk_norm_over = QkNormOver::kAllHeads;
+  const auto parameters = map_parameters(config, ModelType::kOlmoe);
+  EXPECT_EQ(rows_of(parameters, "layers.0.attention.q_norm"),
+            numbered("q_norm", {0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11}));
+}
+
+// What is called otherwise, or has another shape.
+TEST(TensorMap, ExpertsHaveTheNamesOfTheirType) {
+  struct Names {
+    ModelType type;
+    std::vector<std::string> tensors;  // some of a layer's
+  };
+  const std::vector<Names> all = {
+      {ModelType::kMixtral,
+       {"block_sparse_moe.gate.weight [2, 8]", "block_sparse_moe.experts.1.w1.weight [4, 8]",
+        "block_sparse_moe.experts.1.w3.weight [4, 8]", "block_sparse_moe.experts.1.w2.weight [8, 4]"}},
+      {ModelType::kMinimaxM2, {"block_sparse_moe.e_score_correction_bias [2]", "block_sparse_moe.gate.weight [2, 8]"}},
+      {ModelType::kErnie45Moe, {"mlp.moe_statics.e_score_correction_bias [1, 2]"}},
+      {ModelType::kQwen2Moe,
+       {"mlp.shared_expert.gate_proj.weight [6, 8]", "mlp.shared_expert.down_proj.weight [8, 6]",
+        "mlp.shared_expert_gate.weight [1, 8]"}},
+      {ModelType::kDots1, {"mlp.gate.e_score_correction_bias [2]", "mlp.shared_experts.up_proj.weight [6, 8]"}}};
+  for (const auto& [type, tensors] : all) {
+    ModelConfig config = small(PartKind::kGqa, RopeLayout::kHalfSplit);
+    config.num_dense_layers = 0;
+    config.moe.expert_dim = 4;
+    config.moe.shared_dim = 6;
+    config.moe.shared_gate = type == ModelType::kQwen2Moe;
+    if (type == ModelType::kMixtral || type == ModelType::kMinimaxM2) config.moe.num_shared_experts = 0;
+    std::set<std::string> mapped;
+    for (const MappedParameter& parameter : map_parameters(config, type)) {
+      for (const TensorPiece& piece : parameter.pieces) {
+        mapped.insert(fmt::format("{} {}", piece.tensor, piece.tensor_shape));
+      }
+    }
+    for (const std::string& tensor : tensors) {
+      EXPECT_TRUE(mapped.contains("model.layers.0." + tensor)) << model_type_name(type) << " " << tensor;
+    }
+  }
 }
 
 // Qwen3 pairs row p with row p + 3; here rows 2p and 2p + 1 are a pair.

@@ -32,6 +32,32 @@ TEST(RopeTable, YarnKeepsFastPairsAndStretchesSlowOnes) {
   EXPECT_DOUBLE_EQ(yarn_softmax_scale(yarn), m * m);
 }
 
+TEST(RopeTable, LinearDividesEveryFrequency) {
+  const RopeConfig linear{.theta = 100.0, .scaling = RopeScaling::kLinear, .factor = 4.0};
+  const RopeAngles angles = rope_angles(linear, {}, 4, 3);
+  EXPECT_NEAR(angles.cos[4], std::cos(2.0 / 4.0), 1e-15);
+  EXPECT_NEAR(angles.sin[5], std::sin(2.0 * 0.1 / 4.0), 1e-15);
+}
+
+// Llama 3.1's values. Wavelengths of pairs are 2 pi theta^(i / 64): below 8192 / 4 they stay, above 8192 / 1 they are
+// divided by 8; pair 33 has one of 5,442 in between.
+TEST(RopeTable, Llama3KeepsFastPairsAndDividesSlowOnes) {
+  const RopeConfig llama{.theta = 500000.0,
+                         .scaling = RopeScaling::kLlama3,
+                         .factor = 8.0,
+                         .low_freq_factor = 1.0,
+                         .high_freq_factor = 4.0,
+                         .original_max_positions = 8192};
+  const RopeAngles changed = rope_angles(llama, {}, 128, 2);
+  const auto frequency = [&](size_t pair) { return std::asin(changed.sin[64 + pair]); };
+  const auto plain = [](double pair) { return std::pow(500000.0, -pair / 64.0); };
+  EXPECT_NEAR(frequency(20), plain(20), 1e-15);
+  EXPECT_NEAR(frequency(50), plain(50) / 8.0, 1e-15);
+  const double wavelength = 2.0 * M_PI / plain(33), smooth = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
+  ASSERT_TRUE(smooth > 0.1 && smooth < 0.9) << smooth;
+  EXPECT_NEAR(frequency(33), (1.0 - smooth) * plain(33) / 8.0 + smooth * plain(33), 1e-15);
+}
+
 TEST(RopeTable, MagnitudeScalesTheTable) {
   const RopeAngles angles = rope_angles({}, {.factor = 8.0, .mscale = 1.0, .mscale_all_dim = 0.0}, 8, 1);
   EXPECT_DOUBLE_EQ(angles.cos[0], 0.1 * std::log(8.0) + 1.0);

@@ -88,6 +88,27 @@ inline std::vector<SmallModel> small_models() {
     c.gqa = {.num_kv_heads = 2, .head_dim = 3, .qk_norm = false};
     c.moe.num_experts = 0;
   });
+  // Biases, norms over all heads, rotation of a part of each head, with frequencies of longer contexts.
+  add("gqa_biases_part_rotated", [](ModelConfig& c) {
+    c.attention = PartKind::kGqa;
+    c.rope = {.layout = RopeLayout::kHalfSplit, .scaling = RopeScaling::kLinear, .factor = 2.0};
+    c.gqa = {.num_kv_heads = 1, .head_dim = 6, .qk_norm = false, .rotary_dim = 4, .bias = AttentionBias::kQkv};
+  });
+  add("gqa_all_biases_norm_over_heads", [](ModelConfig& c) {
+    c.layers = "gqa:2/moe, gqa_nope/dense, gqa/moe";
+    c.rope = {.theta = 10.0, .scaling = RopeScaling::kLlama3, .factor = 4.0, .original_max_positions = 16};
+    c.gqa = {.num_kv_heads = 2,
+             .head_dim = 4,
+             .qk_norm = true,
+             .qk_norm_over = QkNormOver::kAllHeads,
+             .bias = AttentionBias::kAll};
+  });
+  add("gated_shared_experts", [](ModelConfig& c) {
+    c.moe.num_shared_experts = 1;
+    c.moe.shared_dim = 5;
+    c.moe.shared_gate = true;
+    c.moe.score = ScoreFunction::kSoftmax;
+  });
   return models;
 }
 

@@ -111,6 +111,14 @@ TEST_F(ContractChecks, VocabularyAndNorms) {
           .predictions = {}},
          {[](auto& a) { a.targets = ints({2}); }, [](auto& a) { a.dw = {}; }, [](auto& a) { a.dx = {}; },
           [](auto& a) { a.predictions = ints({4}); }});
+  expect(&Ops::bias_forward, {.x = floats({3, 4}), .bias = floats({4}), .y = floats({3, 4})},
+         {[](auto& a) { a.bias = floats({3}); },
+          [](auto& a) {
+            a.x = floats({4, 4});
+          },
+          [](auto& a) { a.bias = of(DType::kBF16, {4}); }});
+  expect(&Ops::bias_backward, {.dy = floats({3, 4}), .dbias = floats({4})},
+         {[](auto& a) { a.dbias = floats({3}); }, [](auto& a) { a.dy = floats({4}); }});
   expect(&Ops::logit_sums, {.logits = floats({3, 9}), .sums = floats({3, 3})},
          {[](auto& a) {
             a.sums = floats({3, 2});

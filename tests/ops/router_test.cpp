@@ -241,6 +241,27 @@ TEST(Router, BiasMovesTheSelectionAndNotTheWeights) {
   EXPECT_TRUE(near(run.weights, {1 / (1 + std::exp(1.0))}, 1e-14));
 }
 
+// Mixtral's softmax behind the choice (arXiv 2401.04088, equation 2) is the chosen experts' share of the softmax of
+// all; OLMoE and Qwen2-MoE leave out the division.
+TEST(Router, NormalisedSoftmaxIsThatOfTheChosenLogits) {
+  for (const bool normalise : {true, false}) {
+    RouterCase setup{.rule = {.score = ScoreFunction::kSoftmax, .top_k = 3, .normalise = normalise}, .bias_scale = 0.0};
+    const RouterRun run(DType::kF64, 1, setup);
+    std::vector<double> expected;
+    for (int64_t token = 0; token < setup.num_tokens; ++token) {
+      std::vector<double> logits, chosen;
+      for (int64_t e = 0; e < setup.num_experts; ++e) logits.push_back(get(run.logits, token * setup.num_experts + e));
+      chosen = logits;
+      std::ranges::sort(chosen, std::ranges::greater());  // top-k in falling order
+      chosen.resize(3);
+      double sum = 0.0;
+      for (const double logit : normalise ? chosen : logits) sum += std::exp(logit);
+      for (const double logit : chosen) expected.push_back(std::exp(logit) / sum);
+    }
+    EXPECT_TRUE(near(run.weights, expected, 1e-14)) << normalise;
+  }
+}
+
 TEST(Router, StaysFiniteForHugeLogits) {
   for (const DType real : {DType::kF32, DType::kF64}) {
     for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSoftmax}) {

@@ -35,6 +35,11 @@ void for_each_apart_operation(TensorPool& pool, Ops& cpu, const Visit& visit) {
     visit(ApartCase<A>{"rope", &Ops::rope_forward, args, {&A::x}, {}, {&A::positions, &A::cos, &A::sin}});
     visit(ApartCase<A>{"rope, backward", &Ops::rope_backward, args, {&A::x}, {}, {&A::positions, &A::cos, &A::sin}});
   }
+  {
+    using B = BiasBackward;
+    const B backward{.dy = pool.normal({70, 48}), .dbias = pool.normal({48})};
+    visit(ApartCase<B>{"bias, backward", &Ops::bias_backward, backward, {&B::dy}, {}, {&B::dbias}});
+  }
   for (const Shape& shape : {Shape{70, 48}, Shape{33, 3, 48}}) {
     using F = RmsNormForward;
     using B = RmsNormBackward;

@@ -22,6 +22,8 @@ GroupedQueryAttention::GroupedQueryAttention(const LayerPart& part, WeightSet& w
       rotates_(part.spec.rotates),
       qkv_(weights, attention_prefix(part), {"q", "k", "v"}),
       out_(weights, attention_prefix(part) + "out") {
+  if (config_.gqa.bias != AttentionBias::kNone) qkv_bias_.emplace(weights, attention_prefix(part) + "qkv_bias");
+  if (config_.gqa.bias == AttentionBias::kAll) out_bias_.emplace(weights, attention_prefix(part) + "out_bias");
   if (config_.gqa.qk_norm) {
     q_norm_.emplace(weights, attention_prefix(part) + "q_norm", config_.norm_eps);
     k_norm_.emplace(weights, attention_prefix(part) + "k_norm", config_.norm_eps);
@@ -34,6 +36,22 @@ double GroupedQueryAttention::softmax_scale() const {
   return scale / std::sqrt(static_cast<double>(config_.gqa.head_dim));
 }
 
+Tensor GroupedQueryAttention::vectors_of_norm(Tensor heads) const {
+  if (config_.gqa.qk_norm_over == QkNormOver::kHead) return heads;
+  return heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)});
+}
+
+Rope GroupedQueryAttention::rotation(const Pass& pass, Tensor heads) const {
+  return pass.rotation(heads, config_.gqa.rotated(), config_.rope.layout);
+}
+
+void GroupedQueryAttention::project_out(const Pass& pass, Tensor heads, Tensor residual, Tensor y) const {
+  const Tensor rows = heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)});
+  if (!out_bias_) return out_.forward(pass.ops, rows, y, residual);
+  out_bias_->forward(pass.ops, residual, y);
+  out_.forward(pass.ops, rows, y, y);
+}
+
 GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const Rows& x) const {
   Ops& ops = pass.ops;
   const int64_t T = x.tensor().dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
@@ -44,10 +62,13 @@ GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, con
   kept.q = heads_of(qk, 0, H, C);
   kept.k = heads_of(qk, H, G, C);
   kept.v = heads_of(qkv, H + G, G, C);
-  qkv_.forward(ops, x, qkv);
-  if (q_norm_) kept.q_norm = q_norm_->forward(pass, heads_of(qkv, 0, H, C), kept.q);
-  if (k_norm_) kept.k_norm = k_norm_->forward(pass, heads_of(qkv, H, G, C), kept.k);
-  if (rotates_) ops.rope_forward(pass.rotation(heads_of(qk, 0, H + G, C), C, config_.rope.layout));
+  if (qkv_bias_) qkv_bias_->forward(ops, {}, qkv);
+  qkv_.forward(ops, x, qkv, qkv_bias_ ? qkv : Tensor());
+  if (q_norm_) {
+    kept.q_norm = q_norm_->forward(pass, vectors_of_norm(heads_of(qkv, 0, H, C)), vectors_of_norm(kept.q));
+    kept.k_norm = k_norm_->forward(pass, vectors_of_norm(heads_of(qkv, H, G, C)), vectors_of_norm(kept.k));
+  }
+  if (rotates_) ops.rope_forward(rotation(pass, heads_of(qk, 0, H + G, C)));
   pass.capture(Intermediate::kAttentionQuery, layer_, kept.q);
   pass.capture(Intermediate::kAttentionKey, layer_, kept.k);
   pass.capture(Intermediate::kAttentionValue, layer_, kept.v);
@@ -79,7 +100,7 @@ Application GroupedQueryAttention::forward(const Pass& pass, const Rows& x, Tens
                            .lse = kept.lse});
   }
   pass.capture(Intermediate::kAttentionHeads, layer_, kept.out);
-  out_.forward(ops, kept.out.reshape({T, H * C}), y, residual);
+  project_out(pass, kept.out, residual, y);
   return Application(kept);
 }
 
@@ -108,7 +129,7 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
                         .num_kv_heads = G,
                         .out = out});
   pass.capture(Intermediate::kAttentionHeads, layer_, out);
-  out_.forward(ops, out.reshape({T, H * C}), y, residual);
+  project_out(pass, out, residual, y);
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy,
@@ -119,6 +140,7 @@ void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Te
   const int64_t T = dy.tensor().dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
 
   const Tensor dout = pass.push({T, H, C});
+  if (out_bias_) out_bias_->backward(ops, dy.tensor());
   out_.backward(ops, kept.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
 
   const Tensor dqkv = pass.push({T, (H + G + G) * C});
@@ -133,11 +155,14 @@ void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Te
                           .dq = dq,
                           .dk = dk,
                           .dv = dv,
-                          .rope = rotates_ ? pass.rotation({}, C, config_.rope.layout) : Rope{},
+                          .rope = rotates_ ? rotation(pass, {}) : Rope{},
                           .rope_keys = true});
-  if (q_norm_) q_norm_->backward(pass, kept.q_norm, dq, dq);
-  if (k_norm_) k_norm_->backward(pass, kept.k_norm, dk, dk);
+  if (q_norm_) {
+    q_norm_->backward(pass, kept.q_norm, vectors_of_norm(dq), vectors_of_norm(dq));
+    k_norm_->backward(pass, kept.k_norm, vectors_of_norm(dk), vectors_of_norm(dk));
+  }
 
+  if (qkv_bias_) qkv_bias_->backward(ops, dqkv);
   qkv_.backward(ops, x, dqkv, dx);
 }
 

@@ -1,5 +1,6 @@
-// Grouped-query attention (arXiv 2305.13245), with RoPE or without (NoPE, arXiv 2305.19466), and optional RMSNorm of
-// queries and keys per head.
+// Grouped-query attention (arXiv 2305.13245), with RoPE on all of a head or its first values, or without (NoPE, arXiv
+// 2305.19466), optional biases of its projections, and optional RMSNorm of queries and keys, per head or over all
+// heads.
 //
 // T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys and values are columns of one
 // product: their rows lie apart. The cache holds normed and rotated keys
@@ -35,6 +36,12 @@ class GroupedQueryAttention final : public Part {
     Norm::Kept q_norm, k_norm;
   };
   double softmax_scale() const;
+  // Queries or keys [T, heads, C], or their gradients, as the vectors that norms go over: these, or [T, heads * C].
+  Tensor vectors_of_norm(Tensor heads) const;
+  // Of heads [T, heads, C].
+  Rope rotation(const Pass& pass, Tensor heads) const;
+  // y = residual + what comes out for heads [T, H, C].
+  void project_out(const Pass& pass, Tensor heads, Tensor residual, Tensor y) const;
   // All but out and lse.
   Kept project(const Pass& pass, const Rows& x) const;
 
@@ -44,6 +51,8 @@ class GroupedQueryAttention final : public Part {
   bool rotates_;
   JoinedLinear qkv_;  // [H * C + G * C + G * C, D]
   Linear out_;        // [D, H * C]
+  std::optional<Bias> qkv_bias_;
+  std::optional<Bias> out_bias_;
   std::optional<Norm> q_norm_;
   std::optional<Norm> k_norm_;
 };

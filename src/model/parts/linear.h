@@ -92,13 +92,13 @@ class JoinedLinear {
     for (const std::string_view name : names) parts_.push_back(&weights.at(prefix + std::string(name)));
   }
 
-  // y =
-  void forward(Ops& ops, const Rows& x, Tensor y) const {
+  // y =, plus the addend (of y's shape, may be y) if there is one.
+  void forward(Ops& ops, const Rows& x, Tensor y, Tensor addend = {}) const {
     Weight& first = *parts_.front();
     first.measure_forward(ops, x.values, joined(&Weight::value));
     OperandRounding rounding = first.rounding(ops);
     if (first.copies.takes_codes(ops)) rounding.rows = x.quantised;
-    ops.linear_forward({.x = x.tensor(), .w = joined(&Weight::value), .y = y, .addend = {}, .rounding = rounding});
+    ops.linear_forward({.x = x.tensor(), .w = joined(&Weight::value), .y = y, .addend = addend, .rounding = rounding});
   }
   // The weights' gradients, as model/parameter.h says, and dx =. dx may not be the storage of x.
   void backward(Ops& ops, Tensor x, Tensor dy, Tensor dx) const {
@@ -134,6 +134,20 @@ class JoinedLinear {
   }
 
   std::vector<Weight*> parts_;
+};
+
+// The bias of a linear layer, or of several that are one together: what its product is added to.
+class Bias {
+ public:
+  // The weight [out] of that name (WeightList::bias).
+  Bias(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
+
+  // y [N, out] = x, which may be y, or undefined for 0, plus the bias in every row.
+  void forward(Ops& ops, Tensor x, Tensor y) const { ops.bias_forward({.x = x, .bias = weight_.value, .y = y}); }
+  void backward(Ops& ops, Tensor dy) const { ops.bias_backward({.dy = dy, .dbias = weight_.grad_to_add_to(ops)}); }
+
+ private:
+  Weight& weight_;
 };
 
 // One matrix per expert: rows [offsets[e], offsets[e + 1]) of x are multiplied with expert e's. offsets [E + 1] i32.

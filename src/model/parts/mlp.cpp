@@ -10,7 +10,7 @@ Mlp::Mlp(const LayerPart& part, const std::string& prefix, int64_t hidden, Weigh
       in_(weights, prefix + "in"),
       out_(weights, prefix + "out") {}
 
-Application Mlp::forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const {
+Application Mlp::forward_weighted(const Pass& pass, const Rows& x, Tensor row_weight, Tensor residual, Tensor y) const {
   Ops& ops = pass.ops;
   const int64_t T = x.tensor().dim(0), W = pre_activation_width(activation_, hidden_);
   const Kept kept{.pre = pass.keep.put(Site::kPreActivation, {T, W}),
@@ -21,13 +21,26 @@ Application Mlp::forward(const Pass& pass, const Rows& x, Tensor residual, Tenso
   hidden.quantised = out_.push_codes(pass, T, hidden_);
   const bool reads_hidden = !hidden.quantised.defined() || kept.hidden.wait() || pass.watchers.inspect != nullptr ||
                             out_.weight().probe.measures_forward();
-  in_.forward_activation(ops, activation_, x, pre, hidden, reads_hidden);
+  if (row_weight.defined()) {
+    in_.forward(ops, x, pre.tensor());
+    ops.activation_forward({.kind = activation_,
+                            .pre = pre.tensor(),
+                            .row_weight = row_weight,
+                            .h = hidden.tensor(),
+                            .num_rows = {},
+                            .h_codes = hidden.quantised,
+                            .keeps_h = reads_hidden,
+                            .pre_codes = pre.quantised});
+  } else {
+    in_.forward_activation(ops, activation_, x, pre, hidden, reads_hidden);
+  }
   pass.capture(hidden_as_, layer_, hidden.tensor());
   out_.forward(ops, hidden, y, residual);
   return Application(kept);
 }
 
-void Mlp::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const {
+void Mlp::backward_weighted(const Pass& pass, const Application& of, Tensor x, Tensor row_weight, const Rows& dy,
+                            Tensor dx, Tensor drow_weight) const {
   Ops& ops = pass.ops;
   const ArenaScope scope(pass.activations);
   const auto& kept = of.as<Kept>();
@@ -45,8 +58,10 @@ void Mlp::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   const Rows dpre(pre.values, in_.push_codes(pass, T, W));  // pre is not needed after its gradient is known
   ops.activation_backward({.kind = activation_,
                            .pre = pre.tensor(),
+                           .row_weight = row_weight,
                            .dh = dhidden,
                            .dpre = dpre.tensor(),
+                           .drow_weight = drow_weight,
                            .dpre_codes = dpre.quantised,
                            .h = kept.hidden.wait() ? Tensor() : hidden,
                            .pre_codes = pre.quantised});

@@ -15,8 +15,17 @@ class Mlp final : public Part {
   // its hidden units are captured.
   Mlp(const LayerPart& part, const std::string& prefix, int64_t hidden, WeightSet& weights, Intermediate hidden_as);
 
-  Application forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const override;
-  void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
+  Application forward(const Pass& pass, const Rows& x, Tensor residual, Tensor y) const override {
+    return forward_weighted(pass, x, /*row_weight=*/{}, residual, y);
+  }
+  void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override {
+    backward_weighted(pass, of, x, /*row_weight=*/{}, dy, dx, /*drow_weight=*/{});
+  }
+  // The same with what a row gives multiplied by its row_weight [T] stat; undefined: 1.
+  Application forward_weighted(const Pass& pass, const Rows& x, Tensor row_weight, Tensor residual, Tensor y) const;
+  // And drow_weight =, undefined when row_weight is.
+  void backward_weighted(const Pass& pass, const Application& of, Tensor x, Tensor row_weight, const Rows& dy,
+                         Tensor dx, Tensor drow_weight) const;
   void cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*/, Tensor /*slots*/, Tensor residual,
                       Tensor y) const override {
     forward(pass, x, residual, y);
@@ -26,7 +35,7 @@ class Mlp final : public Part {
  private:
   struct Kept {
     KeptRows pre;     // [T, W]
-    KeptRows hidden;  // [T, F]
+    KeptRows hidden;  // [T, F], times row_weight
   };
 
   Activation activation_;

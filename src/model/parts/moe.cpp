@@ -22,10 +22,7 @@ Moe::Moe(const LayerPart& part, WeightSet& weights)
       experts_in_(weights, moe_prefix(part) + "experts_in"),
       experts_out_(weights, moe_prefix(part) + "experts_out"),
       exchange_(make_local_exchange(config_.moe.num_experts)) {
-  const int64_t shared = config_.moe.num_shared_experts;
-  if (shared > 0) {
-    shared_.emplace(part, shared_experts_prefix(part), shared * expert_dim_, weights, Intermediate::kSharedHidden);
-  }
+  if (config_.moe.num_shared_experts > 0) shared_.emplace(part, weights);
 }
 
 RouterRule Moe::rule() const {

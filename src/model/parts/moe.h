@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "model/parts/mlp.h"
+#include "model/parts/shared_experts.h"
 #include "rdep/exchange.h"
 
 namespace nmoe {
@@ -116,7 +116,7 @@ class Moe final : public Part {
   GroupedLinear experts_in_;   // [E, W, L]
   GroupedLinear experts_out_;  // [E, L, F]
   std::unique_ptr<TokenExchange> exchange_;
-  std::optional<Mlp> shared_;
+  std::optional<SharedExperts> shared_;
   RouterStats stats_;
 };
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/error.h"
+
 namespace nmoe {
 namespace {
 
@@ -12,6 +14,26 @@ double magnitude(double factor, double mscale) { return factor > 1.0 ? 0.1 * msc
 // The (fractional) pair that makes `turns` full turns over the original context.
 double pair_with_turns(double turns, double theta, double rope_dim, double positions) {
   return rope_dim * std::log(positions / (turns * 2.0 * std::numbers::pi)) / (2.0 * std::log(theta));
+}
+
+// In turns over the original context: divided below `low`, kept above `high`.
+double llama3_frequency(const RopeConfig& rope, double original) {
+  const double turns = static_cast<double>(rope.original_max_positions) * original / (2.0 * std::numbers::pi);
+  const double kept =
+      std::clamp((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0);
+  return original * kept + original / rope.factor * (1.0 - kept);
+}
+
+double scaled(const RopeConfig& rope, double original) {
+  switch (rope.scaling) {
+    case RopeScaling::kNone:
+      return original;
+    case RopeScaling::kLinear:
+      return original / rope.factor;
+    case RopeScaling::kLlama3:
+      return llama3_frequency(rope, original);
+  }
+  NMOE_CHECK(false, "no scaling {}", static_cast<int>(rope.scaling));
 }
 
 std::vector<double> frequencies(const RopeConfig& rope, const YarnConfig& yarn, int64_t rope_dim) {
@@ -25,7 +47,7 @@ std::vector<double> frequencies(const RopeConfig& rope, const YarnConfig& yarn, 
   for (size_t i = 0; i < result.size(); ++i) {
     const double original = std::pow(rope.theta, -2.0 * static_cast<double>(i) / dim);
     if (yarn.factor == 1.0) {
-      result[i] = original;
+      result[i] = scaled(rope, original);
       continue;
     }
     const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);

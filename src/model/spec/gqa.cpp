@@ -12,12 +12,15 @@ PartTraits describe_gqa(const LayerPart& part, WeightList& weights) {
   weights.add_joined({weights.matrix(name + "q", H * C, D), weights.matrix(name + "k", G * C, D),
                       weights.matrix(name + "v", G * C, D)});
   weights.add(weights.output(name + "out", D, H * C));
+  if (config.gqa.bias != AttentionBias::kNone) weights.add(WeightList::bias(name + "qkv_bias", (H + G + G) * C));
+  if (config.gqa.bias == AttentionBias::kAll) weights.add(WeightList::bias(name + "out_bias", D));
   if (config.gqa.qk_norm) {
-    weights.add(WeightList::gain(name + "q_norm", C));
-    weights.add(WeightList::gain(name + "k_norm", C));
+    const bool over_heads = config.gqa.qk_norm_over == QkNormOver::kAllHeads;
+    weights.add(WeightList::gain(name + "q_norm", over_heads ? H * C : C));
+    weights.add(WeightList::gain(name + "k_norm", over_heads ? G * C : C));
   }
   return {.flops_per_position = 6.0 * static_cast<double>(H * (C + C)),
-          .rope_dim = part.spec.rotates ? C : 0,
+          .rope_dim = part.spec.rotates ? config.gqa.rotated() : 0,
           .state = {.widths = {G * C, G * C}, .fixed = {}}};
 }
 

@@ -13,7 +13,21 @@ WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
   return matrix;
 }
 
+// From the residual stream to `outputs` logits.
+WeightSpec router_weight(const ModelConfig& config, const std::string& name, int64_t outputs) {
+  return {.name = name,
+          .shape = {outputs, config.dim},
+          .group = WeightGroup::kRouter,
+          .decay = false,
+          .init_std = config.init.router_std};
+}
+
 }  // namespace
+
+int64_t shared_width(const LayerPart& part) {
+  const MoeConfig& moe = part.config.moe;
+  return moe.shared_dim > 0 ? moe.shared_dim : moe.num_shared_experts * part.spec.hidden;
+}
 
 int64_t travelling_width(const ModelConfig& config) { return config.dim; }
 
@@ -26,11 +40,7 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
   const MoeWidths width = moe_widths(part);
   const int64_t E = config.moe.num_experts;
   const std::string name = moe_prefix(part);
-  weights.add({.name = name + "router",
-               .shape = {E, width.stream},
-               .group = WeightGroup::kRouter,
-               .decay = false,
-               .init_std = config.init.router_std});
+  weights.add(router_weight(config, name + "router", E));
   weights.add({.name = name + "router_bias",
                .shape = {E},
                .group = WeightGroup::kBuffer,
@@ -41,9 +51,10 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
   weights.add(
       stacked(pre_activation_weight(weights, name + "experts_in", config.activation, width.travel, width.hidden), E));
   weights.add(stacked(weights.output(name + "experts_out", width.travel, width.hidden), E));
-  if (const int64_t shared = config.moe.num_shared_experts; shared > 0) {
+  if (config.moe.num_shared_experts > 0) {
     weights.begin_part(WeightPart::kShared);
-    describe_mlp(shared_experts_prefix(part), config.activation, width.stream, shared * width.hidden, weights);
+    describe_mlp(shared_experts_prefix(part), config.activation, width.stream, shared_width(part), weights);
+    if (config.moe.shared_gate) weights.add(router_weight(config, shared_experts_prefix(part) + "gate", 1));
   }
   return {};
 }

@@ -13,6 +13,8 @@ struct MoeWidths {
   int64_t hidden;  // of one routed expert
 };
 MoeWidths moe_widths(const LayerPart& part);
+// The hidden width of the shared experts together, of which there are some.
+int64_t shared_width(const LayerPart& part);
 // The width that travels, which all layers of a model have in common.
 int64_t travelling_width(const ModelConfig& config);
 

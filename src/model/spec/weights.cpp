@@ -36,6 +36,12 @@ WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
           .init = InitKind::kOnes};
 }
 
+WeightSpec WeightList::bias(const std::string& name, int64_t dim) {
+  WeightSpec weight = gain(name, dim);
+  weight.init = InitKind::kZeros;
+  return weight;
+}
+
 void WeightList::add(WeightSpec weight) {
   weight.layer = layer_;
   if (weight.group == WeightGroup::kMatrices || weight.group == WeightGroup::kExperts) weight.part = part_;

@@ -30,7 +30,7 @@ Config even_config(Precision precision) {
   config.model.num_heads = 2;
   config.model.dense_dim = 272;
   config.model.mla = {.kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
-  config.model.gqa = {.num_kv_heads = 1, .head_dim = 64, .qk_norm = true};
+  config.model.gqa = {.num_kv_heads = 1, .head_dim = 64, .qk_norm = true, .bias = AttentionBias::kQkv};
   config.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 128, .balance_loss = 1e-3, .z_loss = 1e-3};
   config.data.seq_len = 64;
   config.train.batch_seqs = 4;
@@ -48,9 +48,10 @@ Config odd_config() {
   config.model.dense_dim = 50;
   config.model.mla = {
       .q_lora_rank = 12, .kv_lora_rank = 20, .qk_nope_head_dim = 6, .qk_rope_head_dim = 6, .v_head_dim = 10};
-  config.model.gqa = {.num_kv_heads = 2, .head_dim = 18};
+  config.model.gqa = {.num_kv_heads = 2, .head_dim = 18, .rotary_dim = 10, .bias = AttentionBias::kAll};
   config.model.moe.expert_dim = 22;
   config.model.moe.score = ScoreFunction::kSoftmax;
+  config.model.moe.shared_gate = true;
   config.data.seq_len = 33;
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;

@@ -40,6 +40,24 @@ TEST_P(GenerationParityOnCuda, OfWindowsIsExact) {
       options_of());
 }
 
+TEST_P(GenerationParityOnCuda, OfBiasesAndPartsOfHeadsIsExact) {
+  expect_equal(qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=128", "model.gqa.rotary_dim=64", "model.gqa.bias=qkv",
+                                              "model.gqa.qk_norm=false"})),
+               options_of());
+}
+TEST_P(GenerationParityOnCuda, OfNormsOverAllHeadsIsExact) {
+  expect_equal(
+      qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=64", "model.gqa.qk_norm_over=all_heads", "model.gqa.bias=all",
+                                     "model.rope.scaling=llama3", "model.rope.original_max_positions=64"})),
+      options_of());
+}
+// The gate is a product with a single output.
+TEST_P(GenerationParityOnCuda, OfGatedSharedExpertsIsExact) {
+  expect_equal(qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=64", "model.moe.num_shared_experts=1",
+                                              "model.moe.shared_gate=true", "model.moe.shared_dim=320"})),
+               options_of());
+}
+
 INSTANTIATE_TEST_SUITE_P(Precisions, GenerationParityOnCuda, testing::Values("bf16", "fp32"),
                          [](const auto& info) { return info.param; });
 

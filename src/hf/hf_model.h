@@ -1,0 +1,29 @@
+// A model as its config.json describes it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "hf/model_type.h"
+
+namespace nmoe {
+
+// Weights of an fp8 model are float8 e4m3 with one scale for each block of so many rows and columns.
+constexpr int64_t kHfFp8Block = 128;
+
+struct HfModel {
+  ModelType type = ModelType::kDeepseekV3;
+  // vocab_size and max_positions are never 0. What config.json does not say (init, loss coefficients, bias_rate of
+  // sigmoid routers) has its default; yarn too when its factor is 1.
+  ModelConfig config;
+  int64_t num_nextn_predict_layers = 0;  // modules that predict further tokens, kept as layers behind the last
+  std::string dtype;                     // of the weights: "bfloat16", "float16", "float32"; empty: not said
+  bool fp8 = false;                      // matrices are kept in blocks of kHfFp8Block
+  std::optional<int64_t> bos_id;
+  std::vector<int64_t> eos_ids;
+};
+
+}  // namespace nmoe

@@ -1,0 +1,93 @@
+// What each type says in its config.json: how it is read, written, and what of a configuration it cannot express. One
+// file for each family of types; types.cpp lists them. Private to hf/.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+#include "hf/hf_model.h"
+#include "hf/types/keys.h"
+
+namespace nmoe {
+
+// Why `config` is no model of a type, key by key.
+class Fit {
+ public:
+  Fit(const ModelConfig& config, std::string_view type) : type_(type) { config_.model = config; }
+
+  // The type has only `has`; the configuration's key says otherwise unless `holds`.
+  void require(bool holds, std::string_view key, std::string_view has);
+  std::vector<std::string> obstacles() && { return std::move(obstacles_); }
+
+ private:
+  Config config_;
+  std::string_view type_;
+  std::vector<std::string> obstacles_;
+};
+
+struct TypeText {
+  // The rest of what is common to all types (config_json.cpp), into model.config and model's counts.
+  void (*read)(Keys& keys, HfModel& model);
+  void (*write)(Keys::Json& json, const HfModel& model);
+  void (*require)(Fit& fit, const ModelConfig& config, ModelType type);
+};
+const TypeText& text_of(ModelType type);
+
+TypeText deepseek_text();  // DeepSeek-V3, Kimi-K2 and GLM-4-MoE-Lite
+TypeText deepseek_v2_text();
+TypeText dense_text();     // Llama and Qwen3
+TypeText qwen_moe_text();  // Qwen2-MoE and Qwen3-MoE
+TypeText mixtral_text();   // Mixtral and OLMoE
+TypeText minimax_text();
+TypeText glm4_moe_text();  // GLM-4-MoE and dots1
+TypeText ernie_text();
+
+// --- rotation (rope.cpp)
+// Both spellings: rope_theta beside rope_scaling (null, or what to do beyond the trained length), and rope_parameters
+// with all of it; how much of a head rotates, beside either or within.
+void read_rope(Keys& file, ModelType type, ModelConfig& model);
+// rope_theta, rope_scaling and, for types that have it, partial_rotary_factor, as all versions of transformers read
+// them.
+void write_rope(Keys::Json& json, ModelType type, const ModelConfig& config);
+void require_rope(Fit& fit, const ModelConfig& config);
+// Other keys that say what one of rope's does.
+bool is_rope_key(std::string_view key);
+constexpr std::string_view kRopeKeys[] = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"};
+
+// --- what several families share (parts.cpp)
+// Of grouped-query attention, what a type may have.
+struct GqaTraits {
+  enum class Norms { kNone, kPerHead, kAllHeads, kPerHeadOrNone };
+  Norms norms = Norms::kNone;
+  AttentionBias bias = AttentionBias::kNone;  // what the type has where it has biases
+  bool rotates_part = false;                  // whether it may rotate a part of heads
+  int64_t head_dim = 0;                       // where the file does not say; 0: hidden_size / num_attention_heads
+};
+// num_key_value_heads (absent: as many as heads, where `kv_optional`) and head_dim.
+void read_gqa(Keys& keys, ModelConfig& config, const GqaTraits& traits, bool kv_optional);
+void write_gqa(Keys::Json& json, const ModelConfig& config);
+void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits);
+
+// Keys of windows, which nmoe's layers of these types do not have. Without `has_switch`, use_sliding_window means
+// nothing to the type.
+void read_no_windows(Keys& keys, const ModelConfig& config, bool has_switch);
+// The first layers that have no experts, which mlp_only_layers lists.
+void read_dense_layers(Keys& keys, ModelConfig& config);
+void write_dense_layers(Keys::Json& json, const ModelConfig& config);
+// Without dense layers their width means nothing, and a configuration's text does not have it; transformers wants some
+// number.
+int64_t written_dense_dim(const ModelConfig& config);
+void read_groups(Keys& keys, MoeConfig& moe);
+void write_groups(Keys::Json& json, const MoeConfig& moe);
+// Routers by softmax, without groups, bias and factor.
+void set_softmax_router(MoeConfig& moe);
+void require_softmax_router(Fit& fit, const MoeConfig& moe);
+void require_no_shared_experts(Fit& fit, const MoeConfig& moe);
+// Shared experts of expert_dim each, without a gate; at least `min`.
+void require_plain_shared_experts(Fit& fit, const MoeConfig& moe, int64_t min);
+void require_no_dense_layers(Fit& fit, const ModelConfig& config);
+
+}  // namespace nmoe

@@ -1,0 +1,381 @@
+// Types beyond DeepSeek's and Qwen3-MoE, by published hyperparameters.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "config/load.h"
+#include "config/schema.h"
+#include "hf/config_json.h"
+#include "support/errors.h"
+
+namespace nmoe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using test::contains;
+using test::error_of;
+
+Json common_keys() {
+  return Json::parse(R"({"torch_dtype": "bfloat16", "attention_dropout": 0.0, "hidden_act": "silu", "use_cache": true,
+    "initializer_range": 0.02, "tie_word_embeddings": false, "transformers_version": "4.51.0"})");
+}
+Json merged(Json json, const char* more) {
+  json.update(Json::parse(more));
+  return json;
+}
+
+Json llama_3_1_8b() {
+  return merged(common_keys(),
+                R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": false,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 131072, "mlp_bias": false, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "vocab_size": 128256})");
+}
+Json qwen3_8b() {
+  return merged(common_keys(),
+                R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false,
+    "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288,
+    "max_position_embeddings": 40960, "max_window_layers": 36, "num_attention_heads": 32, "num_hidden_layers": 36,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+    "sliding_window": null, "use_sliding_window": false, "vocab_size": 151936})");
+}
+Json mixtral_8x7b() {
+  return merged(common_keys(), R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "num_local_experts": 8, "output_router_logits": false, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02, "sliding_window": null, "vocab_size": 32000})");
+}
+Json olmoe_1b_7b() {
+  return merged(common_keys(),
+                R"({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": false,
+    "clip_qkv": null, "eos_token_id": 50279, "hidden_size": 2048, "intermediate_size": 1024,
+    "max_position_embeddings": 4096, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16, "output_router_logits": false,
+    "pad_token_id": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+    "router_aux_loss_coef": 0.01, "vocab_size": 50304})");
+}
+Json qwen1_5_moe() {
+  return merged(common_keys(),
+                R"({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "bos_token_id": 151643,
+    "decoder_sparse_step": 1, "eos_token_id": 151643, "hidden_size": 2048, "intermediate_size": 5632,
+    "max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408, "norm_topk_prob": false,
+    "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 16, "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+    "use_sliding_window": false, "vocab_size": 151936})");
+}
+Json minimax_m2() {
+  Json json = merged(common_keys(), R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2",
+    "bos_token_id": 200034, "eos_token_id": 200020, "head_dim": 128, "hidden_size": 3072, "intermediate_size": 1536,
+    "max_position_embeddings": 196608, "mlp_intermediate_size": 8192, "mtp_transformer_layers": 1,
+    "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62, "num_key_value_heads": 8,
+    "num_local_experts": 256, "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+    "use_mtp": true, "use_qk_norm": true, "use_routing_bias": true, "vocab_size": 200064,
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
+                            "weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "lm_head"]}})");
+  json["attn_type_list"] = std::vector<int>(62, 1);
+  return json;
+}
+Json glm_4_5_air() {
+  return merged(common_keys(),
+                R"({"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": true,
+    "pad_token_id": 151329, "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_size": 4096,
+    "partial_rotary_factor": 0.5, "moe_intermediate_size": 1408, "norm_topk_prob": true, "num_attention_heads": 96,
+    "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 1, "intermediate_size": 10944,
+    "max_position_embeddings": 131072, "num_hidden_layers": 46, "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 1000000,
+    "use_qk_norm": false, "vocab_size": 151552})");
+}
+Json dots_llm1() {
+  return merged(common_keys(),
+                R"({"architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": false,
+    "eos_token_id": 151645, "first_k_dense_replace": 1, "hidden_size": 4096, "intermediate_size": 10944,
+    "max_position_embeddings": 32768, "max_window_layers": 62, "moe_intermediate_size": 1408, "moe_layer_freq": 1,
+    "n_routed_experts": 128, "n_shared_experts": 2, "norm_topk_prob": true, "num_attention_heads": 32,
+    "num_experts_per_tok": 6, "num_hidden_layers": 62, "num_key_value_heads": 32, "n_group": 1, "topk_group": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000000, "routed_scaling_factor": 2.5,
+    "sliding_window": null, "scoring_func": "noaux_tc", "use_sliding_window": false, "vocab_size": 152064})");
+}
+Json ernie_21b() {
+  return merged(common_keys(), R"({"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe",
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_size": 2560, "intermediate_size": 12288,
+    "max_position_embeddings": 131072, "moe_capacity": [64, 64, 64], "moe_gate": "topk",
+    "moe_intermediate_size": 1536, "moe_k": 6, "moe_layer_interval": 1, "moe_layer_start_index": 1,
+    "moe_layer_end_index": 27, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_use_aux_free": true,
+    "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4, "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 500000.0, "use_bias": false, "vocab_size": 103424,
+    "tie_word_embeddings": true})");
+}
+Json glm_4_7_flash() {
+  return merged(common_keys(), R"({"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite",
+    "attention_bias": false, "eos_token_id": [154820, 154827, 154829], "hidden_size": 2048,
+    "intermediate_size": 10240, "max_position_embeddings": 202752, "moe_intermediate_size": 1536,
+    "topk_method": "noaux_tc", "norm_topk_prob": true, "num_attention_heads": 20, "n_group": 1, "topk_group": 1,
+    "n_routed_experts": 64, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1, "num_hidden_layers": 47, "num_key_value_heads": 20, "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 1000000,
+    "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+    "vocab_size": 154880})");
+}
+
+HfModel read_json(const Json& json) { return from_config_json(json.dump(), "config.json"); }
+
+// The keys of [model] that have an effect, except those that all these models have.
+std::string printed_model(const ModelConfig& model) {
+  Config config;
+  config.model = model;
+  std::ostringstream text;
+  for (const Field& field : describe(config)) {
+    if (field.used() && field.section().starts_with("model"))
+      text << field.key << " = " << to_toml(field.get()) << "\n";
+  }
+  return text.str();
+}
+
+TEST(ConfigJsonTypes, EveryOneRoundTrips) {
+  for (const Json& json : {llama_3_1_8b(), qwen3_8b(), mixtral_8x7b(), olmoe_1b_7b(), qwen1_5_moe(), minimax_m2(),
+                           glm_4_5_air(), dots_llm1(), ernie_21b(), glm_4_7_flash()}) {
+    SCOPED_TRACE(json["model_type"]);
+    const HfModel model = read_json(json);
+    const std::string text = to_config_json(model);
+    const HfModel again = from_config_json(text, "config.json");
+    EXPECT_EQ(again.type, model.type);
+    EXPECT_EQ(printed_model(again.config), printed_model(model.config));
+    EXPECT_EQ(again.num_nextn_predict_layers, model.num_nextn_predict_layers);
+    EXPECT_EQ(to_config_json(again), text);
+    EXPECT_EQ(to_config_json(model, json.dump()), json.dump(2) + "\n");  // what it came from stays as it is
+    EXPECT_EQ(obstacles_to(model.config, model.type), std::vector<std::string>());
+    const ModelType nearest = nearest_type(model.config);
+    EXPECT_EQ(nearest, model.type == ModelType::kGlm4MoeLite ? ModelType::kDeepseekV3 : model.type);
+  }
+}
+
+TEST(ConfigJsonTypes, ReadsLlama) {
+  const ModelConfig config = read_json(llama_3_1_8b()).config;
+  EXPECT_EQ(config.moe.num_experts, 0);
+  EXPECT_EQ(config.dense_dim, 14336);
+  EXPECT_EQ(config.gqa.head_dim, 128);
+  EXPECT_EQ(config.gqa.num_kv_heads, 8);
+  EXPECT_FALSE(config.gqa.qk_norm);
+  EXPECT_EQ(config.gqa.bias, AttentionBias::kNone);
+  EXPECT_EQ(config.rope.layout, RopeLayout::kHalfSplit);
+  EXPECT_EQ(config.rope.scaling, RopeScaling::kLlama3);
+  EXPECT_EQ(config.rope.factor, 8.0);
+  EXPECT_EQ(config.rope.original_max_positions, 8192);
+  EXPECT_EQ(config.yarn.factor, 1.0);
+  EXPECT_EQ(read_json(merged(llama_3_1_8b(), R"({"attention_bias": true})")).config.gqa.bias, AttentionBias::kAll);
+  const Json old = merged(llama_3_1_8b(), R"({"rope_scaling": {"type": "linear", "factor": 2.0}})");
+  EXPECT_EQ(read_json(old).config.rope.scaling, RopeScaling::kLinear);
+  EXPECT_EQ(read_json(old).config.rope.factor, 2.0);
+}
+
+TEST(ConfigJsonTypes, ReadsAttentionOfEachType) {
+  const ModelConfig glm = read_json(glm_4_5_air()).config, minimax = read_json(minimax_m2()).config,
+                    olmoe = read_json(olmoe_1b_7b()).config, dots = read_json(dots_llm1()).config,
+                    qwen2 = read_json(qwen1_5_moe()).config, ernie = read_json(ernie_21b()).config,
+                    qwen3 = read_json(qwen3_8b()).config;
+  EXPECT_EQ(glm.gqa.bias, AttentionBias::kQkv);
+  EXPECT_EQ(glm.gqa.rotary_dim, 64);
+  EXPECT_FALSE(glm.gqa.qk_norm);
+  EXPECT_EQ(minimax.gqa.rotary_dim, 64);
+  EXPECT_TRUE(minimax.gqa.qk_norm);
+  EXPECT_EQ(minimax.gqa.qk_norm_over, QkNormOver::kAllHeads);
+  EXPECT_EQ(olmoe.gqa.qk_norm_over, QkNormOver::kAllHeads);
+  EXPECT_TRUE(dots.gqa.qk_norm);
+  EXPECT_EQ(dots.gqa.qk_norm_over, QkNormOver::kHead);
+  EXPECT_EQ(qwen2.gqa.bias, AttentionBias::kQkv);
+  EXPECT_EQ(ernie.rope.layout, RopeLayout::kInterleaved);
+  EXPECT_TRUE(ernie.tied_head);
+  EXPECT_TRUE(qwen3.gqa.qk_norm);
+}
+
+TEST(ConfigJsonTypes, ReadsRoutersOfEachType) {
+  const MoeConfig mixtral = read_json(mixtral_8x7b()).config.moe, olmoe = read_json(olmoe_1b_7b()).config.moe,
+                  qwen2 = read_json(qwen1_5_moe()).config.moe, minimax = read_json(minimax_m2()).config.moe,
+                  glm = read_json(glm_4_5_air()).config.moe, dots = read_json(dots_llm1()).config.moe,
+                  ernie = read_json(ernie_21b()).config.moe;
+  EXPECT_EQ(mixtral.score, ScoreFunction::kSoftmax);
+  EXPECT_TRUE(mixtral.normalise_weights);
+  EXPECT_EQ(mixtral.expert_dim, 14336);
+  EXPECT_EQ(mixtral.bias_rate, 0.0);
+  EXPECT_FALSE(olmoe.normalise_weights);
+  EXPECT_EQ(olmoe.num_shared_experts, 0);
+  EXPECT_EQ(qwen2.shared_dim, 5632);
+  EXPECT_TRUE(qwen2.shared_gate);
+  EXPECT_EQ(minimax.score, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(minimax.normalise_weights);
+  EXPECT_GT(minimax.bias_rate, 0.0);
+  EXPECT_EQ(glm.num_shared_experts, 1);
+  EXPECT_EQ(dots.routed_scale, 2.5);
+  EXPECT_EQ(dots.num_shared_experts, 2);
+  EXPECT_EQ(ernie.score, ScoreFunction::kSoftmax);
+  EXPECT_GT(ernie.bias_rate, 0.0);
+  EXPECT_EQ(read_json(ernie_21b()).config.num_dense_layers, 1);
+}
+
+// transformers 5 keeps the share in rope_parameters, and there ignores MiniMax's rotary_dim.
+TEST(ConfigJsonTypes, PartsOfHeadsRotateAsTransformersRotatesThem) {
+  Json glm = glm_4_5_air();
+  glm.erase("partial_rotary_factor");
+  EXPECT_EQ(read_json(glm).config.gqa.rotary_dim, 64) << "the type's own default";
+  glm.erase("rope_theta");
+  glm.erase("rope_scaling");
+  glm["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e6}, {"partial_rotary_factor", 0.25}};
+  EXPECT_EQ(read_json(glm).config.gqa.rotary_dim, 32);
+  glm["partial_rotary_factor"] = 0.5;
+  EXPECT_TRUE(contains(error_of([&] { read_json(glm); }).what(), "partial_rotary_factor = 0.5"));
+
+  Json minimax = minimax_m2();
+  minimax.erase("rope_theta");
+  minimax["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e6}};
+  EXPECT_EQ(read_json(minimax).config.gqa.rotary_dim, 0) << "all of it";
+  minimax["rope_parameters"]["partial_rotary_factor"] = 0.5;
+  EXPECT_EQ(read_json(minimax).config.gqa.rotary_dim, 64);
+  EXPECT_TRUE(contains(error_of([] { read_json(merged(minimax_m2(), R"({"partial_rotary_factor": 0.25})")); }).what(),
+                       "rotary_dim = 64"));
+}
+
+// Another theta: what rotates is written anew, whole.
+TEST(ConfigJsonTypes, ABaseWithOtherAnglesKeepsWhatRotates) {
+  Json base = glm_4_5_air();
+  base["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e6}, {"partial_rotary_factor", 0.5}};
+  for (const char* key : {"rope_theta", "rope_scaling", "partial_rotary_factor"}) base.erase(key);
+  HfModel model = read_json(base);
+  model.config.rope.theta = 5e5;
+  const std::string text = to_config_json(model, base.dump());
+  EXPECT_EQ(read_json(Json::parse(text)).config.gqa.rotary_dim, 64);
+  EXPECT_EQ(Json::parse(text)["rope_theta"], 5e5);
+  EXPECT_FALSE(Json::parse(text).contains("rope_parameters"));
+}
+
+Json qwen3_30b_a3b() {
+  return merged(common_keys(), R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+    "attention_bias": false, "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+    "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+    "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
+    "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0,
+    "sliding_window": null, "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+// What configs/models says of the models is what they say of themselves; how they are balanced is its own.
+TEST(ConfigJsonTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
+  for (const auto& [file, json] : {std::pair("mixtral-8x7b", mixtral_8x7b()),
+                                   {"olmoe-1b-7b", olmoe_1b_7b()},
+                                   {"glm-4.5-air", glm_4_5_air()},
+                                   {"qwen3-30b-a3b", qwen3_30b_a3b()},
+                                   {"llama-3.1-8b", llama_3_1_8b()}}) {
+    const ModelConfig published = read_json(json).config;
+    ModelConfig own = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models" / (std::string(file) + ".toml")).model;
+    own.moe.balance_loss = published.moe.balance_loss;
+    own.moe.z_loss = published.moe.z_loss;
+    own.moe.bias_rate = published.moe.bias_rate;
+    EXPECT_EQ(printed_model(own), printed_model(published)) << file;
+  }
+}
+
+// What transformers takes where a file does not say.
+TEST(ConfigJsonTypes, DefaultsAreThoseOfTheType) {
+  const auto without = [](Json json, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) json.erase(key);
+    return read_json(json).config;
+  };
+  Json narrow = qwen3_8b();
+  narrow["hidden_size"] = 2560;
+  EXPECT_EQ(without(narrow, {"head_dim"}).gqa.head_dim, 128);
+  EXPECT_EQ(without(minimax_m2(), {"head_dim", "rotary_dim"}).gqa.head_dim, 128);
+  EXPECT_EQ(without(llama_3_1_8b(), {"num_key_value_heads"}).gqa.num_kv_heads, 32);
+  EXPECT_TRUE(without(ernie_21b(), {"tie_word_embeddings"}).tied_head);
+  EXPECT_FALSE(without(glm_4_5_air(), {"tie_word_embeddings"}).tied_head);
+  EXPECT_TRUE(without(glm_4_5_air(), {"norm_topk_prob", "n_group", "topk_group"}).moe.normalise_weights);
+  EXPECT_FALSE(without(dots_llm1(), {"norm_topk_prob"}).moe.normalise_weights);
+  EXPECT_EQ(without(dots_llm1(), {"routed_scaling_factor"}).moe.routed_scale, 1.0);
+  EXPECT_EQ(without(qwen1_5_moe(), {"qkv_bias"}).gqa.bias, AttentionBias::kQkv);
+  EXPECT_FALSE(without(olmoe_1b_7b(), {"norm_topk_prob"}).moe.normalise_weights);
+}
+
+struct TypeRefusal {
+  Json (*model)();
+  const char* change;
+  const char* says;
+};
+class ConfigJsonTypesRefuses : public testing::TestWithParam<TypeRefusal> {};
+
+TEST_P(ConfigJsonTypesRefuses, WithTheKey) {
+  Json json = GetParam().model();
+  json.merge_patch(Json::parse(GetParam().change));
+  const Error error = error_of([&] { read_json(json); });
+  EXPECT_EQ(error.kind(), ErrorKind::kRuntime);
+  EXPECT_TRUE(contains(error.what(), GetParam().says));
+  EXPECT_NE(error.remedy(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, ConfigJsonTypesRefuses,
+    testing::Values(TypeRefusal{llama_3_1_8b, R"({"mlp_bias": true})", "mlp_bias = true: MLPs have no biases"},
+                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "dynamic"}})",
+                                "rope_scaling.rope_type = \"dynamic\""},
+                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "longrope"}})",
+                                "rope_scaling.rope_type = \"longrope\""},
+                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"high_freq_factor": 1.0}})", "high_freq_factor = 1"},
+                    TypeRefusal{llama_3_1_8b, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"},
+                    TypeRefusal{qwen3_8b, R"({"use_sliding_window": true})", "use_sliding_window = true"},
+                    TypeRefusal{mixtral_8x7b, R"({"sliding_window": 4096})", "sliding_window = 4096"},
+                    TypeRefusal{mixtral_8x7b, R"({"router_jitter_noise": 0.1})", "router_jitter_noise = 0.1"},
+                    TypeRefusal{olmoe_1b_7b, R"({"clip_qkv": 8.0})", "clip_qkv = 8.0"},
+                    TypeRefusal{olmoe_1b_7b, R"({"head_dim": 64})", "head_dim = 64"},
+                    TypeRefusal{qwen1_5_moe, R"({"decoder_sparse_step": 2})", "decoder_sparse_step = 2"},
+                    TypeRefusal{qwen1_5_moe, R"({"shared_expert_intermediate_size": null})",
+                                "shared_expert_intermediate_size: is missing"},
+                    TypeRefusal{minimax_m2, R"({"attn_type_list": [0, 1]})", "attn_type_list"},
+                    TypeRefusal{minimax_m2, R"({"use_qk_norm": false})", "use_qk_norm = false"},
+                    TypeRefusal{minimax_m2, R"({"shared_intermediate_size": 512})", "shared_intermediate_size = 512"},
+                    TypeRefusal{glm_4_5_air, R"({"head_dim": 10, "partial_rotary_factor": 0.5})",
+                                "5 of a head's 10 values"},
+                    TypeRefusal{glm_4_5_air, R"({"scoring_func": "softmax"})", "scoring_func = \"softmax\""},
+                    TypeRefusal{dots_llm1, R"({"sliding_window": 4096, "max_window_layers": 30})",
+                                "sliding_window = 4096: layers from 30 on"},
+                    TypeRefusal{dots_llm1, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
+                    TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
+                    TypeRefusal{ernie_21b, R"({"moe_layer_interval": 2})", "moe_layer_interval = 2"},
+                    TypeRefusal{ernie_21b, R"({"moe_layer_end_index": 20})", "moe_layer_end_index = 20"},
+                    TypeRefusal{ernie_21b, R"({"compression_ratio": 2.0})", "compression_ratio = 2"},
+                    TypeRefusal{glm_4_7_flash, R"({"mlp_layer_types": ["sparse"]})", "mlp_layer_types"},
+                    TypeRefusal{glm_4_7_flash, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"}));
+
+// Whoever mends one thing learns of no other afterwards.
+TEST(ConfigJsonTypes, AllThatIsMissingIsNamedAtOnce) {
+  const Json json = merged(mixtral_8x7b(), R"({"sliding_window": 4096, "hidden_act": "gelu", "router_jitter_noise": 0.1,
+    "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "attn_logit_softcapping": 50.0, "index_topk": 2048})");
+  const Error error = error_of([&] { read_json(json); });
+  for (const char* says :
+       {"'config.json': 7 things", "hidden_act = \"gelu\": nmoe has no counterpart",
+        "router_jitter_noise = 0.1: training adds no noise", "sliding_window = 4096: in nmoe the last layer",
+        "rope_scaling.rope_type = \"dynamic\"", "rope_scaling.factor = 2.0: nmoe does not know this key",
+        "attn_logit_softcapping = 50.0: nmoe does not know this key, and has no soft-capped attention scores",
+        "index_topk = 2048: nmoe does not know this key, and has no indexer of sparse attention"}) {
+    EXPECT_TRUE(contains(error.what(), says));
+  }
+  EXPECT_TRUE(contains(error.remedy(), "docs/huggingface.md"));
+}
+
+TEST(ConfigJsonTypes, OfAnotherTypeItsFeaturesAreNamed) {
+  const Error next = error_of([] {
+    from_config_json(R"({"model_type": "qwen3_next", "linear_num_key_heads": 16, "partial_rotary_factor": 0.25})", "x");
+  });
+  EXPECT_TRUE(contains(next.what(), "model_type = \"qwen3_next\": nmoe reads deepseek_v2, deepseek_v3, "));
+  EXPECT_TRUE(contains(next.what(), "layers of Gated DeltaNet, gates on attention's output"));
+  EXPECT_TRUE(contains(next.what(), "linear_num_key_heads = 16: nmoe has no layers of Gated DeltaNet"));
+  const Error unknown = error_of([] { from_config_json(R"({"model_type": "new", "vision_config": {}})", "x"); });
+  EXPECT_TRUE(contains(unknown.what(), "vision_config = {}: nmoe has no images"));
+}
+
+}  // namespace
+}  // namespace nmoe
