@@ -13,7 +13,6 @@ namespace {
 constexpr int64_t kMaxSeen = 1 << 14;  // ids that are penalised at once
 constexpr int64_t kDrawInputs = sizeof(TokenDraw) / sizeof(int32_t);
 static_assert(sizeof(TokenDraw) % sizeof(int32_t) == 0 && alignof(TokenDraw) <= 4 * sizeof(int32_t));
-constexpr int64_t kLogSumMembers = sizeof(LogSum) / sizeof(float);
 
 // The numbers of rows that are recorded: few, so that there are few recordings.
 int64_t recorded_rows(int64_t num_rows) {

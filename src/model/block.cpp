@@ -1,5 +1,7 @@
 #include "model/block.h"
 
+#include <utility>
+
 namespace nmoe {
 
 Block::Block(std::span<const LayerPart> parts, WeightSet& weights, std::vector<Moe*>& routing) : weights_(weights) {
@@ -25,8 +27,12 @@ Tensor Block::forward(const Pass& pass, Tensor x, Kept& kept) const {
   return out;
 }
 
-void Block::cached_forward(const Pass& pass, Tensor x, std::span<const PartStates> states, Tensor slots) const {
-  for (size_t i = 0; i < branches_.size(); ++i) branches_[i].cached_forward(pass, x, states[i], slots);
+void Block::cached_forward(const Pass& pass, Tensor& x, Tensor& room, std::span<const PartStates> states,
+                           Tensor slots) const {
+  for (size_t i = 0; i < branches_.size(); ++i) {
+    branches_[i].cached_forward(pass, x, states[i], slots, room);
+    std::swap(x, room);
+  }
 }
 
 void Block::backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const {

@@ -25,8 +25,10 @@ class Block {
   // x [T, D] must live until backward (pass.keep determines what else does); kept =. Returns the block's
   // output, [T, D] on the activation stack.
   Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
-  // The same in generation (model/parts/part.h), with the states of each part; x becomes the output.
-  void cached_forward(const Pass& pass, Tensor x, std::span<const PartStates> states, Tensor slots) const;
+  // The same in generation (model/parts/part.h), with the states of each part: x becomes the output. `room` [T, D], of
+  // which x and it may change places.
+  void cached_forward(const Pass& pass, Tensor& x, Tensor& room, std::span<const PartStates> states,
+                      Tensor slots) const;
   // Of an application. dx [T, D]: on entry the gradient of the output, quantised or not; on return that of the input,
   // quantised as well, in pass.keep's memory, if `leaves_codes`.
   void backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;

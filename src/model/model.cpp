@@ -246,13 +246,13 @@ Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, con
   NMOE_CHECK(states.sizes.capacity <= max_positions_, "states of {} positions, tables of {}", states.sizes.capacity,
              max_positions_);
   const Shape stream({rows.tokens.dim(0), config_.dim});
-  const Tensor x = pass.push(stream);
+  Tensor x = pass.push(stream), room = pass.push(stream);
   ops_.embedding_forward({.ids = rows.tokens, .table = embedding_.value, .y = x});
   pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   std::span<const PartStates> parts = states.parts;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const size_t num_parts = spec_.layers[layer].parts.size();
-    blocks_[layer]->cached_forward(pass, x, parts.first(num_parts), rows.slots);
+    blocks_[layer]->cached_forward(pass, x, room, parts.first(num_parts), rows.slots);
     parts = parts.subspan(num_parts);
   }
   const Tensor normed = pass.push(stream);

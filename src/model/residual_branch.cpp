@@ -23,12 +23,13 @@ Tensor ResidualBranch::forward(const Pass& pass, Tensor x, Kept& kept) const {
   return y;
 }
 
-void ResidualBranch::cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots) const {
+void ResidualBranch::cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
+                                    Tensor y) const {
   const ArenaScope scope(pass.activations);
   const Tensor normed = pass.push(x.shape());
   norm_.forward(pass, x, normed);
-  part_->cached_forward(pass, normed, states, slots, x, x);
-  pass.capture(is_mixer_ ? Intermediate::kMixerOut : Intermediate::kFeedForwardOut, layer_, x);
+  part_->cached_forward(pass, normed, states, slots, x, y);
+  pass.capture(is_mixer_ ? Intermediate::kMixerOut : Intermediate::kFeedForwardOut, layer_, y);
 }
 
 void ResidualBranch::backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const {

@@ -29,8 +29,8 @@ class ResidualBranch {
 
   // Returns x + part(norm(x)), [T, D] on the activation stack; kept =.
   Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
-  // x += part(norm(x)), in generation (model/parts/part.h).
-  void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots) const;
+  // y = x + part(norm(x)), [T, D], in generation (model/parts/part.h). y is not x: their sum is rounded as in forward.
+  void cached_forward(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor y) const;
   // Of an application. dx [T, D]: on entry the gradient of the output, quantised or not; on return that of x, quantised
   // as well, in pass.keep's memory, if `leaves_codes`.
   void backward(const Pass& pass, const Kept& kept, const Rows& dx, bool leaves_codes) const;

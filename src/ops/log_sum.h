@@ -19,6 +19,7 @@ struct LogSumOf {
   Real logprob(Real logit) const { return -loss(logit); }
 };
 using LogSum = LogSumOf<float>;
+constexpr int64_t kLogSumMembers = sizeof(LogSum) / sizeof(float);
 
 // The CPU's. `logits` become exp(logit - highest). Their sum has lanes of the compiler's vectors, and depends on `size`
 // and the values alone.

@@ -8,12 +8,12 @@
 namespace nmoe::test {
 namespace {
 
-constexpr std::string_view kDevice = NMOE_TEST_DEVICE;
+constexpr std::string_view kStepDevice = NMOE_TEST_DEVICE;
 
 class StepLossesTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(StepLossesTest, AreThoseOfAForwardPass) {
-  const Config config = config_on(kDevice, GetParam(), {"train.batch_seqs=8", "train.microbatch_seqs=4"});
+  const Config config = config_on(kStepDevice, GetParam(), {"train.batch_seqs=8", "train.microbatch_seqs=4"});
   ReadyEngine ready(config);
   const int64_t tokens = config.train.batch_seqs * config.data.seq_len;
   const auto inputs = random_ids(tokens, config.model.vocab_size, 1);
@@ -37,7 +37,7 @@ TEST_P(StepLossesTest, AreThoseOfAForwardPass) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, StepLossesTest,
-                         testing::ValuesIn(kDevice == "cpu" ? std::vector<std::string>{"fp32"}
+                         testing::ValuesIn(kStepDevice == "cpu" ? std::vector<std::string>{"fp32"}
                                                             : std::vector<std::string>{"fp32", "bf16"}),
                          [](const auto& info) { return info.param; });
 

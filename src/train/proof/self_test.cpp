@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "infer/load_model.h"
 #include "ops/checked/checked_device.h"
+#include "ops/log_sum.h"
 #include "train/plan/engine_plan.h"
 #include "train/proof/sampler_check.h"
 #include "train/step/engine.h"
@@ -278,9 +279,11 @@ void generate(const Config& config, const DeviceOptions& options, const Wrap& wr
                           .slots = upload(slots),
                           .positions = upload(positions)};
     const ArenaScope scope(activations);
-    runner.model().cached_logits(
-        rows, states, activations, upload(wanted),
-        arena.allocate(checked.ops().stat_dtype(), {std::ssize(wanted), config.model.vocab_size}));
+    const DType stat = checked.ops().stat_dtype();
+    const Tensor logits = arena.allocate(stat, {std::ssize(wanted), config.model.vocab_size});
+    runner.model().cached_logits(rows, states, activations, upload(wanted), logits);
+    checked.ops(Arithmetic::kBatchInvariant)
+        .logit_sums({.logits = logits, .sums = arena.allocate(stat, {std::ssize(wanted), kLogSumMembers})});
   }
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }

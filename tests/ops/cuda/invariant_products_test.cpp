@@ -10,7 +10,7 @@ namespace {
 class CudaInvariant : public CudaTest {
  protected:
   CudaInvariant() : invariant_(make_device({.kind = "cuda", .compute_dtype = DType::kBF16})) {
-    for (const Lane lane : kLanes) invariant_->scratch(lane).reserve(invariant_->memory(), int64_t{1} << 20);
+    for (const Lane lane : kLanes) invariant_->scratch(lane).reserve(invariant_->memory(), int64_t{64} << 20);
   }
   Ops& ops() { return invariant_->ops(Arithmetic::kBatchInvariant); }
   // Its stream is not that of device_.

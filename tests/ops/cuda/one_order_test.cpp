@@ -254,6 +254,10 @@ TEST_F(CudaOneOrder, ManyRowsAreFewRows) {
                                       .addend = addend.defined() ? addend.rows(first, end) : Tensor()});
         }
         EXPECT_EQ(num_different(bytes(many), bytes(few), output), 0) << what << " into " << dtype_name(output);
+        if (!addend.defined()) continue;
+        gpu().copy({.source = addend, .destination = many});
+        invariant().linear_forward({.x = x, .w = w, .y = many, .addend = many});
+        EXPECT_EQ(num_different(bytes(many), bytes(few), output), 0) << what << ", in place";
       }
       for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
         ArenaScope scope(tensors_);
