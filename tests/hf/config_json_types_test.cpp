@@ -301,6 +301,37 @@ TEST(ConfigJsonTypes, DefaultsAreThoseOfTheType) {
   EXPECT_FALSE(without(olmoe_1b_7b(), {"norm_topk_prob"}).moe.normalise_weights);
 }
 
+// What a type cannot say, key by key.
+TEST(ConfigJsonTypes, ObstaclesOfTypesHaveNames) {
+  const auto obstacles = [](const Json& json, auto&& change) {
+    HfModel model = read_json(json);
+    change(model.config);
+    const std::vector<std::string> found = obstacles_to(model.config, model.type);
+    return found.size() == 1 ? found.front() : fmt::format("{} obstacles", found.size());
+  };
+  using C = ModelConfig;
+  EXPECT_EQ(obstacles(llama_3_1_8b(), [](C& c) { c.dim = 4100; }),
+            "model.dim = 4100: llama has a multiple of the number of heads");
+  EXPECT_EQ(obstacles(llama_3_1_8b(), [](C& c) { c.gqa.rotary_dim = 64; }),
+            "model.gqa.rotary_dim = 64: llama has whole heads that rotate");
+  EXPECT_EQ(obstacles(qwen3_8b(), [](C& c) { c.gqa.bias = AttentionBias::kQkv; }),
+            "model.gqa.bias = \"qkv\": qwen3 has biases of all four, or none");
+  EXPECT_EQ(obstacles(qwen3_8b(), [](C& c) { c.gqa.qk_norm_over = QkNormOver::kAllHeads; }),
+            "model.gqa.qk_norm_over = \"all_heads\": qwen3 has a norm of each head");
+  EXPECT_EQ(obstacles(mixtral_8x7b(), [](C& c) { c.gqa.bias = AttentionBias::kAll; }),
+            "model.gqa.bias = \"all\": mixtral has no biases");
+  EXPECT_EQ(obstacles(olmoe_1b_7b(), [](C& c) { c.gqa.head_dim = 64; }),
+            "model.gqa.head_dim = 64: olmoe has heads that are as wide as the model together");
+  EXPECT_EQ(obstacles(qwen1_5_moe(), [](C& c) { c.moe.shared_gate = false; }),
+            "model.moe.shared_gate = false: qwen2_moe has a gate of its shared experts");
+  EXPECT_EQ(obstacles(glm_4_5_air(), [](C& c) { c.moe.shared_dim = 1000; }),
+            "model.moe.shared_dim = 1000: glm4_moe has shared experts as wide as others");
+  EXPECT_EQ(obstacles(dots_llm1(), [](C& c) { c.moe.num_shared_experts = 0; }),
+            "model.moe.num_shared_experts = 0: dots1 has 1 or more");
+  EXPECT_EQ(obstacles(glm_4_7_flash(), [](C& c) { c.rope.scaling = RopeScaling::kLinear; }),
+            "model.rope.scaling = \"linear\": glm4_moe_lite has YaRN or none");
+}
+
 struct TypeRefusal {
   Json (*model)();
   const char* change;

@@ -31,6 +31,8 @@ void write_dense(Json& json, const HfModel& model) {
 
 void require_dense(Fit& fit, const ModelConfig& config, ModelType type) {
   require_gqa(fit, config, dense_traits(type));
+  fit.require(type != ModelType::kLlama || config.dim % config.num_heads == 0, "model.dim",
+              "a multiple of the number of heads");  // which transformers checks, whatever the size of a head
 }
 
 }  // namespace
