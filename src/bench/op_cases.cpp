@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <numeric>
 #include <utility>
 
 #include "model/parts/moe.h"
@@ -296,17 +295,13 @@ class Cases {
                      fmt::format("{} x {} positions, {} heads over {} of {}/{}", B, S, H, G, Dk, Dv),
                      2 * count(B, S, H) * static_cast<double>(Dk + Dv),
                      act_ * (count(B, S, G) + count(B, H)) * static_cast<double>(Dk + Dv), [=](Workbench& w) -> Work {
-                       std::vector<int32_t> slots(static_cast<size_t>(B));
-                       std::iota(slots.begin(), slots.end(), 0);
                        const std::vector<int32_t> positions(static_cast<size_t>(B), static_cast<int32_t>(S - 1));
                        const int64_t blocks = (S + kPagePositions - 1) / kPagePositions;
-                       std::vector<int32_t> pages(static_cast<size_t>(B * blocks));
-                       std::iota(pages.begin(), pages.end(), 0);
                        const CachedAttention args = {.scale = 1.0 / std::sqrt(static_cast<double>(Dk)),
                                                      .q = w.act({B, H, Dk}),
-                                                     .slots = w.i32(slots),
+                                                     .slots = w.numbers(B),
                                                      .positions = w.i32(positions),
-                                                     .pages = w.i32(pages).reshape({B, blocks}),
+                                                     .pages = w.numbers(B * blocks).reshape({B, blocks}),
                                                      .keys = w.act({B * blocks, kPagePositions, G * Dk}),
                                                      .values = w.act({B * blocks, kPagePositions, G * Dv}),
                                                      .num_kv_heads = G,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "base/rng.h"
@@ -41,6 +42,12 @@ class Workbench {
     const Tensor x = empty_i32({static_cast<int64_t>(values.size())});
     ops_.device().upload(x, values.data());
     return x;
+  }
+  // 0, 1, 2 and so on.
+  Tensor numbers(int64_t count) {
+    std::vector<int32_t> values(static_cast<size_t>(count));
+    std::iota(values.begin(), values.end(), 0);
+    return i32(values);
   }
   OperandFormat format() const { return format_; }
   std::shared_ptr<Weight> weight_of(Tensor w, OperandFormat format) {

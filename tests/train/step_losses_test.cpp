@@ -38,7 +38,7 @@ TEST_P(StepLossesTest, AreThoseOfAForwardPass) {
 
 INSTANTIATE_TEST_SUITE_P(Precisions, StepLossesTest,
                          testing::ValuesIn(kStepDevice == "cpu" ? std::vector<std::string>{"fp32"}
-                                                            : std::vector<std::string>{"fp32", "bf16"}),
+                                                                : std::vector<std::string>{"fp32", "bf16"}),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
