@@ -47,9 +47,8 @@ Rope GroupedQueryAttention::rotation(const Pass& pass, Tensor heads) const {
 
 void GroupedQueryAttention::project_out(const Pass& pass, Tensor heads, Tensor residual, Tensor y) const {
   const Tensor rows = heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)});
-  if (!out_bias_) return out_.forward(pass.ops, rows, y, residual);
-  out_bias_->forward(pass.ops, residual, y);
-  out_.forward(pass.ops, rows, y, y);
+  const ArenaScope scope(pass.activations);
+  out_.forward(pass.ops, rows, y, out_bias_ ? out_bias_->forward(pass, residual, rows.dim(0)) : residual);
 }
 
 GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const Rows& x) const {
@@ -62,8 +61,10 @@ GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, con
   kept.q = heads_of(qk, 0, H, C);
   kept.k = heads_of(qk, H, G, C);
   kept.v = heads_of(qkv, H + G, G, C);
-  if (qkv_bias_) qkv_bias_->forward(ops, {}, qkv);
-  qkv_.forward(ops, x, qkv, qkv_bias_ ? qkv : Tensor());
+  {
+    const ArenaScope scope(pass.activations);
+    qkv_.forward(ops, x, qkv, qkv_bias_ ? qkv_bias_->forward(pass, {}, T) : Tensor());
+  }
   if (q_norm_) {
     kept.q_norm = q_norm_->forward(pass, vectors_of_norm(heads_of(qkv, 0, H, C)), vectors_of_norm(kept.q));
     kept.k_norm = k_norm_->forward(pass, vectors_of_norm(heads_of(qkv, H, G, C)), vectors_of_norm(kept.k));

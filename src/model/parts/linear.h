@@ -142,8 +142,13 @@ class Bias {
   // The weight [out] of that name (WeightList::bias).
   Bias(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
-  // y [N, out] = x, which may be y, or undefined for 0, plus the bias in every row.
-  void forward(Ops& ops, Tensor x, Tensor y) const { ops.bias_forward({.x = x, .bias = weight_.value, .y = y}); }
+  // What the product is to be added to, [N, out] on the activation stack: x, or undefined for 0, plus the bias in every
+  // row. It is not where the product goes, whose sum would be rounded before (cuBLASLt, in place).
+  Tensor forward(const Pass& pass, Tensor x, int64_t num_rows) const {
+    const Tensor y = pass.push({num_rows, weight_.value.dim(0)});
+    pass.ops.bias_forward({.x = x, .bias = weight_.value, .y = y});
+    return y;
+  }
   void backward(Ops& ops, Tensor dy) const { ops.bias_backward({.dy = dy, .dbias = weight_.grad_to_add_to(ops)}); }
 
  private:
