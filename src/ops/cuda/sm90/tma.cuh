@@ -52,7 +52,7 @@ __device__ inline void tma_load(const CUtensorMap& map, const HeadPlace& at, voi
 struct UnitPlace {
   int value, unit, part, matrix;
 };
-__device__ inline void tma_load(const CUtensorMap& map, const UnitPlace& at, void* target, uint64_t* barrier) {
+__device__ inline void tma_load_units(const CUtensorMap& map, const UnitPlace& at, void* target, uint64_t* barrier) {
   tma_load(map, HeadPlace{at.value, at.unit, at.part, at.matrix}, target, barrier);
 }
 

@@ -39,18 +39,12 @@ struct Block {
 };
 
 template <class A>
-constexpr int num_parts() {
-  if constexpr (std::is_same_v<A, NoActivation>) {
-    return 1;
-  } else {
-    return A::kParts;
-  }
-}
+constexpr int kPartsOf = A::kParts;
+template <>
+constexpr int kPartsOf<NoActivation> = 1;
 // Units of weights that a box of the tensor map has: a panel's, or of several parts as many as 16 rows consist of.
 template <class B, class A>
-constexpr int box_units() {
-  return num_parts<A>() == 1 ? B::kGroups * 16 : 16 / num_parts<A>();
-}
+constexpr int kBoxUnits = kPartsOf<A> == 1 ? B::kGroups * 16 : 16 / kPartsOf<A>;
 
 // A ring's stage that comes next, and the parity of its phase.
 template <class B>
@@ -76,7 +70,7 @@ struct Ring {
 // Has weights loaded, by one lane.
 template <class B, class A>
 __device__ void load_weights(const Ring<B>& ring, const CUtensorMap& map, const Work<Bf16>& work, int num_turns) {
-  constexpr int kUnits = box_units<B, A>(), kBoxBytes = kUnits * num_parts<A>() * kRowBytes;
+  constexpr int kUnits = kBoxUnits<B, A>, kBoxBytes = kUnits * kPartsOf<A> * kRowBytes;
   constexpr int kBoxes = B::kWeightPanel / kBoxBytes;
   const int first = work.column_tile * kUnits * kBoxes;
   Position<B> at;
@@ -90,8 +84,9 @@ __device__ void load_weights(const Ring<B>& ring, const CUtensorMap& map, const 
       for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
-          sm90::tma_load(map, sm90::UnitPlace{turn * kTurn + panel * kPanel, first + box * kUnits, 0, work.matrix},
-                         stage + panel * B::kWeightPanel + box * kBoxBytes, full);
+          sm90::tma_load_units(map,
+                               sm90::UnitPlace{turn * kTurn + panel * kPanel, first + box * kUnits, 0, work.matrix},
+                               stage + panel * B::kWeightPanel + box * kBoxBytes, full);
         }
       }
     }
@@ -259,7 +254,7 @@ __global__ void __launch_bounds__(B::kThreads)
 
 template <class B, class A, class Out>
 void launch_few_rows(Context& ctx, const Product<Bf16, Out>& p) {
-  constexpr int kParts = num_parts<A>();
+  constexpr int kParts = kPartsOf<A>;
   const UnitMatrices weights{.data = p.w,
                              .count = p.offsets != nullptr ? p.num_experts : p.num_batches,
                              // Matrices lie one behind the other, but those of batches.
@@ -271,7 +266,7 @@ void launch_few_rows(Context& ctx, const Product<Bf16, Out>& p) {
   allow_dynamic_shared(kernel, B::kSharedBytes);
   prefer_shared(kernel);
   launch_early(ctx, kernel, grid_of(p, 16 * B::kGroups, B::kTokens), B::kThreads, B::kSharedBytes, p,
-               unit_map(weights, box_units<B, A>()));
+               unit_map(weights, kBoxUnits<B, A>));
 }
 
 }  // namespace
