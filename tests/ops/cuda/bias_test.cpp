@@ -7,13 +7,13 @@ namespace {
 
 using CudaBias = CudaTest;
 
-constexpr std::pair<int64_t, int64_t> kShapes[] = {{0, 64},   {1, 1},    {3, 7},       {65, 255},
-                                                   {17, 256}, {9, 5120}, {1000, 1536}, {5, 7168}};
+constexpr std::pair<int64_t, int64_t> kBiasShapes[] = {{0, 64},   {1, 1},    {3, 7},       {65, 255},
+                                                       {17, 256}, {9, 5120}, {1000, 1536}, {5, 7168}};
 
 // One rounding on each side, of the same sum.
 TEST_F(CudaBias, ForwardIsThatOfTheCpu) {
   for (const DType dtype : kActDTypes) {
-    for (const auto& [rows, width] : kShapes) {
+    for (const auto& [rows, width] : kBiasShapes) {
       const Tensor x = normal({rows, width}, dtype), bias = normal({width});
       const Tensor expected = pool_.zeros({rows, width}), y = tensors_.allocate(dtype, {rows, width});
       const Tensor device_x = up(x, dtype), device_bias = up(bias);
@@ -32,7 +32,7 @@ TEST_F(CudaBias, ForwardIsThatOfTheCpu) {
 // The contract's order is that of every device, so the bits are the CPU's.
 TEST_F(CudaBias, BackwardHasTheBitsOfTheCpu) {
   for (const DType dtype : kActDTypes) {
-    for (const auto& [rows, width] : kShapes) {
+    for (const auto& [rows, width] : kBiasShapes) {
       const Tensor dy = normal({rows, width}, dtype), dbias = normal({width}), device_dbias = up(dbias);
       cpu().bias_backward({dy, dbias});
       gpu().bias_backward({up(dy, dtype), device_dbias});
