@@ -1,10 +1,13 @@
 #include "bench/decode_bench.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
 
+#include "base/error.h"
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "infer/load_model.h"
@@ -235,6 +238,11 @@ DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
                  .max_rows = bench_options.pass_rows}};
   auto model = checkpoint.empty() ? random_cached_model(unread, std::move(tokenizer), options)
                                   : load_cached_model(checkpoint, options);
+  if (bench_options.pass_rows > 0 && model->max_rows() != bench_options.pass_rows) {
+    throw usage_error(
+        fmt::format("--pass-rows {}: a pass has {} tokens here at least", bench_options.pass_rows, model->max_rows()),
+        fmt::format("give {} or more, or leave it out", model->max_rows()));
+  }
   DecodeBench bench{.device = model->device().description(), .batches = {}, .prompts = {}};
   InferenceEngine engine(std::move(model));
   Prompts prompts(engine.tokenizer().vocab_size());

@@ -57,11 +57,13 @@ void add_decode(CLI::App& bench, BenchDecodeArguments& arguments, std::function<
   command->add_option("model", arguments.model, "a checkpoint, or a configuration (.toml), for random weights")
       ->required();
   add_repeatable(command, "--set", arguments.overrides, "change one key of a configuration (repeatable)", "KEY=VALUE");
-  command->add_option("--tokens", arguments.tokens, "tokens of the longest text")
-      ->check(number(1))
-      ->capture_default_str();
-  CLI::Option* const prompts =
-      command->add_option("--prompts", arguments.prompts, "time reading so many prompts alone")->check(number(1));
+  CLI::Option* const tokens =
+      command->add_option("--tokens", arguments.tokens, "tokens of the longest text, where texts are written")
+          ->check(number(1))
+          ->capture_default_str();
+  CLI::Option* const prompts = command->add_option("--prompts", arguments.prompts, "time reading so many prompts alone")
+                                   ->check(number(1))
+                                   ->excludes(tokens);
   command->add_option("--prompt-tokens", arguments.prompt_tokens, "the shortest and the longest of them, in tokens")
       ->type_name("MIN:MAX")
       ->needs(prompts)

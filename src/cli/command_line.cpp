@@ -120,6 +120,9 @@ class CommandLine::Commands {
       if (file->empty() && all->empty() && begin->empty() && from->empty()) {
         throw CLI::RequiredError("a configuration file, --all, --template or --from");
       }
+      if (file->empty() && !config_command_.config.overrides.empty()) {
+        throw CLI::RequiredError("a configuration file, whose keys --set changes,");
+      }
       run_ = [this] { config_command(config_command_); };
     });
   }

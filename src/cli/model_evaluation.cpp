@@ -262,6 +262,7 @@ EvalReport evaluate_model(const EvalArguments& arguments) {
   std::optional<ModelFolder> folder;
   if (!is_configuration(arguments.model)) folder.emplace(arguments);
   const Subject subject = folder ? stored_subject(folder->path()) : random_subject(arguments);
+  with_arithmetic(subject.config, arguments.arithmetic);  // refused before anything is scored
   const Config& config = subject.config;
   const int64_t of_model = config.model.max_positions > 0 ? config.model.max_positions : config.data.seq_len;
   const TokenRules rules{.tokenizer = subject.tokenizer.get(),

@@ -91,7 +91,9 @@ __device__ int64_t first_row_of(const Groups& p, const Seen& seen, int64_t posit
 // What is seen of a chunk.
 __device__ void prefetch_chunk(const Groups& p, const Seen& seen, int64_t chunk_begin, int64_t chunk_end) {
   const int64_t begin = max(seen.begin, chunk_begin), num_keys = min(seen.end, chunk_end) - begin;
-  if (num_keys > 0) prefetch_rows(p.keys + p.places.row_of(seen.slot, begin) * p.key, num_keys, p.key);
+  if (num_keys <= 0) return;
+  const int32_t page = __ldcg(p.places.pages + seen.slot * p.places.num_blocks + begin / kPagePositions);
+  prefetch_rows(p.keys + CachePlaces::row_in(page, begin) * p.key, num_keys, p.key);
 }
 
 __global__ void __launch_bounds__(kThreads) chunk_kernel(Groups p) {
