@@ -159,10 +159,11 @@ TEST_F(CudaProducts, TuningTimesWhatMatters) {
 
 TEST_F(CudaProducts, ADeviceCountsWhatItMultiplied) {
   TensorPool pool(DType::kF32);
-  const Tensor d = up(pool.zeros({kRows, kCols}), DType::kBF16);
+  const Tensor d = up(pool.zeros({kRows, kCols}), DType::kBF16), c = up(pool.zeros({kRows, kCols}), DType::kBF16);
   const auto before = products_of(*device_);
   run([&](Ops& ops) { ops.linear_forward({a_, b_, d, Tensor()}); });
-  run([&](Ops& ops) { ops.linear_forward({a_, b_, d, d}); });
+  run([&](Ops& ops) { ops.linear_forward({a_, b_, d, c}); });
+  run([&](Ops& ops) { ops.linear_forward({a_, b_, d, d}); });  // in place a kernel of our own has it
   const auto since = products_since(before, products_of(*device_));
   ASSERT_EQ(since.size(), 1U);
   EXPECT_EQ(since[0].problem, kProblem);
