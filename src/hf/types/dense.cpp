@@ -14,7 +14,7 @@ GqaTraits dense_traits(ModelType type) {
 
 void read_dense(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
-  read_gqa(keys, config, dense_traits(model.type), /*kv_optional=*/true);
+  read_gqa(keys, config, dense_traits(model.type), /*kv_optional=*/model.type == ModelType::kLlama);
   config.gqa.bias = keys.flag("attention_bias", false) ? AttentionBias::kAll : AttentionBias::kNone;
   config.rope.layout = RopeLayout::kHalfSplit;
   config.dense_dim = keys.at_least(1, {"intermediate_size"});

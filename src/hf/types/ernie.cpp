@@ -22,7 +22,7 @@ void read_layers(Keys& keys, ModelConfig& config) {
 void read_ernie(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   MoeConfig& moe = config.moe;
-  read_gqa(keys, config, kErnieTraits, /*kv_optional=*/true);
+  read_gqa(keys, config, kErnieTraits, /*kv_optional=*/false);
   keys.only("use_bias", false, "it gives MLPs and experts biases, too");
   config.rope.layout = RopeLayout::kInterleaved;
   config.dense_dim = keys.at_least(1, {"intermediate_size"});
@@ -30,7 +30,7 @@ void read_ernie(Keys& keys, HfModel& model) {
   moe.expert_dim = keys.at_least(1, {"moe_intermediate_size"});
   moe.top_k = keys.at_least(1, {"moe_k", "num_experts_per_tok"});
   moe.num_experts = keys.at_least(1, routed_experts_key(model.type));
-  moe.num_shared_experts = keys.at_least(0, {"moe_num_shared_experts"}, 0);
+  moe.num_shared_experts = keys.at_least(0, {"moe_num_shared_experts"}, 2);
   moe.score = ScoreFunction::kSoftmax;
   moe.normalise_weights = true;
   keys.only("moe_norm_min", 1e-12, "sums of weights have no other lower limit here");

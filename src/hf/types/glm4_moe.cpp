@@ -19,7 +19,7 @@ GqaTraits glm4_moe_traits(ModelType type) {
 void read_glm4_moe(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   MoeConfig& moe = config.moe;
-  read_gqa(keys, config, glm4_moe_traits(model.type), /*kv_optional=*/true);
+  read_gqa(keys, config, glm4_moe_traits(model.type), /*kv_optional=*/false);
   if (keys.flag("attention_bias", false)) config.gqa.bias = glm4_moe_traits(model.type).bias;
   config.rope.layout = RopeLayout::kHalfSplit;
   config.dense_dim = keys.at_least(1, {"intermediate_size"});

@@ -56,6 +56,7 @@ class Keys {
   // Several names of the same value; those that are there must agree.
   const Json* find(const KeyNames& names);
   bool has(std::string_view key) { return find(key) != nullptr; }
+  bool says_null(std::string_view key) const { return object_.contains(key) && object_.at(std::string(key)).is_null(); }
 
   int64_t at_least(int64_t min, const KeyNames& names);
   int64_t at_least(int64_t min, const KeyNames& names, int64_t otherwise);

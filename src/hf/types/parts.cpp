@@ -51,13 +51,14 @@ void read_no_windows(Keys& keys, const ModelConfig& config, bool has_switch) {
   } else {
     keys.ignore("use_sliding_window");
   }
-  const int64_t first = keys.at_least(0, {"max_window_layers"}, config.num_layers);
-  const Json* window = keys.find("sliding_window");
+  // Without a switch a file that says nothing has the windows of transformers' Dots1Config.
+  const int64_t first = keys.at_least(0, {"max_window_layers"}, has_switch ? config.num_layers : 62);
+  const bool has_window = keys.find("sliding_window") != nullptr || !keys.says_null("sliding_window");
   if (const Json* layers = keys.find("layer_types")) {
     const bool all_full =
         layers->is_array() && std::ranges::all_of(*layers, [](const Json& layer) { return layer == "full_attention"; });
     if (!all_full) keys.lacks("layer_types", "only \"full_attention\" is supported");
-  } else if (!has_switch && window != nullptr && first < config.num_layers) {
+  } else if (!has_switch && has_window && first < config.num_layers) {
     keys.lacks("sliding_window", fmt::format("layers from {} on have windows", first));
   }
 }

@@ -27,7 +27,7 @@ void read_no_shared_experts(Keys& keys) {
 void read_qwen_moe(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   MoeConfig& moe = config.moe;
-  read_gqa(keys, config, qwen_moe_traits(model.type), /*kv_optional=*/is_qwen2(model.type));
+  read_gqa(keys, config, qwen_moe_traits(model.type), /*kv_optional=*/false);
   config.rope.layout = RopeLayout::kHalfSplit;
   config.dense_dim = keys.at_least(1, {"intermediate_size"});
   moe.expert_dim = keys.at_least(1, {"moe_intermediate_size"});

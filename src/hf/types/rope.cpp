@@ -122,7 +122,7 @@ void read_scaling(Keys& keys, std::string_view key, ModelConfig& model) {
 
 // How many values of a head rotate. transformers 5 keeps a share of them within rope_parameters; older files have it
 // beside, and MiniMax's a number.
-// NOTE: where there are rope_parameters, transformers ignores MiniMax's rotary_dim.
+// NOTE: where there are rope_parameters, transformers ignores MiniMax's rotary_dim: one that says otherwise is refused.
 void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, ModelConfig& model) {
   constexpr std::string_view kShare = "partial_rotary_factor";
   if (!may_rotate_part(type)) {
@@ -142,6 +142,12 @@ void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, Mo
     const bool has_share = file.has(kShare) || keys.has(kShare);
     if (!in_parameters && has_share && said != rotated) {
       throw file.error("rotary_dim", fmt::format("{} = {} says otherwise", kShare, share), "keep one of the two keys");
+    }
+    if (in_parameters && said != rotated) {
+      throw file.error(
+          "rotary_dim",
+          fmt::format("rope_parameters, by which transformers goes, have {} of a head's values rotate", rotated),
+          fmt::format("leave it out, or add \"{}\" to rope_parameters", kShare));
     }
     if (!in_parameters) rotated = said;
   }

@@ -66,7 +66,8 @@ struct GqaTraits {
   bool rotates_part = false;                  // whether it may rotate a part of heads
   int64_t head_dim = 0;                       // where the file does not say; 0: hidden_size / num_attention_heads
 };
-// num_key_value_heads (absent: as many as heads, where `kv_optional`) and head_dim.
+// num_key_value_heads (absent: as many as heads, where `kv_optional`; other types have numbers of their own) and
+// head_dim.
 void read_gqa(Keys& keys, ModelConfig& config, const GqaTraits& traits, bool kv_optional);
 void write_gqa(Keys::Json& json, const ModelConfig& config);
 void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits);
