@@ -25,9 +25,10 @@
 // * Operations neither allocate (scratch comes from scratch()) nor wait; results stay in tensors until they are
 //   downloaded. What changes from step to step is read from tensors, so that one recording serves all steps.
 // * In a counting run (counting() is true), tensors have no data, and operations only claim their scratch.
-// * On CUDA, arithmetics (ops/device.h) differ in the last bits of linear_forward, grouped_linear_forward and both with
-//   an activation, and of rms_norm_forward: what only one of them promises is said there. On the CPU in F32 they do
-//   not. Contracts state the order of sums.
+// * On CUDA in BF16, arithmetics (ops/device.h) differ in the last bits of linear_forward, grouped_linear_forward and
+// both with
+//   an activation, and of rms_norm_forward: what only one of them promises is said there. In F32 they do not, nor
+//   on the CPU. Contracts state the order of sums.
 //
 // Threads: those of the device (ops/device.h).
 #pragma once

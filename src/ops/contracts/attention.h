@@ -51,8 +51,15 @@ struct Rope {
 // block's first query sees and all behind it into key blocks of 256. A row goes through its key blocks in ascending
 // order with a running softmax: scores are products (contracts/linear.h), exponentials of a block are added in lanes
 // whose number is the compiler's, by the block's width as if the document had no end, and values in one chain. So a
-// row's bits depend on what it sees and its position in its document alone. On CUDA the order of all but the kernels
-// above is each one's own.
+// row's bits depend on what it sees and its position in its document alone.
+//
+// On CUDA in F32 it is one key a lane, in a cache too (contracts/cache.h): a row takes its keys from the first that it
+// sees, ascending, 32 a step. A score is scale times a chain of fused multiply-adds over a head's elements, ascending.
+// `highest` becomes the step's highest score where that is higher; p = exp(score - highest) in F32, whose 32 are added
+// as a tree, those 16, 8, 4, 2 and 1 apart; f = exp(highest before - highest), sum = fma(sum, f, the step's). Values
+// times f have a chain of fused multiply-adds over the step's keys, ascending. At the end they are multiplied by
+// 1 / sum. So a row's bits depend on what it sees alone, wherever its document begins. Of BF16 the order of all but the
+// kernels above is each one's own.
 struct AttentionShape {
   int64_t num_seqs = 0;    // B
   int64_t seq_len = 0;     // S

@@ -34,8 +34,9 @@ struct CacheWrite {
 // On the CPU sums have the order of AttentionShape's, so that a row has the bits that attention_forward gives it. So
 // they have on CUDA in BF16, with values of their own, scale > 0 and heads (keys, values) of 64/64, 128/128 or 192/128:
 // the bits that AttentionForward gives a row on Hopper, at any length, where its document begins at a multiple of 128
-// of its sequence. Otherwise sums have an order of their own there. In either a row's bits depend on its position, what
-// it sees and sizes alone, as long as what other rows of its slot see is finite.
+// of its sequence. In F32 they have those of AttentionForward on CUDA wherever its document begins. Otherwise sums have
+// an order of their own there. In any a row's bits depend on its position, what it sees and sizes alone, as long as
+// what other rows of its slot see is finite.
 struct CachedAttention {
   double scale = 1.0;        // factor of q.k before the softmax
   int64_t window = 0;        // 0: all
@@ -76,8 +77,8 @@ struct MlaCachedAttention {
 // lie in two caches: the key of head h at a position is kv[h, :nope] and behind it k_rope, its value kv[h, nope:]. Rows
 // are as in CachedAttention, and so is the order of sums: a row has the bits that MlaAttentionForward gives it on the
 // CPU, and on Hopper in BF16 with scale > 0, heads (keys, values) of 64/64, 128/128 or 192/128 and a multiple of 8 for
-// rope, where its document begins at a multiple of 128 of its sequence. Other sizes and FP32 have an order of their own
-// on CUDA.
+// rope, where its document begins at a multiple of 128 of its sequence; in F32 on CUDA wherever it begins. Other sizes
+// in BF16 have an order of their own there.
 struct MlaExpandedAttention {
   double scale = 1.0;
   int64_t window = 0;

@@ -5,8 +5,10 @@
 // added to what the result begins with, 0 or the addend, and every later one to that. It is so for any number of rows,
 // grouped or not. On CUDA batch-invariant products have one order for any number of rows. On Hopper, in BF16, it is
 // that of all forward products of rows in whole 16 bytes whose operands are not rounded: one chain of instructions of
-// 16 consecutive terms, ascending, in F32, to which the addend is added at the end. Other kernels have an order each,
-// by shape (docs/arithmetic.md).
+// 16 consecutive terms, ascending, in F32, to which the addend is added at the end. In F32 it is that of all forward
+// products whose operands are not rounded: lane l of 32 has a chain of fused multiply-adds over the terms of the eights
+// l, l + 32, l + 64, ..., ascending, lanes are added as a tree, those 16, 8, 4, 2 and 1 apart, and the addend at the
+// end. Other kernels have an order each, by shape (docs/arithmetic.md).
 #pragma once
 
 #include "base/kinds.h"

@@ -17,26 +17,28 @@ constexpr double kSpread = 8.0;                                        // of sco
 
 struct OrderCase {
   int64_t key, value, group, window;
+  DType dtype = DType::kBF16;
 };
 std::ostream& operator<<(std::ostream& to, const OrderCase& c) {
-  return to << "heads of " << c.key << " and " << c.value << ", groups of " << c.group << ", window " << c.window;
+  return to << "heads of " << c.key << " and " << c.value << ", groups of " << c.group << ", window " << c.window
+            << ", in " << dtype_name(c.dtype);
 }
 
-// Documents of kLengths, each from a multiple of kDocumentAlignment on; what is between them are documents too, which
+// Documents of kLengths, each from a multiple of `alignment` on; what is between them are documents too, which
 // have no slot in the cache.
 struct Packed {
   std::vector<double> bounds, slots, positions;
   std::vector<int64_t> starts;
   int64_t num_tokens() const { return static_cast<int64_t>(slots.size()); }
 };
-Packed packed() {
+Packed packed(int64_t alignment = kDocumentAlignment) {
   Packed result;
   for (int64_t slot = 0; slot < kDocuments; ++slot) {
     const int64_t start = result.num_tokens(), length = kLengths[slot];
     result.starts.push_back(start);
     result.bounds.push_back(static_cast<double>(start));
-    if (length % kDocumentAlignment != 0) result.bounds.push_back(static_cast<double>(start + length));
-    const int64_t padded = (length + kDocumentAlignment - 1) / kDocumentAlignment * kDocumentAlignment;
+    if (length % alignment != 0) result.bounds.push_back(static_cast<double>(start + length));
+    const int64_t padded = (length + alignment - 1) / alignment * alignment;
     for (int64_t i = 0; i < padded; ++i) {
       result.slots.push_back(i < length ? static_cast<double>(slot) : -1.0);
       result.positions.push_back(static_cast<double>(i));
@@ -80,6 +82,11 @@ class CudaAttentionOrder : public CudaTest {
     return testing::AssertionFailure() << differing << " of " << rows.dim(0) << " rows differ, the first is token "
                                        << first;
   }
+
+  // That a cache of the documents gives them what training does: of keys and values, and of MLA's, of which all heads
+  // share `rope` elements of keys. The highest scores must rise as often as they have to for the order to show.
+  void expect_cache_gives_trained(const OrderCase& c, const Packed& documents);
+  void expect_mlas_caches_give_trained(const OrderCase& c, int64_t heads, int64_t rope, const Packed& documents);
 
   // That attend(q, slots, positions) gives tokens, together and alone, what training gives them.
   template <class Attend>
@@ -130,9 +137,9 @@ class CudaAttentionOrder : public CudaTest {
         some_slots.push_back(documents.slots[static_cast<size_t>(t)]);
         some_positions.push_back(documents.positions[static_cast<size_t>(t)]);
       }
-      EXPECT_TRUE(are_rows_of(attend(up(some_q, DType::kBF16), up(pool_.ints({count}, some_slots)),
-                                     up(pool_.ints({count}, some_positions))),
-                              expected, of))
+      EXPECT_TRUE(are_rows_of(
+          attend(up(some_q, q.dtype()), up(pool_.ints({count}, some_slots)), up(pool_.ints({count}, some_positions))),
+          expected, of))
           << count << " rows";
     }
   }
@@ -164,132 +171,159 @@ void count_rises(const OrderCase& c, Tensor q, Tensor k, int64_t start, int64_t 
   }
 }
 
+void CudaAttentionOrder::expect_cache_gives_trained(const OrderCase& c, const Packed& documents) {
+  SCOPED_TRACE(testing::PrintToString(c));
+  const auto [key, value, group, window, dtype] = c;
+  const int64_t T = documents.num_tokens(), last = documents.starts.back();
+  const ArenaScope scope(tensors_);
+  TensorPool pool(DType::kF32, static_cast<uint64_t>(key + group));
+  constexpr int64_t kKvHeads = 2;
+  const int64_t heads = kKvHeads * group;
+  const Tensor host_q = rounded(pool.normal({T, heads, key}, kSpread), dtype);
+  const Tensor host_k = uneven(pool, {T, kKvHeads, key});
+  Rises rises;
+  for (const int64_t position : {500, 900, 1300, 1700, 1999}) {
+    count_rises(c, host_q, host_k, last, position, rises);
+  }
+  EXPECT_TRUE(rises.high > 0 && rises.low > 0) << rises.high << " and " << rises.low;
+  const double scale = 1 / std::sqrt(static_cast<double>(key));
+  const Tensor q = up(host_q, dtype), k = up(host_k, dtype);
+  const Tensor v = up(rounded(pool.normal({T, kKvHeads, value}), dtype), dtype);
+  const Tensor slots = up(pool.ints({T}, documents.slots)), positions = up(pool.ints({T}, documents.positions));
+  const Tensor bounds = up(pool.ints({std::ssize(documents.bounds)}, documents.bounds));
+
+  const Tensor trained = tensors_.allocate(dtype, {T, heads, value});
+  gpu().attention_forward(
+      {.shape = {.num_seqs = 1, .seq_len = T, .scale = scale, .window = window, .cu_seqlens = bounds},
+       .q = q,
+       .k = k,
+       .v = v,
+       .out = trained,
+       .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
+  const std::vector<std::byte> expected = bytes(trained);
+
+  const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
+  const Tensor pages = up(places.table);
+  const Tensor keys = up(pool.full({places.count, kPagePositions, kKvHeads * key}, kNothing), dtype);
+  const Tensor values = up(pool.full({places.count, kPagePositions, kKvHeads * value}, kNothing), dtype);
+  for (const auto& [rows, cache] :
+       {std::pair(k.reshape({T, kKvHeads * key}), keys), std::pair(v.reshape({T, kKvHeads * value}), values)}) {
+    gpu().cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = pages, .cache = cache});
+  }
+  const auto attend = [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
+    const Tensor out = tensors_.allocate(dtype, {some_q.dim(0), heads, value});
+    gpu().cached_attention({.scale = scale,
+                            .window = window,
+                            .q = some_q,
+                            .slots = some_slots,
+                            .positions = some_positions,
+                            .pages = pages,
+                            .keys = keys,
+                            .values = values,
+                            .num_kv_heads = kKvHeads,
+                            .out = out});
+    return out;
+  };
+  expect_trained_rows(documents, host_q, q, slots, positions, expected, attend);
+}
+
 TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
   const Packed documents = packed();
-  const int64_t T = documents.num_tokens(), last = documents.starts.back();
   for (const auto& [key, value] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {192, 128}}) {
     for (const int64_t group : {1, 4, 8, 16}) {
-      for (const int64_t window : {0, 200}) {
-        const OrderCase c{key, value, group, window};
-        SCOPED_TRACE(testing::PrintToString(c));
-        const ArenaScope scope(tensors_);
-        TensorPool pool(DType::kF32, static_cast<uint64_t>(key + group));
-        constexpr int64_t kKvHeads = 2;
-        const int64_t heads = kKvHeads * group;
-        const Tensor host_q = rounded(pool.normal({T, heads, key}, kSpread), DType::kBF16);
-        const Tensor host_k = uneven(pool, {T, kKvHeads, key});
-        Rises rises;
-        for (const int64_t position : {500, 900, 1300, 1700, 1999}) {
-          count_rises(c, host_q, host_k, last, position, rises);
-        }
-        EXPECT_TRUE(rises.high > 0 && rises.low > 0) << rises.high << " and " << rises.low;
-        const double scale = 1 / std::sqrt(static_cast<double>(key));
-        const Tensor q = up(host_q, DType::kBF16), k = up(host_k, DType::kBF16);
-        const Tensor v = up(rounded(pool.normal({T, kKvHeads, value}), DType::kBF16), DType::kBF16);
-        const Tensor slots = up(pool.ints({T}, documents.slots)), positions = up(pool.ints({T}, documents.positions));
-        const Tensor bounds = up(pool.ints({std::ssize(documents.bounds)}, documents.bounds));
+      for (const int64_t window : {0, 200}) expect_cache_gives_trained({key, value, group, window}, documents);
+    }
+  }
+}
 
-        const Tensor trained = tensors_.allocate(DType::kBF16, {T, heads, value});
-        gpu().attention_forward(
-            {.shape = {.num_seqs = 1, .seq_len = T, .scale = scale, .window = window, .cu_seqlens = bounds},
-             .q = q,
-             .k = k,
-             .v = v,
-             .out = trained,
-             .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
-        const std::vector<std::byte> expected = bytes(trained);
-
-        const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
-        const Tensor pages = up(places.table);
-        const Tensor keys = up(pool.full({places.count, kPagePositions, kKvHeads * key}, kNothing), DType::kBF16);
-        const Tensor values = up(pool.full({places.count, kPagePositions, kKvHeads * value}, kNothing), DType::kBF16);
-        for (const auto& [rows, cache] :
-             {std::pair(k.reshape({T, kKvHeads * key}), keys), std::pair(v.reshape({T, kKvHeads * value}), values)}) {
-          gpu().cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = pages, .cache = cache});
-        }
-        const auto attend = [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
-          const Tensor out = tensors_.allocate(DType::kBF16, {some_q.dim(0), heads, value});
-          gpu().cached_attention({.scale = scale,
-                                  .window = window,
-                                  .q = some_q,
-                                  .slots = some_slots,
-                                  .positions = some_positions,
-                                  .pages = pages,
-                                  .keys = keys,
-                                  .values = values,
-                                  .num_kv_heads = kKvHeads,
-                                  .out = out});
-          return out;
-        };
-        expect_trained_rows(documents, host_q, q, slots, positions, expected, attend);
+// Heads of any sizes, and documents that begin anywhere.
+TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGivesInFp32) {
+  const Packed documents = packed(/*alignment=*/1);
+  for (const auto& [key, value] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {36, 20}}) {
+    for (const int64_t group : {1, 4}) {
+      for (const int64_t window : {0, 70, 200}) {
+        expect_cache_gives_trained({key, value, group, window, DType::kF32}, documents);
       }
     }
   }
 }
 
+void CudaAttentionOrder::expect_mlas_caches_give_trained(const OrderCase& c, int64_t heads, int64_t rope,
+                                                         const Packed& documents) {
+  SCOPED_TRACE(testing::Message() << c << ", " << heads << " heads, which share " << rope);
+  const auto [key, value, group, window, dtype] = c;
+  const int64_t T = documents.num_tokens(), last = documents.starts.back(), nope = key - rope, width = nope + value;
+  const ArenaScope scope(tensors_);
+  TensorPool pool(DType::kF32, static_cast<uint64_t>(key + heads));
+  const Tensor host_q = rounded(pool.normal({T, heads, key}, kSpread), dtype);
+  const Tensor host_kv = uneven(pool, {T, heads, width}), host_rope = uneven(pool, {T, rope});
+  const Tensor host_k = pool.zeros({T, heads, key});
+  for (int64_t row = 0; row < T * heads; ++row) {
+    float* const whole = host_k.data<float>() + row * key;
+    std::copy_n(host_kv.data<float>() + row * width, nope, whole);
+    std::copy_n(host_rope.data<float>() + row / heads * rope, rope, whole + nope);
+  }
+  Rises rises;
+  for (const int64_t position : {500, 900, 1300, 1700, 1999}) count_rises(c, host_q, host_k, last, position, rises);
+  EXPECT_TRUE(rises.high > 0 && rises.low > 0) << rises.high << " and " << rises.low;
+  const double scale = 1 / std::sqrt(static_cast<double>(key));
+  const Tensor q = up(host_q, dtype), kv = up(host_kv, dtype), k_rope = up(host_rope, dtype);
+  const Tensor slots = up(pool.ints({T}, documents.slots)), positions = up(pool.ints({T}, documents.positions));
+  const Tensor bounds = up(pool.ints({std::ssize(documents.bounds)}, documents.bounds));
+
+  const Tensor trained = tensors_.allocate(dtype, {T, heads, value});
+  gpu().mla_attention_forward(
+      {.shape = {.num_seqs = 1, .seq_len = T, .scale = scale, .window = window, .cu_seqlens = bounds},
+       .q = q,
+       .kv = kv,
+       .k_rope = k_rope,
+       .out = trained,
+       .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
+  const std::vector<std::byte> expected = bytes(trained);
+
+  const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
+  const Tensor pages = up(places.table);
+  const Tensor all_kv = up(pool.full({places.count, kPagePositions, heads * width}, kNothing), dtype);
+  const Tensor all_k_rope = up(pool.full({places.count, kPagePositions, rope}, kNothing), dtype);
+  for (const auto& [rows, cache] : {std::pair(kv.reshape({T, heads * width}), all_kv), {k_rope, all_k_rope}}) {
+    gpu().cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = pages, .cache = cache});
+  }
+  expect_trained_rows(documents, host_q, q, slots, positions, expected,
+                      [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
+                        const Tensor out = tensors_.allocate(dtype, {some_q.dim(0), heads, value});
+                        gpu().mla_expanded_attention({.scale = scale,
+                                                      .window = window,
+                                                      .q = some_q,
+                                                      .slots = some_slots,
+                                                      .positions = some_positions,
+                                                      .pages = pages,
+                                                      .kv = all_kv,
+                                                      .k_rope = all_k_rope,
+                                                      .out = out});
+                        return out;
+                      });
+}
+
 struct MlaOrderCase {
-  int64_t nope, rope, value, heads;
+  int64_t key, rope, value, heads;
 };
 
 // Keys and values of MLA in two caches, against attention to them where they lie in a sequence.
 TEST_F(CudaAttentionOrder, MlasCachesGiveWhatTrainingGives) {
   const Packed documents = packed();
-  const int64_t T = documents.num_tokens(), last = documents.starts.back();
-  for (const auto& [nope, rope, value, heads] :
-       {MlaOrderCase{128, 64, 128, 16}, {128, 64, 128, 3}, {64, 64, 128, 5}, {96, 32, 128, 2}, {32, 32, 64, 4}}) {
+  for (const auto& [key, rope, value, heads] :
+       {MlaOrderCase{192, 64, 128, 16}, {192, 64, 128, 3}, {128, 64, 128, 5}, {128, 32, 128, 2}, {64, 32, 64, 4}}) {
     for (const int64_t window : {0, 200}) {
-      const int64_t key = nope + rope, width = nope + value;
-      const OrderCase c{key, value, 1, window};
-      SCOPED_TRACE(testing::Message() << c << ", " << heads << " heads, which share " << rope);
-      const ArenaScope scope(tensors_);
-      TensorPool pool(DType::kF32, static_cast<uint64_t>(key + heads));
-      const Tensor host_q = rounded(pool.normal({T, heads, key}, kSpread), DType::kBF16);
-      const Tensor host_kv = uneven(pool, {T, heads, width}), host_rope = uneven(pool, {T, rope});
-      const Tensor host_k = pool.zeros({T, heads, key});
-      for (int64_t row = 0; row < T * heads; ++row) {
-        float* const whole = host_k.data<float>() + row * key;
-        std::copy_n(host_kv.data<float>() + row * width, nope, whole);
-        std::copy_n(host_rope.data<float>() + row / heads * rope, rope, whole + nope);
-      }
-      Rises rises;
-      for (const int64_t position : {500, 900, 1300, 1700, 1999}) count_rises(c, host_q, host_k, last, position, rises);
-      EXPECT_TRUE(rises.high > 0 && rises.low > 0) << rises.high << " and " << rises.low;
-      const double scale = 1 / std::sqrt(static_cast<double>(key));
-      const Tensor q = up(host_q, DType::kBF16), kv = up(host_kv, DType::kBF16), k_rope = up(host_rope, DType::kBF16);
-      const Tensor slots = up(pool.ints({T}, documents.slots)), positions = up(pool.ints({T}, documents.positions));
-      const Tensor bounds = up(pool.ints({std::ssize(documents.bounds)}, documents.bounds));
+      expect_mlas_caches_give_trained({key, value, 1, window}, heads, rope, documents);
+    }
+  }
+}
 
-      const Tensor trained = tensors_.allocate(DType::kBF16, {T, heads, value});
-      gpu().mla_attention_forward(
-          {.shape = {.num_seqs = 1, .seq_len = T, .scale = scale, .window = window, .cu_seqlens = bounds},
-           .q = q,
-           .kv = kv,
-           .k_rope = k_rope,
-           .out = trained,
-           .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
-      const std::vector<std::byte> expected = bytes(trained);
-
-      const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
-      const Tensor pages = up(places.table);
-      const Tensor all_kv = up(pool.full({places.count, kPagePositions, heads * width}, kNothing), DType::kBF16);
-      const Tensor all_k_rope = up(pool.full({places.count, kPagePositions, rope}, kNothing), DType::kBF16);
-      for (const auto& [rows, cache] : {std::pair(kv.reshape({T, heads * width}), all_kv), {k_rope, all_k_rope}}) {
-        gpu().cache_write({.rows = rows, .slots = slots, .positions = positions, .pages = pages, .cache = cache});
-      }
-      expect_trained_rows(documents, host_q, q, slots, positions, expected,
-                          [&](Tensor some_q, Tensor some_slots, Tensor some_positions) {
-                            const Tensor out = tensors_.allocate(DType::kBF16, {some_q.dim(0), heads, value});
-                            gpu().mla_expanded_attention({.scale = scale,
-                                                          .window = window,
-                                                          .q = some_q,
-                                                          .slots = some_slots,
-                                                          .positions = some_positions,
-                                                          .pages = pages,
-                                                          .kv = all_kv,
-                                                          .k_rope = all_k_rope,
-                                                          .out = out});
-                            return out;
-                          });
+TEST_F(CudaAttentionOrder, MlasCachesGiveWhatTrainingGivesInFp32) {
+  const Packed documents = packed(/*alignment=*/1);
+  for (const auto& [key, rope, value, heads] : {MlaOrderCase{192, 64, 128, 3}, {52, 20, 28, 2}}) {
+    for (const int64_t window : {0, 200}) {
+      expect_mlas_caches_give_trained({key, value, 1, window, DType::kF32}, heads, rope, documents);
     }
   }
 }

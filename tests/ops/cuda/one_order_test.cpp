@@ -1,5 +1,7 @@
-// One order of sums in BF16: batch-invariant products have the bits of training's, which are cuBLASLt's and those of
-// grouped products. Needs a GPU.
+// One order of sums: batch-invariant products have the bits of training's, which are in BF16 cuBLASLt's and those of
+// grouped products, in F32 those that ops/contracts/linear.h describes. Needs a GPU.
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -366,6 +368,92 @@ TEST_F(CudaOneOrder, ExpertsProductsAreTrainings) {
       gpu().grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = other});
       EXPECT_EQ(num_different(bytes(y), bytes(other), DType::kBF16), 0) << what;
     }
+  }
+}
+
+// --- in F32
+
+// The contract's order: 32 lanes have eights in turns, a chain each, and are added as a tree.
+float in_order(const float* x, const float* w, int64_t depth) {
+  constexpr size_t kLanes = 32;
+  std::array<float, kLanes> sums{};
+  for (int64_t k = 0; k < depth; ++k) {
+    float& sum = sums[static_cast<size_t>(k / 8) % kLanes];
+    sum = std::fma(x[k], w[k], sum);
+  }
+  for (size_t apart = kLanes / 2; apart > 0; apart /= 2) {
+    for (size_t lane = 0; lane < apart; ++lane) sums[lane] += sums[lane + apart];
+  }
+  return sums[0];
+}
+
+// Training's and generation's, of any number of rows, with something added, in place too, and into rows of one.
+TEST_F(CudaOneOrder, Fp32ProductsAreInTheContractsOrder) {
+  for (const auto& [depth, width] : {std::pair<int64_t, int64_t>{256, 384}, {1032, 96}, {4099, 31}, {64, 1}}) {
+    for (const int64_t rows : {1, 7, 64, 600}) {
+      ArenaScope scope(tensors_);
+      const Tensor x = pool_.normal({rows, depth}), w = pool_.normal({width, depth}),
+                   added = pool_.normal({rows, width});
+      const Tensor device_x = up(x), device_w = up(w), addend = up(added);
+      const std::string what = fmt::format("{} rows of {} to {}", rows, depth, width);
+      for (const bool adds : {false, true}) {
+        const Tensor y = result(scope, DType::kF32, {rows, width}), other = result(scope, DType::kF32, {rows, width});
+        const Tensor expected = pool_.zeros({rows, width});
+        for (int64_t i = 0; i < rows * width; ++i) {
+          const float sum = in_order(x.data<float>() + i / width * depth, w.data<float>() + i % width * depth, depth);
+          expected.data<float>()[i] = adds ? sum + added.data<float>()[i] : sum;
+        }
+        const Tensor c = adds ? addend : Tensor();
+        invariant().linear_forward({.x = device_x, .w = device_w, .y = y, .addend = c});
+        gpu().linear_forward({.x = device_x, .w = device_w, .y = other, .addend = c});
+        EXPECT_TRUE(same_bits(down(y), expected)) << what << ", generation" << (adds ? ", added" : "");
+        EXPECT_TRUE(same_bits(down(other), expected)) << what << ", training" << (adds ? ", added" : "");
+        if (!adds) continue;
+        gpu().linear_forward({.x = device_x, .w = device_w, .y = addend, .addend = addend});
+        EXPECT_TRUE(same_bits(down(addend), expected)) << what << ", training, in place";
+      }
+    }
+  }
+}
+
+TEST_F(CudaOneOrder, Fp32LayersWithActivationsAreTrainings) {
+  constexpr int64_t kRows = 70, kIn = 136, kHidden = 52;
+  const std::vector<double> ends = {0, 5, 5, 36, 37, 69};  // of experts; the last row is nobody's
+  const int64_t experts = std::ssize(ends) - 1;
+  const Tensor offsets = up(pool_.ints({experts + 1}, ends));
+  std::vector<double> order;
+  for (int64_t row = 0; row < kRows; ++row) order.push_back(static_cast<double>((row * 7 + 3) % kRows));
+  const Tensor index = up(pool_.ints({kRows}, order)), weight = up(pool_.normal({kRows}));
+  const Tensor x = up(pool_.normal({kRows, kIn}));
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    const int64_t width = kind == Activation::kSwiGlu ? 2 * kHidden : kHidden;
+    const Tensor w = up(pool_.normal({experts, width, kIn})), w_out = up(pool_.normal({experts, kIn, kHidden}));
+    ArenaScope scope(tensors_);
+    std::vector<std::byte> dense[2], h[2], y[2];
+    for (const bool is_own : {false, true}) {
+      Ops& ops = is_own ? invariant() : gpu();
+      const LinearActivationForward mlp{.kind = kind,
+                                        .x = x,
+                                        .w = w.rows(0, 1).reshape({width, kIn}),
+                                        .pre = result(scope, DType::kF32, {kRows, width}),
+                                        .h = result(scope, DType::kF32, {kRows, kHidden})};
+      ops.linear_activation_forward(mlp);
+      const GroupedActivationForward first{.kind = kind,
+                                           .x = {x, index},
+                                           .w = w,
+                                           .offsets = offsets,
+                                           .row_weight = weight,
+                                           .pre = result(scope, DType::kF32, {kRows, width}),
+                                           .h = result(scope, DType::kF32, {kRows, kHidden})};
+      ops.grouped_activation_forward(first);
+      const GroupedLinearForward second{
+          .x = first.h, .w = w_out, .offsets = offsets, .y = result(scope, DType::kF32, {kRows, kIn})};
+      ops.grouped_linear_forward(second);
+      dense[is_own] = bytes(mlp.h), h[is_own] = bytes(first.h), y[is_own] = bytes(second.y);
+    }
+    EXPECT_EQ(num_different(dense[0], dense[1], DType::kF32), 0);
+    EXPECT_EQ(num_different(h[0], h[1], DType::kF32), 0);
+    EXPECT_EQ(num_different(y[0], y[1], DType::kF32), 0);
   }
 }
 

@@ -13,7 +13,8 @@ namespace nmoe::cuda {
 
 // Which kernels multiply: all that a run has to know (the table in kernels/products/grouped_linear.cu).
 enum class GroupedEngine {
-  kTiles,   // any operands on any device, a tile at a time (primitives/gemm_tile.cuh)
+  kTiles,   // any operands on any device, a tile at a time (primitives/gemm_tile.cuh), or of F32 forwards a row's
+            // sums one by one (kernels/products/invariant_products.h)
   kSm90,    // BF16 on Hopper (sm90/grouped_linear.h)
   kSm100,   // BF16 on Blackwell (sm100/grouped_product.h)
   kCodes,   // FP8 codes on Hopper (sm90/grouped_fp8.h)

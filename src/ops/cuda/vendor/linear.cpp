@@ -1,5 +1,6 @@
-// Dense linear layers: products by cuBLASLt (cublaslt.h), forward ones where it keeps their order of sums
-// (product_order.h), of FP8 operands by sm90/grouped_fp8.h, of blocks by sm100/rounded_products.h.
+// Dense linear layers: products by cuBLASLt (cublaslt.h), forward ones of BF16 where it keeps their order of sums
+// (product_order.h), those of F32 by generation's kernel (invariant_products.h); of FP8 operands by sm90/grouped_fp8.h,
+// of blocks by sm100/rounded_products.h.
 #include <algorithm>
 
 #include "base/error.h"
@@ -58,6 +59,9 @@ void multiply(Context& ctx, const Product& p, const Tensor& workspace) {
     }
     return;
   }
+  // Of cuBLASLt's algorithms for F32 no order is known.
+  const bool is_f32_forward = problem.input == DType::kF32 && !p.transpose_a && p.transpose_b;
+  if (is_f32_forward && !problem.device_scales) return invariant_product(ctx, p.a, p.b, p.c, p.d);
   const GemmOperands operands{.a = p.a.raw(),
                               .b = p.b.raw(),
                               .c = p.c.defined() ? p.c.raw() : nullptr,

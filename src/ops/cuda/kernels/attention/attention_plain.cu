@@ -1,16 +1,15 @@
 // Attention for any head sizes, one warp a query (forward, dq) or a key (dk, dv).
 //
 //   forward    p_j = exp(x_j - lse), x_j = scale * q.k_j;  out = sum_j p_j v_j, by a running softmax over 32 keys at a
-//              time
+//              time (primitives/row_softmax.cuh), with the bits that a cache gives (cached_attention.cu)
 //   backward   ds_j = p_j (dout.v_j - delta);  dq = scale * sum_j ds_j k_j;  dk = scale * sum_i ds_i q_i;
 //              dv = sum_i p_i dout_i, over the query heads of the group in their order (arXiv 2307.08691, algorithm 2)
 //
 // A lane computes one score; then lanes take the dimensions of a head. Vectors that a warp keeps are F32 in shared
 // memory. Every score reads its key from L1 or L2: for head sizes and dtypes that nothing faster takes.
-#include <math_constants.h>
-
 #include "ops/cuda/kernels/attention/attention_plain.h"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/row_softmax.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -44,7 +43,7 @@ __device__ T* head_row(T* x, int token, int64_t stride, int head, int size) {
 template <class T>
 __device__ float dot(const float* a, const T* b, int size) {
   float sum = 0.0F;
-  for (int d = 0; d < size; ++d) sum += a[d] * to_float(b[d]);
+  for (int d = 0; d < size; ++d) sum = fmaf(a[d], to_float(b[d]), sum);
   return sum;
 }
 
@@ -67,7 +66,7 @@ __device__ void add_rows(float* sum, int size, float correction, const float* we
                          int count) {
   for (int d = lane_of(); d < size; d += kWarp) {
     float total = sum[d] * correction;
-    for (int i = 0; i < count; ++i) total += weights[i] * to_float(rows[i * stride + d]);
+    for (int i = 0; i < count; ++i) total = fmaf(weights[i], to_float(rows[i * stride + d]), total);
     sum[d] = total;
   }
 }
@@ -86,22 +85,19 @@ __global__ void __launch_bounds__(kThreads)
   zero_row(sum, g.Dv);
   __syncwarp();
 
-  float highest = -CUDART_INF_F, total = 0.0F;
+  RowSoftmax softmax;
   for (int first = g.spans[i].x; first <= i; first += kWarp) {
     const int j = first + lane;
-    const float score = j <= i ? g.scale * dot(q_row, head_row(k, j, g.k_stride, kv_head, g.Dk), g.Dk) : -CUDART_INF_F;
-    const float before = highest;
-    highest = fmaxf(highest, warp_max(score));  // finite: the first key of 32 is always seen
-    const float weight = expf(score - highest), correction = expf(before - highest);
-    total = total * correction + warp_sum(weight);
-    weights[lane] = weight;
+    const RowSoftmax::Step step = softmax.follow(
+        j <= i ? score_of(g.scale, dot(q_row, head_row(k, j, g.k_stride, kv_head, g.Dk), g.Dk)) : -INFINITY);
+    weights[lane] = step.weight;
     __syncwarp();
-    add_rows(sum, g.Dv, correction, weights, head_row(v, first, g.v_stride, kv_head, g.Dv), g.v_stride,
+    add_rows(sum, g.Dv, step.fade, weights, head_row(v, first, g.v_stride, kv_head, g.Dv), g.v_stride,
              min(kWarp, i + 1 - first));
     __syncwarp();
   }
-  store_row(out + row.index * g.Dv, sum, g.Dv, 1.0F / total);
-  if (lane == 0) lse[statistic_index(g, i, row.head)] = highest + logf(total);
+  store_row(out + row.index * g.Dv, sum, g.Dv, softmax.factor());
+  if (lane == 0) lse[statistic_index(g, i, row.head)] = softmax.highest + logf(softmax.total);
 }
 
 template <class T>

@@ -1,8 +1,9 @@
 // Attention of single tokens to a cache: in BF16 by tensor cores, for heads that our own kernels train with to their
 // bits (cached_attention_blocks.h; prompts', and MLA's, on Hopper sm90/cached_attention.h), for others of usual sizes
 // by groups (cached_attention_groups.h; prompts' to latents sm90/latent_attention.h), else a block for each (row, query
-// head), an online softmax over tiles of keys (Milakov and Gimelshein, arXiv 1805.02867). Bound by reading the cache;
-// the query heads of one key/value head read the same keys, the later ones from L2.
+// head), an online softmax over 32 keys at a time (Milakov and Gimelshein, arXiv 1805.02867) with the bits of
+// training's plain kernel (primitives/row_softmax.cuh). Bound by reading the cache; the query heads of one key/value
+// head read the same keys, the later ones from L2.
 //
 // All sums have an order that depends on sizes, position and window alone.
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
+#include "ops/cuda/primitives/row_softmax.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
@@ -26,7 +28,7 @@ namespace {
 constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
 constexpr int kThreads = 128;  // of attention
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kKeys = 2 * kWarp;  // of a tile: two a lane
+constexpr int kKeys = kThreads;  // of a tile: one a thread, 32 a step
 
 __device__ float nan_value() { return __int_as_float(0x7FC00000); }
 
@@ -70,19 +72,18 @@ struct TileRows {
 };
 static_assert(kKeys <= kPagePositions);
 
-// A lane's part of the product of a query with `size` elements of a key.
+// sum + the product of a query with `size` elements of a key, ascending.
 template <class T>
-__device__ float part_of_score(const float* query, const T* key, int64_t size, bool vector, int lane) {
-  float score = 0.0F;
-  for (int64_t d = lane * 8; d < size; d += kWarp * 8) {
+__device__ float add_product(float sum, const float* query, const T* key, int64_t size, bool vector) {
+  for (int64_t d = 0; d < size; d += 8) {
     float part[8];
     load8(key, d, size, vector, part);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (d + i < size) score += query[d + i] * part[i];
+      if (d + i < size) sum = fmaf(query[d + i], part[i], sum);
     }
   }
-  return score;
+  return sum;
 }
 
 template <class T>
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
                      CachedSizes sizes) {
   extern __shared__ float shared[];
   const int64_t whole_key = sizes.key + sizes.shared_key;
-  float* query = shared;            // [whole_key], times scale
+  float* query = shared;            // [whole_key]
   float* sums = query + whole_key;  // [value]: of values, weighted by exp(score - highest)
   __shared__ float scores[kKeys];
   __shared__ float weights[kKeys];
@@ -109,45 +110,51 @@ __global__ void __launch_bounds__(kThreads)
   keys += kv_head * sizes.key_step;
   values += kv_head * sizes.value_step;
   q += token * sizes.query_stride + head * whole_key;
-  for (int64_t d = threadIdx.x; d < whole_key; d += kThreads) query[d] = to_float(q[d]) * sizes.scale;
+  for (int64_t d = threadIdx.x; d < whole_key; d += kThreads) query[d] = to_float(q[d]);
   for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) sums[d] = 0.0F;  // a thread's own throughout
   __syncthreads();
 
-  // The same in every thread.
-  float highest = -INFINITY, total = 0.0F;
+  RowSoftmax softmax;  // the same in every thread
   for (int64_t tile = seen.begin; tile < seen.end; tile += kKeys) {
-    const int num_keys = static_cast<int>(min(int64_t{kKeys}, seen.end - tile));
+    const int num_keys = static_cast<int>(min(int64_t{kKeys}, seen.end - tile)), thread = static_cast<int>(threadIdx.x);
     const TileRows rows(places, seen.slot, tile, num_keys);
-    for (int j = warp; j < num_keys; j += kWarps) {
-      float score = part_of_score(query, keys + rows[j] * sizes.key_width, sizes.key, sizes.vector, lane);
+    float score = -INFINITY;
+    if (thread < num_keys) {
+      float product = add_product(0.0F, query, keys + rows[thread] * sizes.key_width, sizes.key, sizes.vector);
       if (sizes.shared_key > 0) {
-        score += part_of_score(query + sizes.key, shared_keys + rows[j] * sizes.shared_key, sizes.shared_key,
-                               sizes.vector, lane);
+        product = add_product(product, query + sizes.key, shared_keys + rows[thread] * sizes.shared_key,
+                              sizes.shared_key, sizes.vector);
       }
-      score = warp_sum(score);
-      if (lane == 0) scores[j] = score;
+      score = score_of(sizes.scale, product);
     }
+    scores[thread] = score;
     __syncthreads();  // scores are there
-    const float score_a = lane < num_keys ? scores[lane] : -INFINITY;
-    const float score_b = lane + kWarp < num_keys ? scores[lane + kWarp] : -INFINITY;
-    const float new_highest = fmaxf(highest, warp_max(fmaxf(score_a, score_b)));
-    const float weight_a = expf(score_a - new_highest), weight_b = expf(score_b - new_highest);
-    const float fade = expf(highest - new_highest);
-    total = total * fade + warp_sum(weight_a + weight_b);
-    highest = new_highest;
-    if (warp == 0) {
-      weights[lane] = weight_a;
-      weights[lane + kWarp] = weight_b;
+    float fades[kWarps];
+#pragma unroll
+    for (int step = 0; step < kWarps; ++step) {
+      if (step * kWarp >= num_keys) break;
+      const RowSoftmax::Step result = softmax.follow(scores[step * kWarp + lane]);
+      fades[step] = result.fade;
+      if (warp == step) weights[thread] = result.weight;
     }
     __syncthreads();  // weights are there, and scores may be overwritten
     for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) {
-      float sum = sums[d] * fade;
-      for (int j = 0; j < num_keys; ++j) sum += weights[j] * to_float(values[rows[j] * sizes.value_width + d]);
+      float sum = sums[d];
+#pragma unroll
+      for (int step = 0; step < kWarps; ++step) {
+        const int first = step * kWarp;
+        if (first >= num_keys) break;
+        sum *= fades[step];
+        for (int j = first; j < min(first + kWarp, num_keys); ++j) {
+          sum = fmaf(weights[j], to_float(values[rows[j] * sizes.value_width + d]), sum);
+        }
+      }
       sums[d] = sum;
     }
     // The next tile writes weights only after all threads have passed its first barrier.
   }
-  for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) out[d] = from_float<T>(sums[d] / total);
+  const float factor = softmax.factor();
+  for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) out[d] = from_float<T>(sums[d] * factor);
 }
 
 static_assert(kMaxCachedHeadBytes <= kDefaultSharedBytes - 1024);

@@ -2,16 +2,18 @@
 // [offsets[e], offsets[e + 1]) of every expert e.
 //
 // Which kernels multiply, a plan says (plans/grouped_linear.h): an engine, whose functions are a row of kEngineRuns.
-// Here are the kernels for any operands, too: each product is a set
-// of tiles of gemm_tile.cuh. The two whose rows are ragged run on a grid that fills the device: a block takes every
-// gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a time. In the third, C has the shape of
-// a weight and the rows are what is summed over: one block a tile of every expert.
+// Here are the kernels for any operands, too: each product is a set of tiles of gemm_tile.cuh, but forward ones of F32,
+// which have generation's kernel and bits (invariant_products.h). The two whose rows are ragged run on a grid that
+// fills the device: a block takes every gridDim.x-th tile and finds its expert by walking the offsets, 32 experts at a
+// time. In the third, C has the shape of a weight and the rows are what is summed over: one block a tile of every
+// expert.
 #include <algorithm>
 #include <initializer_list>
 #include <iterator>
 
 #include "ops/cuda/kernels/low_precision/quantize_fp8.h"
 #include "ops/cuda/kernels/low_precision/quantize_fp8_columns.h"
+#include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
@@ -211,6 +213,10 @@ void check_aligned(std::initializer_list<Tensor> tensors) {
 
 // --- products of rows by weights, of each engine
 void tiles_product(Context& ctx, const ExpertProduct& p, const GroupedLinearPlan&) {
+  const bool is_f32_forward = p.w.dtype() == DType::kF32 && !p.over_out;
+  if (is_f32_forward && !p.rounding.product_scale.defined()) {
+    return invariant_grouped_product(ctx, p.rows, p.w, p.offsets, p.result);
+  }
   const auto run = [&]<class T, bool kWKMajor>() {
     rows_product<T, kWKMajor>(ctx, p.rows.source, p.w, p.offsets, p.result, p.rounding.product_scale);
   };

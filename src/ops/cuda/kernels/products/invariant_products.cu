@@ -2,7 +2,7 @@
 // activation is applied where the sums are.
 //
 // BF16 in whole 16 bytes: tensor cores (invariant_product.cuh), by one kernel for few rows and one for many. Else, and
-// in fp32: a warp for a value of up to eight tokens, lanes along k.
+// in fp32: a warp for a value of up to eight tokens, lanes along k (ops/contracts/linear.h, "Order of sums").
 #include "ops/cuda/kernels/products/invariant_product.cuh"
 #include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(Product<T, Out> all) {
         float values[8];
         load8(row_of_x(p, tile + t), k, p.depth, p.vector, values);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[t] += values[i] * weights[i];
+        for (int i = 0; i < 8; ++i) sums[t] = fmaf(values[i], weights[i], sums[t]);
       }
     }
 #pragma unroll

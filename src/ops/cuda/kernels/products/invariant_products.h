@@ -1,6 +1,7 @@
 // Products for generation: a row's sums have one order, that of k, whatever other rows there are and however many, so
 // that a token's bits depend on its own sequence alone (ops/ops.h, "batch invariant"). In BF16 it is that of training's
-// products, whose bits these have. Most often there are few rows, and reading the weights once is what takes the time.
+// products, whose bits these have; in F32 training's forward products are these. Most often there are few rows, and
+// reading the weights once is what takes the time.
 #pragma once
 
 #include "ops/contracts/linear.h"
