@@ -6,7 +6,8 @@
 namespace nmoe {
 
 // The head fused with losses of its logits: softmax cross-entropy, and z-loss (arXiv 2204.02311, section 5). Logits
-// exist only for chunks of rows at a time, as stat. Losses are LogSumOf's (ops/log_sum.h) of LogitSums' sums, with the
+// exist only for chunks of rows at a time, as stat; what gradients are made of may be their exponentials in act, each
+// relative to the highest logit near it. Losses are LogSumOf's (ops/log_sum.h) of LogitSums' sums, with the
 // same bits, whether gradients are computed or not.
 struct HeadLoss {
   Tensor x;            // [T, D]
@@ -24,11 +25,10 @@ struct HeadLoss {
 };
 
 // What log-probabilities of generation are made of. The order of a row's sum of exponentials depends on V alone. On the
-// CPU it is log_sum_of's (ops/log_sum.h). On CUDA a row is cut into 1, 2, 4 or 8 slices, as few as leave 108 KiB each;
-// a slice's 512 threads (1,024 of a larger one) take its fours in turns, or its single logits where V is no multiple
-// of 4. A thread adds exp(x - m), m the largest so far, by which what it has is multiplied anew when m grows. Two sums
-// are merged as fma(a, exp(m_a - m), b exp(m_b - m)): those of lanes 16, 8, 4, 2 and 1 apart, then those of warps, then
-// those of slices.
+// CPU it is log_sum_of's (ops/log_sum.h). On CUDA a row is cut into tiles of 192 logits, the last maybe fewer. Of a
+// tile, a lane of 32 has those at 2 l and 2 l + 1 of every 64; it adds exp(x - m), m the tile's highest logit, in
+// ascending order, and lanes 16, 8, 4, 2 and 1 apart are added. Of a row, a lane has every 32nd tile, in ascending
+// order fma(sum of the tile, exp(m - m of the row), sum), and lanes are added as before.
 struct LogitSums {
   Tensor logits;  // [N, V] stat
   Tensor sums;    // = [N, 3] stat: of each row the members of a LogSumOf (ops/log_sum.h), in their order

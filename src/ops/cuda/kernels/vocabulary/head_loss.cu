@@ -1,328 +1,264 @@
-// Logits of some rows by one product, in F32, then a kernel that makes of each row its losses, its prediction and its
-// gradient g = grad_scale * weight * (softmax - onehot(target)) + z_scale * 2 log(sum of exp) * softmax, in act; then,
-// for all rows of a chunk, two products of the gradient.
+// Logits by tiles of columns (LogitSums in contracts/head.h): their exponentials, relative to the highest of a tile,
+// and what a tile's are summed to; then a kernel that makes of a row's tiles its losses, its prediction and its
+// gradient g = grad_scale * weight * (softmax - onehot(target)) + z_scale * 2 log(sum of exp) * softmax, in act, where
+// the exponentials are; then, for all rows of a chunk, two products of the gradient.
 //
-// The kernel: a row belongs to a cluster of blocks, each of which has a slice of it in shared memory, so that the row
-// is read from memory once. A thread keeps the largest of the logits it reads, the first index of that, and the sum of
-// exp(logit - largest) (online softmax, arXiv 1805.02867, algorithm 3); these are merged over the block, then over the
-// cluster, in an order that V alone fixes: generation's logits go through the same kernel. Memory-bound: clusters stay
-// for many rows, and a segment of the next row is on its way as soon as the gradients of one are made.
-#include <cooperative_groups.h>
-
-#include <algorithm>
-#include <cfloat>
-#include <climits>
-#include <cuda/barrier>
-
+// On Hopper, in BF16, exponentials and sums come out of the product itself (sm90/head_product.h). Elsewhere a product
+// writes logits in F32, of which a kernel makes the same. All but the products is memory-bound.
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
-#include "ops/cuda/primitives/flushed_math.cuh"
-#include "ops/cuda/primitives/warp.cuh"
+#include "ops/cuda/primitives/logit_tiles.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/sm90/head_product.h"
 
 namespace nmoe::cuda {
 namespace {
 
-constexpr int kVector = 16 / static_cast<int>(sizeof(float));
-constexpr int kMaxSegments = 64;  // more than fit in shared memory
-constexpr int kSegmentReads = 2;  // of a thread, 16 bytes each
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
 
-// A running softmax and argmax over some of a row's logits. How sums round is written out: kernels of all types give
-// the same.
-struct OnlineSoftmax {
-  float max;   // finite where there is none, so that exp(-inf - max) is 0
-  float sum;   // of exp(logit - max)
-  int argmax;  // the lowest index at which `max` is
-
-  __device__ static OnlineSoftmax of_nothing() { return {-FLT_MAX, 0.0F, INT_MAX}; }
-
-  // Logits index, index + 1 and so on. NaN stays in the sum.
-  template <int kCount>
-  __device__ void add(const float (&logits)[kCount], int index) {
-    float highest = logits[0];
-#pragma unroll
-    for (int j = 1; j < kCount; ++j) highest = fmaxf(highest, logits[j]);
-    if (highest > max) {  // seldom
-      sum = __fmul_rn(sum, flushed_exp(max - highest));
-      max = highest;
-#pragma unroll
-      for (int j = kCount - 1; j >= 0; --j) {
-        if (logits[j] == highest) argmax = index + j;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) sum = __fadd_rn(sum, flushed_exp(logits[j] - max));
-  }
-};
-
-__device__ OnlineSoftmax merge(const OnlineSoftmax& a, const OnlineSoftmax& b) {
-  OnlineSoftmax both;
-  both.max = fmaxf(a.max, b.max);
-  both.sum = __fmaf_rn(a.sum, flushed_exp(a.max - both.max), __fmul_rn(b.sum, flushed_exp(b.max - both.max)));
-  both.argmax = a.max > b.max ? a.argmax : b.max > a.max ? b.argmax : min(a.argmax, b.argmax);
-  return both;
-}
-
-// Lane 0 returns that of the warp's logits.
-__device__ OnlineSoftmax merge_warp(OnlineSoftmax softmax) {
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    OnlineSoftmax other;
-    other.max = __shfl_down_sync(kAllLanes, softmax.max, offset);
-    other.sum = __shfl_down_sync(kAllLanes, softmax.sum, offset);
-    other.argmax = __shfl_down_sync(kAllLanes, softmax.argmax, offset);
-    softmax = merge(softmax, other);
-  }
-  return softmax;
-}
-
-// What a block knows of its row's slice.
-struct SliceResult {
-  OnlineSoftmax softmax;
-  float target_logit;  // where the slice has the target; else 0
-};
-
-// Thread 0 returns that of the block's logits.
-template <int kThreads>
-__device__ OnlineSoftmax merge_block(OnlineSoftmax softmax) {
-  constexpr int kWarps = kThreads / kWarp;
-  static_assert(kThreads % kWarp == 0 && kWarps <= kWarp);
-  __shared__ OnlineSoftmax of_warps[kWarps];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  softmax = merge_warp(softmax);
-  if (lane == 0) of_warps[warp] = softmax;
-  __syncthreads();
-  if (warp > 0) return softmax;
-  return merge_warp(lane < kWarps ? of_warps[lane] : OnlineSoftmax::of_nothing());
-}
-
-// Every thread returns that of the row, from its block's in thread 0. `turn` alternates from row to row: others may
-// still read what a block said of the row before.
-__device__ SliceResult merge_cluster(const SliceResult& of_block, int turn) {
-  namespace cg = cooperative_groups;
-  __shared__ SliceResult of_slice[2];
-  __shared__ SliceResult of_row;
-  const cg::cluster_group cluster = cg::this_cluster();
-  if (threadIdx.x == 0) of_slice[turn] = of_block;
-  cluster.sync();
-  if (threadIdx.x < kWarp) {
-    const unsigned lane = threadIdx.x;
-    SliceResult of_lane{OnlineSoftmax::of_nothing(), 0.0F};
-    if (lane < cluster.num_blocks()) of_lane = *cluster.map_shared_rank(&of_slice[turn], lane);
-    of_lane.softmax = merge_warp(of_lane.softmax);
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-      of_lane.target_logit += __shfl_down_sync(kAllLanes, of_lane.target_logit, offset);
-    }
-    if (lane == 0) of_row = of_lane;
-  }
-  __syncthreads();
-  return of_row;
-}
-
-// T: of gradients.
+// --- tiles of logits that are in memory
 template <class T>
-struct RowArgs {
-  const float* logits;       // [rows, V]
-  T* gradients;              // = [rows, V]; null: not wanted
-  const int32_t* targets;    // [rows]; null: none
-  const double* grad_scale;  // [1]; null without gradients
-  const double* z_scale;     // [1]; null: no gradients of z losses
-  const float* weights;      // [rows]; null: 1
-  float* losses;             // = [rows]; null: not wanted
-  float* z_losses;           // = [rows]; null: not wanted
-  int32_t* predictions;      // = [rows]; null: not wanted
-  float* sums;               // = [rows, 3], LogitSums; null: not wanted
+struct TileArgs {
+  const float* logits;     // [rows, V]
+  const int32_t* targets;  // [rows]; null: none
+  T* exponentials;         // = [rows, V]; null: not wanted
+  LogitTile* tiles;        // = [tiles, rows]
+  int32_t* best;           // = the same, the lowest id of the highest logit; null: not wanted
+  float* target_logits;    // = [rows], where the row has a target; null: not wanted
   int num_rows, vocab;
-  int slice;  // logits that a block has of a row, the last of the cluster maybe fewer
+
+  __host__ __device__ int num_tiles() const { return ceil_div(vocab, kLogitTileCols); }
 };
 
-// kValues: logits a thread takes at a time, 16 bytes where rows are a multiple of that. Those travel by bulk copies, a
-// segment of the slice each.
-template <class T, int kValues, int kThreads>
-__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(RowArgs<T> args) {
-  namespace cg = cooperative_groups;
-  using Barrier = ::cuda::barrier<::cuda::thread_scope_block>;
-  constexpr bool kBulk = kValues == kVector;
-  constexpr int kSegment = kSegmentReads * kThreads * kValues;
-  extern __shared__ __align__(128) std::byte shared[];
-  auto* const logits = reinterpret_cast<float*>(shared);
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 20054  // their constructor does not run: init() does what is to be done
-  __shared__ Barrier filled[kMaxSegments];
-#pragma nv_diagnostic pop
+constexpr int kTileWarps = 8;  // of a block, with neighbouring tiles of a row
 
-  const cg::cluster_group cluster = cg::this_cluster();
-  const auto num_blocks = static_cast<int>(cluster.num_blocks());
-  const int num_clusters = static_cast<int>(gridDim.x) / num_blocks,
-            first_row = static_cast<int>(blockIdx.x) / num_blocks;
-  const int begin = static_cast<int>(cluster.block_rank()) * args.slice;
-  const int size = max(0, min(args.slice, args.vocab - begin));
-  if (kBulk && threadIdx.x == 0) {
-    for (Barrier& barrier : filled) init(&barrier, 1);
-    ::cuda::device::experimental::fence_proxy_async_shared_cta();  // copies see them
+template <class T>
+__global__ void __launch_bounds__(kTileWarps* kWarp) tile_kernel(TileArgs<T> args) {
+  begin_behind_work_before();
+  const int row = static_cast<int>(blockIdx.x);
+  const int tile = static_cast<int>(blockIdx.y) * kTileWarps + static_cast<int>(threadIdx.x) / kWarp;
+  if (tile >= args.num_tiles()) return;
+  const int begin = tile * kLogitTileCols, num_cols = min(args.vocab - begin, kLogitTileCols);
+  const float* const logits = args.logits + static_cast<int64_t>(row) * args.vocab + begin;
+  LogitRows<1> rows;
+#pragma unroll
+  for (int i = 0; i < kLogitLaneCols; ++i) {
+    const int column = logit_column(i / 2) + i % 2;
+    rows.values[0][i] = column < num_cols ? logits[column] : -INFINITY;
   }
-  __syncthreads();
-
-  // The part of a row's slice that begins at `first`.
-  const auto fetch = [&](int row, int first) {
-    if (row >= args.num_rows) return;
-    const int count = min(kSegment, size - first);
-    const float* const source = args.logits + static_cast<int64_t>(row) * args.vocab + begin + first;
-    if constexpr (kBulk) {
-      if (threadIdx.x != 0) return;
-      const auto bytes = static_cast<unsigned>(count * sizeof(float));
-      Barrier& barrier = filled[first / kSegment];
-      ::cuda::device::memcpy_async_tx(logits + first, source, ::cuda::aligned_size_t<16>(bytes), barrier);
-      static_cast<void>(::cuda::device::barrier_arrive_tx(barrier, 1, bytes));
-    } else {
-      for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) logits[first + i] = source[i];
-    }
-  };
-  for (int first = 0; first < size; first += kSegment) fetch(first_row, first);
-
-  int turn = 0;
-  for (int row = first_row; row < args.num_rows; row += num_clusters, ++turn) {
-    const int target = args.targets != nullptr ? args.targets[row] : -1;
-    const bool has_target = target >= 0 && target < args.vocab;
-    if constexpr (!kBulk) __syncthreads();
-    OnlineSoftmax softmax = OnlineSoftmax::of_nothing();
-    for (int first = 0; first < size; first += kSegment) {
-      if constexpr (kBulk) filled[first / kSegment].wait_parity(turn % 2 != 0);
+  float highest[1], sums[1];
+  rows.highest(highest);
+  if (args.targets != nullptr) {
+    const int target = args.targets[row] - begin;
+    if (target >= 0 && target < num_cols) rows.write_logit(0, target, args.target_logits + row);
+  }
+  const int best = args.best != nullptr ? rows.column_of(0, highest[0]) : 0;
+  rows.exponentials(highest, sums);
+  if (args.exponentials != nullptr) {
+    T* const out = args.exponentials + static_cast<int64_t>(row) * args.vocab + begin;
 #pragma unroll
-      for (int r = 0; r < kSegmentReads; ++r) {
-        const int i = first + (r * kThreads + static_cast<int>(threadIdx.x)) * kValues;
-        if (i >= size) break;
-        float x[kValues];
-        load_values(logits + i, x);
-        softmax.add(x, begin + i);
-      }
-    }
-    SliceResult result{.softmax = merge_block<kThreads>(softmax), .target_logit = 0.0F};
-    const int in_slice = target - begin;
-    if (has_target && in_slice >= 0 && in_slice < size) result.target_logit = logits[in_slice];
-    result = merge_cluster(result, turn % 2);
-    softmax = result.softmax;
-    const float weight = args.weights != nullptr && has_target ? args.weights[row] : 1.0F;
-    if (threadIdx.x == 0 && begin == 0) {
-      if (args.predictions != nullptr) args.predictions[row] = softmax.argmax < args.vocab ? softmax.argmax : 0;
-      float loss = 0.0F;
-      if (has_target) loss = logf(softmax.sum) - (result.target_logit - softmax.max);
-      if (target >= args.vocab) loss = nanf("");
-      if (args.losses != nullptr) args.losses[row] = weight * loss;
-      if (args.z_losses != nullptr) {
-        const float log_z = logf(softmax.sum) + softmax.max;
-        args.z_losses[row] = has_target ? log_z * log_z : 0.0F;
-      }
-      if (args.sums != nullptr) {
-        float* const sums = args.sums + static_cast<int64_t>(row) * 3;
-        sums[0] = softmax.max, sums[1] = softmax.sum, sums[2] = logf(softmax.sum);
-      }
-    }
-    if (args.gradients != nullptr) {
-      const float scale = has_target ? weight * static_cast<float>(*args.grad_scale) : 0.0F;
-      float pull = scale;  // of the softmax
-      if (args.z_scale != nullptr) {
-        pull += 2.0F * static_cast<float>(*args.z_scale) * (logf(softmax.sum) + softmax.max);
-      }
-      const float factor = pull / softmax.sum;
-      T* const gradient = args.gradients + static_cast<int64_t>(row) * args.vocab + begin;
-      for (int first = 0; first < size; first += kSegment) {
-#pragma unroll
-        for (int r = 0; r < kSegmentReads; ++r) {
-          const int i = first + (r * kThreads + static_cast<int>(threadIdx.x)) * kValues;
-          if (i >= size) break;
-          float values[kValues];
-          load_values(logits + i, values);
-#pragma unroll
-          for (int j = 0; j < kValues; ++j) {
-            values[j] = has_target ? flushed_exp(values[j] - softmax.max) * factor : 0.0F;  // pull * softmax
-          }
-          if (const int at = in_slice - i; at >= 0 && at < kValues) {  // seldom
-#pragma unroll
-            for (int j = 0; j < kValues; ++j) {
-              if (j == at) values[j] -= scale;
-            }
-          }
-          store_values(gradient + i, values);
-        }
-        __syncthreads();  // the segment is read
-        fetch(row + num_clusters, first);
-      }
-    } else {
-      __syncthreads();
-      for (int first = 0; first < size; first += kSegment) fetch(row + num_clusters, first);
+    for (int i = 0; i < kLogitLaneCols; ++i) {
+      const int column = logit_column(i / 2) + i % 2;
+      if (column < num_cols) out[column] = from_float<T>(rows.values[0][i]);
     }
   }
-  cluster.sync();  // shared memory stays until the others have read it
-}
-
-// Blocks of a cluster: few, but so many that two slices fit on a multiprocessor, if that can be.
-int cluster_blocks(int64_t row_bytes) {
-  int blocks = 1;
-  while (blocks < kMaxHeadBlocks && ceil_div<int64_t>(row_bytes, blocks) > kHeadSliceBytes / 2) blocks *= 2;
-  return blocks;
-}
-
-template <int kValues, class T>
-void launch_cross_entropy(Context& ctx, RowArgs<T> args) {
-  const int blocks = cluster_blocks(args.vocab * static_cast<int64_t>(sizeof(float)));
-  args.slice = ceil_div(ceil_div(args.vocab, blocks), kVector) * kVector;
-  const auto shared = static_cast<size_t>(args.slice) * sizeof(float);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {.x = static_cast<unsigned>(blocks), .y = 1, .z = 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid_size(static_cast<int64_t>(args.num_rows) * blocks));
-  config.dynamicSmemBytes = shared;
-  config.stream = ctx.stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  const auto launch = [&]<int kThreads>() {
-    const auto kernel = cross_entropy_kernel<T, kValues, kThreads>;
-    allow_dynamic_shared(kernel, static_cast<int>(shared));
-    config.blockDim = dim3(kThreads);
-    int at_once = 0;  // clusters
-    NMOE_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&at_once, kernel, &config));
-    config.gridDim = dim3(grid_size(static_cast<int64_t>(std::clamp(args.num_rows, 1, std::max(1, at_once))) * blocks));
-    NMOE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
-  };
-  const bool one_a_multiprocessor = 2 * static_cast<int64_t>(shared) > kHeadSliceBytes;
-  one_a_multiprocessor ? launch.template operator()<1024>() : launch.template operator()<512>();
+  if (threadIdx.x % kWarp != 0) return;
+  const int64_t at = static_cast<int64_t>(tile) * args.num_rows + row;
+  args.tiles[at] = {highest[0], sums[0]};
+  if (args.best != nullptr) args.best[at] = best == INT_MAX ? INT_MAX : begin + best;
 }
 
 template <class T>
-void cross_entropy(Context& ctx, const RowArgs<T>& args) {
-  if (args.num_rows == 0) return;
-  if (args.vocab % kVector == 0) {
-    launch_cross_entropy<kVector>(ctx, args);
+void sum_tiles(Context& ctx, const TileArgs<T>& args) {
+  const dim3 grid(grid_size(args.num_rows), short_grid_size(ceil_div(args.num_tiles(), kTileWarps)));
+  launch_early(ctx, tile_kernel<T>, grid, kTileWarps * kWarp, 0, args);
+}
+
+// --- what is made of a row's tiles
+struct RowArgs {
+  const LogitTile* tiles;      // [tiles, rows]
+  const int32_t* best;         // the same; null: no predictions
+  const float* target_logits;  // [rows]
+  const int32_t* targets;      // [rows]; null: none
+  const double* grad_scale;    // [1]; null without gradients
+  const double* z_scale;       // [1]; null: no gradients of z losses
+  const float* weights;        // [rows]; null: 1
+  float* losses;               // = [rows]; null: not wanted
+  float* z_losses;             // = [rows]; null: not wanted
+  int32_t* predictions;        // = [rows]; null: not wanted
+  float* sums;                 // = [rows, 3], LogitSums; null: not wanted
+  int num_rows, vocab;
+
+  __host__ __device__ int num_tiles() const { return ceil_div(vocab, kLogitTileCols); }
+};
+
+// The lowest id of the highest logit, for all lanes of a warp.
+template <class TileOf>
+__device__ int prediction_of(const RowArgs& args, int row, float highest, const TileOf& tile_of) {
+  int best = INT_MAX;
+  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < args.num_tiles(); i += kWarp) {
+    if (tile_of(i).highest == highest) best = min(best, args.best[static_cast<int64_t>(i) * args.num_rows + row]);
+  }
+  best = __reduce_min_sync(kAllLanes, best);
+  return best < args.vocab ? best : 0;
+}
+
+// A row's losses, prediction and sums, by one warp. Returns its tile.
+template <class TileOf>
+__device__ LogitTile end_row(const RowArgs& args, int row, const TileOf& tile_of) {
+  const LogitTile whole = merge_logit_tiles(args.num_tiles(), tile_of);
+  const int prediction = args.predictions != nullptr ? prediction_of(args, row, whole.highest, tile_of) : 0;
+  if (threadIdx.x % kWarp != 0) return whole;
+  if (args.predictions != nullptr) args.predictions[row] = prediction;
+  const float log_sum = logf(whole.sum);
+  if (args.targets != nullptr) {
+    const int target = args.targets[row];
+    const bool has_target = target >= 0 && target < args.vocab;
+    float loss = 0.0F;
+    if (has_target) loss = log_sum - (args.target_logits[row] - whole.highest);
+    if (target >= args.vocab) loss = nanf("");
+    const float weight = args.weights != nullptr && has_target ? args.weights[row] : 1.0F;
+    if (args.losses != nullptr) args.losses[row] = weight * loss;
+    if (args.z_losses != nullptr) {
+      const float log_z = log_sum + whole.highest;
+      args.z_losses[row] = has_target ? log_z * log_z : 0.0F;
+    }
+  }
+  if (args.sums != nullptr) {
+    float* const sums = args.sums + static_cast<int64_t>(row) * 3;
+    sums[0] = whole.highest, sums[1] = whole.sum, sums[2] = log_sum;
+  }
+  return whole;
+}
+
+constexpr int kRowWarps = 8;  // of a block, with a row each
+
+__global__ void __launch_bounds__(kRowWarps* kWarp) row_kernel(RowArgs args) {
+  begin_behind_work_before();
+  const int row = static_cast<int>(blockIdx.x) * kRowWarps + static_cast<int>(threadIdx.x) / kWarp;
+  if (row >= args.num_rows) return;
+  end_row(args, row, [&](int i) { return args.tiles[static_cast<int64_t>(i) * args.num_rows + row]; });
+}
+
+constexpr int kGradientThreads = 512;  // of a block, which has a row
+
+// gradients [rows, V]: of exponentials, in place. kValues: that a thread takes at a time, 16 bytes or more where rows
+// are a multiple of that, and then all of one tile.
+template <class T, int kValues>
+__global__ void __launch_bounds__(kGradientThreads) gradient_kernel(RowArgs args, T* gradients) {
+  static_assert(kLogitTileCols % kValues == 0);
+  extern __shared__ LogitTile tiles[];  // of the row
+  __shared__ LogitTile whole;
+  auto* const factors = reinterpret_cast<float*>(tiles);  // later: of each tile's exponentials
+  const int row = static_cast<int>(blockIdx.x), target = args.targets[row];
+  const bool has_target = target >= 0 && target < args.vocab;
+  for (int i = static_cast<int>(threadIdx.x); i < args.num_tiles(); i += kGradientThreads) {
+    tiles[i] = args.tiles[static_cast<int64_t>(i) * args.num_rows + row];
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarp) {
+    const LogitTile of_row = end_row(args, row, [&](int i) { return tiles[i]; });
+    if (threadIdx.x == 0) whole = of_row;
+  }
+  __syncthreads();
+  const float weight = args.weights != nullptr && has_target ? args.weights[row] : 1.0F;
+  const float scale = has_target ? weight * static_cast<float>(*args.grad_scale) : 0.0F;
+  float pull = scale;  // of the softmax
+  if (args.z_scale != nullptr) pull += 2.0F * static_cast<float>(*args.z_scale) * (logf(whole.sum) + whole.highest);
+  const float factor = pull / whole.sum;
+  const auto factor_of = [&](float highest) { return flushed_exp(highest - whole.highest) * factor; };
+  for (int first = 0; first < args.num_tiles(); first += kGradientThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const float of_tile = i < args.num_tiles() ? factor_of(tiles[i].highest) : 0.0F;
+    __syncthreads();  // a factor takes the place of half a tile, one that was read
+    if (i < args.num_tiles()) factors[i] = of_tile;
+  }
+  __syncthreads();
+  T* const gradient = gradients + static_cast<int64_t>(row) * args.vocab;
+  for (int i = static_cast<int>(threadIdx.x) * kValues; i < args.vocab; i += kGradientThreads * kValues) {
+    float values[kValues];
+    load_values(gradient + i, values);
+    const float of_tile = factors[i / kLogitTileCols];
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) values[j] = has_target ? values[j] * of_tile : 0.0F;
+    if (const int at = target - i; has_target && at >= 0 && at < kValues) {  // seldom
+      const float made = factor_of(args.target_logits[row]) - scale;
+#pragma unroll
+      for (int j = 0; j < kValues; ++j) {
+        if (j == at) values[j] = made;
+      }
+    }
+    store_values(gradient + i, values);
+  }
+}
+
+void end_rows(Context& ctx, const RowArgs& args) {
+  launch_early(ctx, row_kernel, grid_size(ceil_div(args.num_rows, kRowWarps)), kRowWarps * kWarp, 0, args);
+}
+
+template <class T>
+void make_gradients(Context& ctx, const RowArgs& args, T* gradients) {
+  const auto shared = static_cast<int>(args.num_tiles() * sizeof(LogitTile));
+  const auto launch = [&](auto kernel) {
+    allow_dynamic_shared(kernel, shared);
+    kernel<<<grid_size(args.num_rows), kGradientThreads, static_cast<size_t>(shared), ctx.stream>>>(args, gradients);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (args.vocab % 8 == 0) {
+    launch(gradient_kernel<T, 8>);
   } else {
-    launch_cross_entropy<1>(ctx, args);
+    launch(gradient_kernel<T, 1>);
   }
 }
 
 // T: of gradients, or of what they would be.
 template <class T>
 void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) {
-  const bool want_gradient = args.dx.defined();
-  // Logits of rows [begin, end), and what is made of them; gradients: theirs, undefined if not wanted.
+  const bool want_gradient = args.dx.defined(), in_memory = plan.logits.defined();
+  auto* const tiles = reinterpret_cast<LogitTile*>(plan.tiles.sums.data<float>());
+  int32_t* const best = plan.tiles.best.defined() ? plan.tiles.best.data<int32_t>() : nullptr;
+  const auto num_ids = static_cast<int>(args.w.dim(0));
+  // What is made of rows [begin, end); gradients: theirs, undefined if not wanted.
   const auto run_rows = [&](int64_t begin, int64_t end, const Tensor& gradients) {
-    const Tensor logits = plan.logits.rows(0, end - begin);
-    linear_forward(ctx, {.x = args.x.rows(begin, end), .w = args.w, .y = logits}, plan.product);
-    RowArgs<T> row_args{};
-    row_args.logits = logits.data<float>();
-    row_args.gradients = want_gradient ? gradients.data<T>() : nullptr;
-    row_args.targets = args.targets.data<int32_t>() + begin;
-    row_args.grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr;
-    row_args.z_scale = want_gradient && args.z_scale.defined() ? args.z_scale.data<double>() : nullptr;
-    row_args.weights = args.weights.defined() ? args.weights.data<float>() + begin : nullptr;
-    row_args.losses = args.losses.data<float>() + begin;
-    row_args.z_losses = args.z_losses.defined() ? args.z_losses.data<float>() + begin : nullptr;
-    row_args.predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr;
-    row_args.num_rows = static_cast<int>(end - begin);
-    row_args.vocab = static_cast<int>(args.w.dim(0));
-    cross_entropy(ctx, row_args);
+    T* const exponentials = want_gradient ? gradients.data<T>() : nullptr;
+    const Tensor x = args.x.rows(begin, end), targets = args.targets.rows(begin, end);
+    if (in_memory) {
+      const Tensor logits = plan.logits.rows(0, end - begin);
+      linear_forward(ctx, {.x = x, .w = args.w, .y = logits}, plan.product);
+      sum_tiles<T>(ctx, {.logits = logits.data<float>(),
+                         .targets = targets.data<int32_t>(),
+                         .exponentials = exponentials,
+                         .tiles = tiles,
+                         .best = best,
+                         .target_logits = plan.tiles.targets.data<float>(),
+                         .num_rows = static_cast<int>(end - begin),
+                         .vocab = num_ids});
+    } else if constexpr (kKernels.has_sm90()) {
+      sm90::head_product(ctx,
+                         {.x = x, .w = args.w, .targets = targets, .exponentials = gradients, .tiles = plan.tiles});
+    }
+    const RowArgs rows{.tiles = tiles,
+                       .best = best,
+                       .target_logits = plan.tiles.targets.data<float>(),
+                       .targets = targets.data<int32_t>(),
+                       .grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr,
+                       .z_scale = want_gradient && args.z_scale.defined() ? args.z_scale.data<double>() : nullptr,
+                       .weights = args.weights.defined() ? args.weights.data<float>() + begin : nullptr,
+                       .losses = args.losses.data<float>() + begin,
+                       .z_losses = args.z_losses.defined() ? args.z_losses.data<float>() + begin : nullptr,
+                       .predictions = args.predictions.defined() ? args.predictions.data<int32_t>() + begin : nullptr,
+                       .sums = nullptr,
+                       .num_rows = static_cast<int>(end - begin),
+                       .vocab = num_ids};
+    if (want_gradient) {
+      make_gradients(ctx, rows, exponentials);
+    } else {
+      end_rows(ctx, rows);
+    }
   };
-  const int64_t num_tokens = args.x.dim(0), part_rows = plan.logits.dim(0);
+  const int64_t num_tokens = args.x.dim(0), part_rows = plan.tiles.num_rows();
   const int64_t chunk_rows = want_gradient ? plan.gradients.dim(0) : num_tokens;
   for (int64_t begin = 0; begin < num_tokens; begin += chunk_rows) {
     const int64_t end = std::min(begin + chunk_rows, num_tokens);
@@ -350,14 +286,24 @@ void head_loss(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) {
   }
 }
 
-void logit_sums(Context& ctx, const LogitSums& args) {
-  check_head_vocab(args.logits.dim(1));
-  RowArgs<float> row_args{};
-  row_args.logits = args.logits.data<float>();
-  row_args.sums = args.sums.data<float>();
-  row_args.num_rows = static_cast<int>(args.logits.dim(0));
-  row_args.vocab = static_cast<int>(args.logits.dim(1));
-  cross_entropy(ctx, row_args);
+void logit_sums(Context& ctx, const LogitSums& args, const LogitSumsPlan& plan) {
+  const auto num_rows = static_cast<int>(args.logits.dim(0)), num_ids = static_cast<int>(args.logits.dim(1));
+  if (num_rows == 0) return;
+  auto* const tiles = reinterpret_cast<LogitTile*>(plan.tiles.sums.data<float>());
+  sum_tiles<float>(ctx, {.logits = args.logits.data<float>(),
+                         .targets = nullptr,
+                         .exponentials = nullptr,
+                         .tiles = tiles,
+                         .best = nullptr,
+                         .target_logits = nullptr,
+                         .num_rows = num_rows,
+                         .vocab = num_ids});
+  RowArgs rows{};
+  rows.tiles = tiles;
+  rows.sums = args.sums.data<float>();
+  rows.num_rows = num_rows;
+  rows.vocab = num_ids;
+  end_rows(ctx, rows);
 }
 
 }  // namespace nmoe::cuda
