@@ -458,7 +458,6 @@ std::vector<BatchParity> compare(Config config, const std::shared_ptr<const Toke
   place.device.kind = options.device;
   place.device.num_threads = options.num_threads;
   place.device.compute_dtype = dtype;
-  place.has_gradients = reader == nullptr && dtype == DType::kBF16;  // random weights are drawn where they have masters
   place.work = "the comparison";
   place.remedy = [](const StoragePlan& plan) {
     return fmt::format(

@@ -34,11 +34,9 @@ PackedScorerOptions PackedScorer::complete(const Config& config, PackedScorerOpt
   return options;
 }
 
-WeightsPlace PackedScorer::place(bool has_random_weights) const {
+WeightsPlace PackedScorer::place() const {
   return {
       .device = {.kind = options_.device, .num_threads = options_.num_threads, .compute_dtype = options_.compute_dtype},
-      // Where weights have a master, random ones are drawn there.
-      .has_gradients = has_random_weights && options_.compute_dtype == DType::kBF16,
       .work = "evaluation",
       .remedy = [max_tokens = options_.max_tokens](const StoragePlan& plan) {
         return fmt::format("lower --context (now {} tokens), or free memory: the weights take {}, a pass {}",
@@ -50,7 +48,7 @@ WeightsPlace PackedScorer::place(bool has_random_weights) const {
 PackedScorer::PackedScorer(const Config& config, const PackedScorerOptions& options, const CheckpointReader* reader)
     : config_(config),
       options_(complete(config_, options)),
-      weights_(config_.model, place(reader == nullptr),
+      weights_(config_.model, place(),
                [this](WeightSet& weights, Storage& storage) { Passes(config_, options_, weights, storage); }),
       passes_(config_, options_, weights_.weights(), weights_.storage()) {
   if (reader != nullptr) {

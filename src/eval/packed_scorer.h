@@ -67,7 +67,7 @@ class PackedScorer final : public Scorer {
     ScoredRows scored;  // as many as rows, and more, to fill up what is computed at once
   };
   static PackedScorerOptions complete(const Config& config, PackedScorerOptions options);
-  WeightsPlace place(bool has_random_weights) const;
+  WeightsPlace place() const;
   // Puts a text into the next pass, false without room.
   bool place(const ScoredText& text, TextScore& score);
   // Ends the path to the text placed last behind `position`, with a piece that ends there.

@@ -39,7 +39,7 @@ int64_t positions_of(const CachedModelOptions& options) {
 }
 
 std::shared_ptr<OwnModel> make_model(const Config& given, std::shared_ptr<const Tokenizer> tokenizer,
-                                     LoadOptions options, bool is_random) {
+                                     LoadOptions options) {
   const Config config = with_arithmetic(given, options.arithmetic);
   options.cached.num_slots = slots_of(options.cached.num_slots);
   options.cached.capacity = context_of(config, options.cached.capacity);
@@ -47,8 +47,6 @@ std::shared_ptr<OwnModel> make_model(const Config& given, std::shared_ptr<const 
   const DType dtype = generation_dtype(config, options.device);
   const WeightsPlace place{
       .device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype},
-      // Where weights have a master, random ones are drawn there.
-      .has_gradients = is_random && dtype == DType::kBF16,
       .work = "generation",
       .remedy = [&](const StoragePlan& plan) {
         return fmt::format(
@@ -108,14 +106,14 @@ void load_weights(const CheckpointReader& reader, PlacedWeights& placed) {
 
 std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& checkpoint, const LoadOptions& options) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
-  auto model = make_model(config_of(reader), reader.tokenizer(), options, /*is_random=*/false);
+  auto model = make_model(config_of(reader), reader.tokenizer(), options);
   load_weights(reader, model->weights);
   return cached_of(std::move(model));
 }
 
 std::shared_ptr<CachedModel> random_cached_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                                                  const LoadOptions& options) {
-  auto model = make_model(config, std::move(tokenizer), options, /*is_random=*/true);
+  auto model = make_model(config, std::move(tokenizer), options);
   model->weights.initialise(static_cast<uint64_t>(config.run.seed), config.model.init.truncation);
   return cached_of(std::move(model));
 }

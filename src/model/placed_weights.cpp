@@ -44,7 +44,19 @@ void PlacedWeights::set(Weight& weight, const float* values) {
 }
 
 void PlacedWeights::initialise(uint64_t seed, double truncation) {
-  weights_.initialise(device_->ops(), seed, truncation);
+  const bool rounds = std::ranges::any_of(weights_.all(), [](const Weight& weight) {
+    return weight.value.dtype() == DType::kBF16 && !weight.low.defined();
+  });
+  if (!rounds) return weights_.initialise(device_->ops(), seed, truncation);
+  constexpr int64_t kElements = int64_t{1} << 22;
+  Arena arena("masters, while random values are drawn");
+  arena.reserve(device_->memory(), kElements * static_cast<int64_t>(sizeof(float) + sizeof(int16_t)));
+  weights_.initialise(
+      device_->ops(), seed, truncation,
+      {.master = arena.allocate(DType::kF32, {kElements}), .low = arena.allocate(DType::kI16, {kElements})});
+  const std::unique_ptr<Event> drawn = device_->make_event(Lane::kCompute);
+  drawn->record();
+  drawn->wait();  // before the room goes
 }
 
 }  // namespace nmoe

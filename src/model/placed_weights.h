@@ -19,8 +19,7 @@ namespace nmoe {
 
 struct WeightsPlace {
   DeviceOptions device;
-  // Whether there are gradients, and whole masters of BF16 weights; else nothing may be done that needs them: neither
-  // training nor, in BF16, drawing random values.
+  // Whether there are gradients, and whole masters of BF16 weights; else nothing may be done that needs them.
   bool has_gradients = false;
   // Of the Error where memory is too little: what needs so much ("generation"), and what to lower.
   std::string work = "the model";

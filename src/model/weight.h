@@ -16,6 +16,11 @@
 
 namespace nmoe {
 
+// Where masters of BF16 weights are drawn that are not kept: as many elements of both, stat and i16.
+struct MasterRoom {
+  Tensor master, low;
+};
+
 class Weight : public Parameter {
  public:
   // `shape_here`: the shape of this rank's part.
@@ -47,8 +52,9 @@ class Weight : public Parameter {
   void upload(Ops& ops, const void* host);
   void begin_download(Ops& ops, void* host) const;
   // Fills those values as spec says; overwrites gradients, as upload() does. They are drawn from a stream of their own,
-  // keyed by seed and name, so that adding a layer changes no other weight.
-  void initialise(Ops& ops, uint64_t seed, double truncation);
+  // keyed by seed and name, so that adding a layer changes no other weight. Of a BF16 weight without the rest of a
+  // master they are drawn in `room`, part by part.
+  void initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room = {});
 };
 
 }  // namespace nmoe

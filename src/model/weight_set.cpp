@@ -83,8 +83,8 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters)
   }
 }
 
-void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation) {
-  for (Weight& weight : weights_) weight.initialise(ops, seed, truncation);
+void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room) {
+  for (Weight& weight : weights_) weight.initialise(ops, seed, truncation, room);
 }
 
 void WeightSet::begin_step() {

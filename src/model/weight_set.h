@@ -33,8 +33,8 @@ struct WeightRange {
   size_t begin = 0, end = 0;
 };
 
-// Of BF16 weights. Training and drawing random values need the rest of a master (Parameter::low), which an optimizer
-// gives to weights that are without (optim/optimizer.h).
+// Of BF16 weights. Training needs the rest of a master (Parameter::low), which an optimizer gives to weights that are
+// without (optim/optimizer.h).
 enum class Masters { kWhole, kWithoutRest };
 
 // All weights of a description, in its order; of stacked experts only this rank's. References to weights stay valid as
@@ -57,7 +57,7 @@ class WeightSet {
   void allocate(Ops& ops, Arena& values, Arena& grads, Masters masters = Masters::kWhole);
   const std::vector<FlatWeights>& flat() const { return flat_; }
   // Initialises what this rank updates; the rest has to be fetched from the other ranks.
-  void initialise(Ops& ops, uint64_t seed, double truncation);
+  void initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room = {});
   void begin_step();
   void begin_microbatch();
   // To be called before a pass outside a step.
