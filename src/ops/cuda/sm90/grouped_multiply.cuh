@@ -27,13 +27,6 @@ __device__ void clear_rows(std::byte* stage, int first) {
   named_barrier_sync(kConsumerBarrier, kConsumerThreads);
 }
 
-// kCount of a tile's sums, from the kFirst'th on.
-template <int kFirst, int kCount, int kValues>
-__device__ auto part_of(float (&c)[kValues]) -> float (&)[kCount] {
-  static_assert(kFirst + kCount <= kValues);
-  return *reinterpret_cast<float(*)[kCount]>(&c[kFirst]);
-}
-
 // k's 64 of a stage. kStrips, kCols: all of the tile's, or one and kFewCols.
 template <class L, int kStrips, int kCols>
 __device__ void multiply_stage(const std::byte* stage, int consumer, bool accumulate, typename L::Sums& c) {

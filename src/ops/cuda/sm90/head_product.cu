@@ -3,15 +3,16 @@
 //
 // A persistent, warp-specialised kernel, one block a multiprocessor. One thread keeps a pipeline of stages filled by
 // TMA, k in steps of 64. Two consumer warpgroups multiply 64 rows each by wgmma and leave a tile's sums, in F32, in
-// shared memory (the stash). Four warps, the writers, take 32 rows each of it, four at a time, beside the products of
+// shared memory (the stash). Eight warps, the writers, take 16 rows each of it, four at a time, beside the products of
 // the next tile: a row's highest logit, the exponentials, their sum.
 //
 // What would be written as logits, 4 bytes each, and read again, is 2 bytes each of exponentials, which are right to
 // half a unit of BF16 whatever their logits are. Rows follow one another within 32 tiles of rows, so that those stay in
 // L2 while the weight comes by once.
 //
-// Bound by tensor cores: a tile of k = 768 takes some 9,000 cycles of products, beside which writers have some 2,200
-// instructions each and 1,500 cycles of exponentials. A step moves 40 KiB from L2 for 3.1 MFLOP.
+// Bound by tensor cores: a tile of k = 768 takes some 9,000 cycles of products, beside which writers have some 1,500
+// instructions each and 1,500 cycles of exponentials. NOTE: a warp that works alone on its scheduler has an instruction
+// in four cycles: four writers took 17,000 (H100, 2026-11-27). A step moves 40 KiB from L2 for 3.1 MFLOP.
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/logit_tiles.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -31,13 +32,17 @@ namespace {
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kTileRows = kConsumers * kPanel, kTileCols = kLogitTileCols;
 constexpr int kPanelsX = kTileRows / kPanel, kPanelsW = kTileCols / kPanel;
-constexpr int kWriters = kWarpgroup / kWarp;
+constexpr int kWriterGroups = 2;  // warpgroups
+constexpr int kWriters = kWriterGroups * kWarpgroup / kWarp;
 constexpr int kWriterRows = kTileRows / kWriters;
 constexpr int kRowsAtOnce = 4;         // of a writer
 constexpr int kRowTilesTogether = 32;  // whose rows follow one another for each tile of columns
+// Columns of a tile by one instruction, and 64 by another: for 192 at once, threads have too few registers at entry.
+constexpr int kFirstCols = 128;
+static_assert(kFirstCols + kPanel == kTileCols);
 using Pipeline = TmaPipeline<3, (kPanelsX + kPanelsW) * kPanelBytes>;
-using Registers = WarpgroupRegisters<1, 40, kConsumers, 160, 1, 128>;
-static_assert(kTileCols % kPanel == 0 && kWriterRows == kWarp && kWriterRows % kRowsAtOnce == 0);
+using Registers = WarpgroupRegisters<1, 40, kConsumers, 144, kWriterGroups, 72>;
+static_assert(kTileCols % kPanel == 0 && kWriterRows <= kWarp && kWriterRows % kRowsAtOnce == 0);
 
 struct Arguments {
   CUtensorMap x, w;
@@ -145,7 +150,10 @@ __device__ void multiply_tiles(const Arguments& args, const Pipeline& pipeline, 
 #pragma unroll
       for (int k = 0; k < kPanel / kProductDepth; ++k) {
         const uint64_t further = k * wgmma_descriptor_step</*kKMajor=*/true>();
-        wgmma_n192</*kTransA=*/false, /*kTransB=*/false>(c, x + further, w + further, step > 0 || k > 0);
+        wgmma_n128</*kTransA=*/false, /*kTransB=*/false>(c, x + further, w + further, step > 0 || k > 0);
+        wgmma_n64</*kTransA=*/false, /*kTransB=*/false>(part_of<kFirstCols / 2, 32>(c), x + further,
+                                                        w + further + kFirstCols / kPanel * kPanelBytes / 16,
+                                                        step > 0 || k > 0);
       }
       wgmma_commit_group();
       wgmma_wait_group<1>();
@@ -167,68 +175,93 @@ __device__ void multiply_tiles(const Arguments& args, const Pipeline& pipeline, 
   }
 }
 
-// By a writer, its 32 rows of every tile. Its lane r keeps what the row r is summed to.
+// What a lane of a writer keeps of its row of a tile.
+struct OwnRow {
+  LogitTile tile;
+  int best;  // column of the highest logit
+};
+
+// By a writer, its rows of a tile from `first` on, of which some exist; `num_cols` of its columns do. Lane r keeps what
+// its row r comes to. kFull: all columns exist.
+template <bool kFull, bool kBest>
+__device__ void write_rows(const Arguments& args, const Stash& stash, int writer, int first, int num_rows, int num_cols,
+                           __nv_bfloat16* out, OwnRow& own) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  LogitRows<kRowsAtOnce> rows;
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const float* const logits = stash.row(writer * kWriterRows + first + r);
+#pragma unroll
+    for (int i = 0; i < kLogitPairs; ++i) {
+      const float2 pair = *reinterpret_cast<const float2*>(logits + logit_column(i));
+      const bool inside = kFull || logit_column(i) < num_cols;
+      rows.values[r][2 * i] = inside ? pair.x : -INFINITY;
+      rows.values[r][2 * i + 1] = inside ? pair.y : -INFINITY;
+    }
+  }
+  float highest[kRowsAtOnce], sums[kRowsAtOnce];
+  rows.highest(highest);
+  if constexpr (kBest) {
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const int best = rows.column_of(r, highest[r]);
+      if (lane == first + r) own.best = best;
+    }
+  }
+  rows.exponentials(highest, sums);
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    if (lane == first + r) own.tile = {highest[r], sums[r]};
+    if (out == nullptr || first + r >= num_rows) continue;
+    __nv_bfloat16* const row = out + static_cast<int64_t>(first + r) * args.vocab;
+#pragma unroll
+    for (int i = 0; i < kLogitPairs; ++i) {
+      if (kFull || logit_column(i) < num_cols) {
+        store2(row + logit_column(i), rows.values[r][2 * i], rows.values[r][2 * i + 1]);
+      }
+    }
+  }
+}
+
+// By a writer, its 16 rows of every tile.
+template <bool kBest>
 __device__ void write_tiles(const Arguments& args, const Stash& stash, int writer) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   int parity = 0;
   for (int tile = static_cast<int>(blockIdx.x); tile < args.num_tiles(); tile += static_cast<int>(gridDim.x)) {
     const TilePlace place(args, tile);
-    const int first_row = place.row + writer * kWriterRows, num_cols = args.vocab - place.col;
-    const int own_row = first_row + lane;
-    const bool exists = own_row < args.rows;
+    const int first_row = place.row + writer * kWriterRows, own_row = first_row + lane;
+    const int num_rows = min(args.rows - first_row, kWriterRows), num_cols = min(args.vocab - place.col, kTileCols);
+    const bool exists = lane < num_rows;
     const int target = exists ? args.targets[own_row] - place.col : -1;
-    LogitTile own{};
-    int own_best = 0;
+    __nv_bfloat16* const out = args.exponentials == nullptr
+                                   ? nullptr
+                                   : args.exponentials + static_cast<int64_t>(first_row) * args.vocab + place.col;
+    OwnRow own{};
     stash.wait(parity);
-    for (int first = 0; first < kWriterRows && first_row + first < args.rows; first += kRowsAtOnce) {
-      LogitRows<kRowsAtOnce> rows;
-#pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        const float* const logits = stash.row(writer * kWriterRows + first + r);
-#pragma unroll
-        for (int i = 0; i < kLogitPairs; ++i) {
-          const float2 pair = *reinterpret_cast<const float2*>(logits + logit_column(i));
-          const bool inside = logit_column(i) < num_cols;
-          rows.values[r][2 * i] = inside ? pair.x : -INFINITY;
-          rows.values[r][2 * i + 1] = inside ? pair.y : -INFINITY;
-        }
+    if (target >= 0 && target < num_cols) {
+      args.target_logits[own_row] = stash.row(writer * kWriterRows + lane)[target];
+    }
+    const auto write = [&]<bool kFull>() {
+      for (int first = 0; first < num_rows; first += kRowsAtOnce) {
+        write_rows<kFull, kBest>(args, stash, writer, first, num_rows, num_cols, out, own);
       }
-      float highest[kRowsAtOnce], sums[kRowsAtOnce];
-      rows.highest(highest);
-#pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        const int at = __shfl_sync(kAllLanes, target, first + r);
-        if (at >= 0 && at < min(num_cols, kTileCols))
-          rows.write_logit(r, at, args.target_logits + first_row + first + r);
-        if (args.best != nullptr) {
-          const int best = rows.column_of(r, highest[r]);
-          if (lane == first + r) own_best = best;
-        }
-      }
-      rows.exponentials(highest, sums);
-#pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        if (lane == first + r) own = {highest[r], sums[r]};
-        const int row = first_row + first + r;
-        if (args.exponentials == nullptr || row >= args.rows) continue;
-        __nv_bfloat16* const out = args.exponentials + static_cast<int64_t>(row) * args.vocab + place.col;
-#pragma unroll
-        for (int i = 0; i < kLogitPairs; ++i) {
-          if (logit_column(i) < num_cols) {
-            store2(out + logit_column(i), rows.values[r][2 * i], rows.values[r][2 * i + 1]);
-          }
-        }
-      }
+    };
+    if (num_cols == kTileCols) {
+      write.template operator()<true>();
+    } else {
+      write.template operator()<false>();
     }
     stash.release();
     parity ^= 1;
     if (!exists) continue;
     const int64_t at = static_cast<int64_t>(place.col / kTileCols) * args.rows + own_row;
-    args.tiles[at] = own;
-    if (args.best != nullptr) args.best[at] = own_best == INT_MAX ? INT_MAX : place.col + own_best;
+    args.tiles[at] = own.tile;
+    if constexpr (kBest) args.best[at] = own.best == INT_MAX ? INT_MAX : place.col + own.best;
   }
 }
 
+template <bool kBest>
 __global__ void __launch_bounds__(Registers::kThreads, 1) head_kernel(const __grid_constant__ Arguments args) {
   extern __shared__ __align__(kPanelAlignment) std::byte shared[];
   std::byte* const control = shared + kStageBytes + Stash::kBytes;
@@ -250,7 +283,7 @@ __global__ void __launch_bounds__(Registers::kThreads, 1) head_kernel(const __gr
     multiply_tiles(args, pipeline, stash, warpgroup - 1);
   } else {
     setmaxnreg_dec<Registers::kWriter>();
-    write_tiles(args, stash, static_cast<int>(threadIdx.x) / kWarp - (1 + kConsumers) * kWarpgroup / kWarp);
+    write_tiles<kBest>(args, stash, static_cast<int>(threadIdx.x) / kWarp - (1 + kConsumers) * kWarpgroup / kWarp);
   }
 }
 
@@ -270,10 +303,17 @@ void head_product(Context& ctx, const HeadProduct& p) {
                        .rows = static_cast<int>(rows),
                        .vocab = static_cast<int>(vocab),
                        .depth = static_cast<int>(depth)};
-  allow_dynamic_shared(head_kernel, kSharedBytes);
   const int blocks = std::min(args.num_tiles(), ctx.num_sms);
-  head_kernel<<<static_cast<unsigned>(blocks), Registers::kThreads, kSharedBytes, ctx.stream>>>(args);
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  const auto launch = [&](auto kernel) {
+    allow_dynamic_shared(kernel, kSharedBytes);
+    kernel<<<static_cast<unsigned>(blocks), Registers::kThreads, kSharedBytes, ctx.stream>>>(args);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  };
+  if (args.best != nullptr) {
+    launch(head_kernel</*kBest=*/true>);
+  } else {
+    launch(head_kernel</*kBest=*/false>);
+  }
 }
 
 }  // namespace nmoe::cuda::sm90

@@ -44,6 +44,13 @@ __device__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
+// kCount of a thread's sums, from the kFirst'th on.
+template <int kFirst, int kCount, int kValues>
+__device__ auto part_of(float (&c)[kValues]) -> float (&)[kCount] {
+  static_assert(kFirst + kCount <= kValues);
+  return *reinterpret_cast<float(*)[kCount]>(&c[kFirst]);
+}
+
 // Thread t of the warpgroup holds, in d[4 j + 2 h + p], C[16 (t / 32) + 8 h + t % 32 / 4, 8 j + 2 (t % 4) + p].
 // kTransA and kTransB: i, not k, is along the rows.
 #define NMOE_EIGHT(d, i)                                                                                            \
