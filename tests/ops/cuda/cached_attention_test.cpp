@@ -7,8 +7,6 @@
 namespace nmoe::test {
 namespace {
 
-// Sums of up to hundreds of terms of either sign, down to a thousandth of the largest sum.
-
 class CudaCache : public CudaTest {
  protected:
   // Many tokens' attention to latents has partial sums.
