@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "bench/timing.h"
 #include "model/experts_exchange.h"
+#include "model/spec/moe.h"
 #include "model/weight.h"
 #include "parallel/domain.h"
 #include "parallel/thread_group.h"
@@ -64,8 +65,8 @@ class RankExchange {
         window_(transport_, ops_, exchange_shape(config.model),
                 {.max_tokens = num_tokens(config), .capacity_factor = std::numeric_limits<double>::max()},
                 {.dispatch_format = config.precision.wire}, storage[ArenaKind::kStepState]) {
-    const int64_t T = num_tokens(config), D = config.model.dim, K = config.model.moe.top_k, W = config.parallel.ranks,
-                  U = window_.num_slots(), R = W * T * std::min(K, U);
+    const int64_t T = num_tokens(config), D = travelling_width(config.model), K = config.model.moe.top_k,
+                  W = config.parallel.ranks, U = window_.num_slots(), R = W * T * std::min(K, U);
     Arena& arena = storage[ArenaKind::kActivations];
     const DType act = ops_.compute_dtype(), stat = ops_.stat_dtype();
     x_ = arena.allocate(act, {T, D});
@@ -252,7 +253,7 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   bench.software = device.software();
   bench.num_ranks = communicator.count();
   bench.tokens = RankExchange::num_tokens(config);
-  bench.width = config.model.dim;
+  bench.width = travelling_width(config.model);
   bench.num_experts = moe.num_experts;
   bench.top_k = moe.top_k;
   bench.row_bytes = bench.width * static_cast<int64_t>(dtype_bytes(device.ops().compute_dtype()));

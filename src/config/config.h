@@ -133,6 +133,7 @@ struct MoeConfig {
   int64_t num_experts = 0;  // routed experts; 0: every layer is dense
   int64_t top_k = 2;
   int64_t expert_dim = 128;        // hidden width of one routed expert
+  int64_t latent_dim = 0;          // width of what routed experts read and give (LatentMoE); 0: the model's
   int64_t num_shared_experts = 1;  // their width together: shared_dim, or num_shared_experts * expert_dim
   int64_t shared_dim = 0;          // 0: as that says
   bool shared_gate = false;        // what they give is multiplied by sigmoid(x w), w a weight of its own

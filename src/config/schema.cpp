@@ -408,6 +408,9 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   if (!layers.by_keys()) {
     expert_dim.needs(layers.leaves_width(PartKind::kMoe), "a moe layer without width in model.layers");
   }
+  f.key("latent_dim", moe.latent_dim, kSizeOrNone,
+        "width of what routed experts read and give, between two projections (LatentMoE); 0: model.dim, without them")
+      .leave_out_if(moe.latent_dim == 0);
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
         "number of experts of that size that every token uses");
   f.key("shared_dim", moe.shared_dim, kSizeOrNone, "hidden size of these together; 0: num_shared_experts * expert_dim")

@@ -100,6 +100,7 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
               is_dense(type) ? "no experts" : "experts");
   fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
   fit.require(config.window == 0, "model.window", "no windows");
+  fit.require(config.moe.latent_dim == 0, "model.moe.latent_dim", "experts that read the residual stream");
   text_of(type).require(fit, config, type);
   require_rope(fit, config);
   std::vector<std::string> obstacles = std::move(fit).obstacles();

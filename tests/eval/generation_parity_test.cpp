@@ -26,6 +26,13 @@ TEST(GenerationParity, OfNormsOverAllHeadsIsExact) {
                             "model.rope.original_max_positions=64"}),
                options_of());
 }
+TEST(GenerationParity, OfLatentExpertsIsExact) {
+  for (const char* shared : {"0", "1"}) {
+    expect_equal(deepseek_shaped({"model.moe.latent_dim=24", "model.activation=relu_squared",
+                                  "model.moe.num_shared_experts=" + std::string(shared)}),
+                 options_of(GenerationArithmetic::kTraining));
+  }
+}
 TEST(GenerationParity, OfWindowsIsExact) {
   expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}), options_of());
 }

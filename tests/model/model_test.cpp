@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "model/small_models.h"
+#include "support/errors.h"
 #include "support/gradient_check.h"
 
 namespace nmoe::test {
@@ -272,6 +273,40 @@ TEST_P(EveryModel, AnotherDocumentChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Small, EveryModel, ::testing::ValuesIn(small_models()),
                          [](const auto& param_info) { return param_info.param.name; });
+
+// Projections that change nothing give the plain layer: its bits where a token has one expert, else another order of
+// adding its experts' outputs.
+TEST(Model, ExpertsInALatentSpaceOfTheSameWidthAreThosePlain) {
+  for (const int64_t top_k : {1, 2}) {
+    ModelConfig config = base_model();
+    config.num_layers = 3;
+    config.moe.top_k = top_k;
+    TestModel plain(config);
+    config.moe.latent_dim = config.dim;
+    TestModel latent(config);
+    for (Weight& weight : latent.model().weights().all()) {
+      if (!contains(weight.spec.name, ".latent_")) continue;
+      for (int64_t i = 0; i < weight.value.num_elements(); ++i) {
+        set(weight.value, i, i % config.dim == i / config.dim ? 1.0 : 0.0);
+      }
+    }
+    plain.backward();
+    latent.backward();
+    const auto expect_equal = [&](Tensor of_latent, Tensor of_plain, const std::string& what) {
+      EXPECT_TRUE(top_k == 1 ? same_bits(of_latent, of_plain) : near(of_latent, of_plain, 1e-12)) << what;
+    };
+    expect_equal(latent.losses(), plain.losses(), "losses");
+    int64_t others = 0;
+    for (const Weight& weight : latent.model().weights().all()) {
+      if (contains(weight.spec.name, ".latent_")) {
+        ++others;
+      } else if (weight.grad.defined()) {
+        expect_equal(weight.grad, plain.weight(weight.spec.name).grad, weight.spec.name);
+      }
+    }
+    EXPECT_EQ(others, 4);
+  }
+}
 
 TEST(Model, AllTokensToTheSameExpertsStillHasTrueGradients) {
   ModelConfig config = base_model();

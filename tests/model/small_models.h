@@ -103,6 +103,16 @@ inline std::vector<SmallModel> small_models() {
              .qk_norm_over = QkNormOver::kAllHeads,
              .bias = AttentionBias::kAll};
   });
+  add("latent_experts", [](ModelConfig& c) {
+    c.moe.latent_dim = 4;
+    c.moe.shared_dim = 5;
+    c.activation = Activation::kReluSquared;
+  });
+  add("latent_experts_alone", [](ModelConfig& c) {
+    c.layers = "gqa:2, moe, mla/dense, moe:4";
+    c.moe.latent_dim = 7;
+    c.moe.num_shared_experts = 0;
+  });
   add("gated_shared_experts", [](ModelConfig& c) {
     c.moe.num_shared_experts = 1;
     c.moe.shared_dim = 5;

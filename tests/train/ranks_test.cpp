@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "model/experts_exchange.h"
 #include "parallel/processes.h"
 #include "parallel/thread_group.h"
 #include "support/tensors.h"
@@ -347,6 +348,41 @@ TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
       EXPECT_EQ(test::differences(whole_state(with(ranks), 3), expected), std::vector<std::string>()) << ranks;
     }
   }
+}
+
+// What travels has the experts' width, as it is or as codes; wherever experts are, and whether rows were kept or made
+// again, the bits are the same.
+TEST(RankEngines, LatentExpertsHaveTheBitsOfOneRank) {
+  for (const char* wire : {"device", "fp8"}) {
+    const auto with = [&](int64_t ranks, const std::string& recompute = "none") {
+      return test::tiny_config(
+          "/nowhere", {"model.vocab_size=50", "model.dim=64", "model.moe.latent_dim=24", "model.moe.num_experts=16",
+                       "model.moe.balance_loss=1e-3", "model.activation=relu_squared", "train.microbatch_seqs=1",
+                       "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
+                       "train.recompute=" + recompute, fmt::format("precision.wire={}", wire)});
+    };
+    ASSERT_EQ(exchange_shape(with(2).model).width, 24);
+    const Bytes expected = whole_state(with(1), 3);
+    for (const int64_t ranks : {2, 4}) {
+      EXPECT_EQ(test::differences(whole_state(with(ranks), 3), expected), std::vector<std::string>()) << ranks;
+    }
+    for (const char* recompute : {"norms", "experts", "blocks"}) {
+      EXPECT_EQ(test::differences(whole_state(with(2, recompute), 3), expected), std::vector<std::string>())
+          << wire << ", " << recompute;
+    }
+  }
+}
+
+// Latent tokens that have no room at first are sent once more in backward.
+TEST(RankEngines, LatentExpertsWorkOffWhatThereIsNoRoomFor) {
+  const auto with = [](int64_t ranks, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"train.microbatch_seqs=1", "model.moe.num_shared_experts=1", "model.moe.latent_dim=12"});
+    return config_with(ranks, more);
+  };
+  FirstStep one(with(1), [](ReadyEngine& ready) { skew_routing(ready, 3, 2); });
+  const Config config = with(2, {"parallel.capacity_factor=1"});
+  ASSERT_GT(plan_expert_rows(config).num_chunks, 0);
+  weights_of_two_runs(config, [&](ReadyEngine& ready) { one.expect_gradients_on(ready, config); });
 }
 
 // A rank's own tokens are rounded as those that travel, whatever the experts take them in; and what waits for backward

@@ -22,6 +22,10 @@ Moe::Moe(const LayerPart& part, WeightSet& weights)
       experts_in_(weights, moe_prefix(part) + "experts_in"),
       experts_out_(weights, moe_prefix(part) + "experts_out"),
       exchange_(make_local_exchange(config_.moe.num_experts)) {
+  const std::string prefix = moe_prefix(part);
+  if (config_.moe.latent_dim > 0) {
+    latent_.emplace(Linear(weights, prefix + "latent_down"), Linear(weights, prefix + "latent_up"));
+  }
   if (config_.moe.num_shared_experts > 0) shared_.emplace(part, weights);
 }
 
@@ -69,13 +73,19 @@ Application Moe::forward(const Pass& pass, const Rows& x, Tensor residual, Tenso
   const ExchangePass exchange_of = exchange_pass(pass);
   const int64_t F = expert_dim_, W = pre_activation_width(config_.activation, F);
   Kept kept = route(pass, x.tensor());
+  if (latent_) {
+    const Shape shape({x.tensor().dim(0), travel_dim_});
+    kept.latent = pass.push(shape);
+    kept.combined = pass.push(shape);
+    latent_->down.forward(pass.ops, x.tensor(), kept.latent);
+  }
   kept.exchange = exchange_->plan(exchange_of, kept.top_idx, pass.statistics ? stats_.counts : Tensor());
   const RoutedRows& routed = kept.exchange->routed();
   const int64_t R = routed.capacity;
-  kept.exchange->begin_dispatch(exchange_of, x, kept.weights);
+  kept.exchange->begin_dispatch(exchange_of, latent_ ? Rows(kept.latent) : x, kept.weights);
   if (shared_) {
     kept.shared = shared_->forward(pass, x, residual, y);
-  } else if (residual.raw() != y.raw()) {
+  } else if (!latent_ && residual.raw() != y.raw()) {
     pass.ops.copy({.source = residual, .destination = y});
   }
   kept.row_weight = pass.push_stat({R});
@@ -86,11 +96,25 @@ Application Moe::forward(const Pass& pass, const Rows& x, Tensor residual, Tenso
   // Chunks of overflow want hidden units as they are.
   const bool in_columns = routed.chunk_capacity() == 0;
   kept.hidden = pass.keep.put(Site::kHidden, {R, F}, in_columns ? columns_of(experts_out_, routed) : ColumnForm{});
-  forward_experts(pass, kept, arrived, y);
+  if (latent_) {
+    forward_experts(pass, kept, arrived, kept.combined, /*accumulate=*/false);
+    add_latent(pass, kept.combined, shared_ ? y : residual, y);
+  } else {
+    forward_experts(pass, kept, arrived, y, /*accumulate=*/true);
+  }
   return Application(kept);
 }
 
-void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Tensor y) const {
+// Out of place, where a product is not rounded before it is added (cuBLASLt).
+void Moe::add_latent(const Pass& pass, Tensor combined, Tensor base, Tensor y) const {
+  if (base.raw() != y.raw()) return latent_->up.forward(pass.ops, combined, y, base);
+  const ArenaScope scope(pass.activations);
+  const Tensor sum = pass.push(y.shape());
+  latent_->up.forward(pass.ops, combined, sum, base);
+  pass.ops.copy({.source = sum, .destination = y});
+}
+
+void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Tensor y, bool accumulate) const {
   const RoutedRows& routed = kept.exchange->routed();
   const int64_t R = routed.capacity;
   const ArenaScope scope(pass.activations);
@@ -109,8 +133,7 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
   for (const RaggedRows& part : routed.parts) {
     experts_out_.forward(pass.ops, part.of(rows.hidden), part.offsets, part.of(rows_out));
   }
-  kept.exchange->combine(exchange_pass(pass), rows_out, y, /*accumulate=*/true,
-                         overflow_forward(pass, kept, rows, rows_out));
+  kept.exchange->combine(exchange_pass(pass), rows_out, y, accumulate, overflow_forward(pass, kept, rows, rows_out));
 }
 
 Rows Moe::made_room(const Pass& pass, const Rows& pre, int64_t num_rows) const {
@@ -135,6 +158,8 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   const RoutedRows& routed = exchange.routed();
   const int64_t T = x.dim(0), E = config_.moe.num_experts, K = config_.moe.top_k, R = routed.capacity;
 
+  const Tensor travelling = latent_ ? kept.latent : x;
+
   // What did not wait. The router's decisions always do: rows go where they went.
   ExpertRows rows{.x = kept.x.rows,
                   .row_weight = kept.row_weight,
@@ -142,7 +167,7 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
                   .hidden = pass.keep.get(kept.hidden)};
   bool makes_hidden = !kept.hidden.wait();
   if (!kept.x.wait()) {
-    exchange.begin_dispatch(exchange_of, x, kept.weights);
+    exchange.begin_dispatch(exchange_of, travelling, kept.weights);
     rows.x = exchange.end_dispatch(exchange_of, kept.row_weight);
     const ArenaScope forward_alone(pass.activations);
     ExpertRows again = rows;
@@ -157,7 +182,12 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
 
   // Overflow alone wants tokens once more, where forward's were the last.
   const bool wants_tokens = routed.chunk_capacity() > 0 && kept.x.wait();
-  exchange.begin_combine_backward(exchange_of, dy, wants_tokens ? Rows(x) : Rows(),
+  Rows dy_combined = dy;
+  if (latent_) {
+    dy_combined = pass.push(travelling.shape());
+    latent_->up.backward(ops, kept.combined, dy.tensor(), dy_combined.tensor());
+  }
+  exchange.begin_combine_backward(exchange_of, dy_combined, wants_tokens ? Rows(travelling) : Rows(),
                                   wants_tokens ? kept.weights : Tensor());
   if (shared_) shared_->backward(pass, kept.shared, x, dy, dx);
   ExpertGradients gradients{
@@ -170,8 +200,11 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
   for_each_part(routed, [&](const RaggedRows& part) { backward_in_weight(pass, part, rows, gradients); });
   const Tensor dweights = pass.push_stat({T, K});
   const Tensor dlogits = pass.push({T, E});
-  exchange.end_dispatch_backward(exchange_of, dx, dweights, /*accumulate=*/shared_.has_value(),
+  const bool adds = shared_.has_value();
+  const Tensor dtravelling = latent_ ? pass.push(travelling.shape()) : dx;
+  exchange.end_dispatch_backward(exchange_of, dtravelling, dweights, adds && !latent_,
                                  overflow_backward(pass, routed, rows, gradients));
+  if (latent_) latent_->down.backward(ops, x, dtravelling, dx, adds);
   ops.router_backward({.rule = rule(),
                        .loss = loss(pass),
                        .logits = kept.logits,
@@ -320,16 +353,21 @@ void Moe::cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*
                     .row_weight = row_weight});
   pass.capture(Intermediate::kExpertChoices, layer_, choices);
   pass.capture(Intermediate::kGateWeights, layer_, weights);
+  const Tensor travelling = latent_ ? pass.push({T, travel_dim_}) : x,
+               combined = latent_ ? pass.push({T, travel_dim_}) : y;
+  if (latent_) latent_->down.forward(ops, x, travelling);
+  const Tensor base = latent_ && shared_ ? pass.push(y.shape()) : latent_ ? residual : y;  // what outputs are added to
   if (shared_) {
-    shared_->forward(pass, x, residual, y);
-  } else if (residual.raw() != y.raw()) {
+    shared_->forward(pass, x, residual, base);
+  } else if (!latent_ && residual.raw() != y.raw()) {
     ops.copy({.source = residual, .destination = y});
   }
   const Tensor hidden = pass.push({R, F}), rows_out = pass.push({R, travel_dim_});
-  experts_in_.forward_activation(ops, config_.activation, OperandRows(x, plan.token_of), plan.offsets, row_weight,
-                                 pass.push({R, W}), hidden, /*reads_h=*/true);
+  experts_in_.forward_activation(ops, config_.activation, OperandRows(travelling, plan.token_of), plan.offsets,
+                                 row_weight, pass.push({R, W}), hidden, /*reads_h=*/true);
   experts_out_.forward(ops, hidden, plan.offsets, rows_out);
-  ops.moe_combine({.rows = rows_out, .plan = plan, .y = y, .accumulate = true});
+  ops.moe_combine({.rows = rows_out, .plan = plan, .y = combined, .accumulate = !latent_});
+  if (latent_) add_latent(pass, combined, base, y);
 }
 
 }  // namespace nmoe

@@ -1,6 +1,11 @@
 // Mixture of experts (DeepSeekMoE, arXiv 2401.06066; router of DeepSeek-V3, arXiv 2412.19437): a token passes its
 // top_k routed experts, weighted, and all shared experts. Dropless: every routed copy is processed.
 //
+// With model.moe.latent_dim (LatentMoE, arXiv 2601.18089) routed experts are in a latent space: one projection down is
+// before what travels to them, one up behind the sum of what they give, nothing else; router and shared experts read
+// the stream. Sums: what the experts give is added up from 0 by a token's choices, the projection of that is added to
+// the residual stream, or to that and the shared experts' output, and rounded once.
+//
 // T tokens, D width of the stream, L width of rows that travel (travelling_width in model/spec/moe.h), E routed
 // experts, K top_k, R routed rows (the exchange's capacity for T tokens, of which the routing uses a part:
 // rdep/routed_rows.h), F expert width, W pre-activation width.
@@ -33,8 +38,9 @@ class Moe final : public Part {
                       Tensor y) const override;
   void backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const override;
   bool takes_codes(const Ops& ops) const override {
-    return exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().copies.takes_codes(ops) ||
-           (shared_ && shared_->takes_codes(ops));
+    const bool of_routed =
+        exchange_->dispatch_format() == RowFormat::kFp8 || experts_in_.weight().copies.takes_codes(ops);
+    return (of_routed && !latent_) || (shared_ && shared_->takes_codes(ops));
   }
 
   // Sets the format of what is sent to routed experts, except in cached_forward(). To be called before the first pass.
@@ -64,8 +70,15 @@ class Moe final : public Part {
     Tensor drow_weight;  // [N]
     Rows hidden = {};    // [N, F]: hidden units that did not wait for backward, made beside dpre
   };
+  // The projections between the stream and the experts' latent space, which no format rounds.
+  struct Latent {
+    Linear down;  // [L, D]
+    Linear up;    // [D, L]
+  };
   // What one application keeps for its backward.
   struct Kept {
+    Tensor latent;                             // [T, L] what travels, and
+    Tensor combined;                           // [T, L] the sum of what comes back; undefined without projections
     Tensor logits, scores;                     // [T, E]
     Tensor top_idx;                            // [T, K] i32
     Tensor weights;                            // [T, K]
@@ -86,8 +99,10 @@ class Moe final : public Part {
   void forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertRows& rows, bool reads_hidden = true) const;
   // Memory for forward_hidden's pre-activations: `pre`, and where nothing makes these in FP8 at once, for their values.
   Rows made_room(const Pass& pass, const Rows& pre, int64_t num_rows) const;
-  // y += the experts' outputs.
-  void forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Tensor y) const;
+  // y =, or += with accumulate, the experts' outputs.
+  void forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Tensor y, bool accumulate) const;
+  // y [T, D] = base + what experts gave, out of their latent space. base may be y.
+  void add_latent(const Pass& pass, Tensor combined, Tensor base, Tensor y) const;
   // Memory for the gradient of pre-activations.
   Rows gradient_room(const Pass& pass, const RoutedRows& routed, const Rows& pre) const;
   // Backward of a part, except for the gradient of the first weight: from the gradients of the experts' outputs to
@@ -109,10 +124,11 @@ class Moe final : public Part {
 
   const ModelConfig& config_;
   int64_t layer_;
-  int64_t travel_dim_;         // L
-  int64_t expert_dim_;         // F
-  Linear router_;              // [E, D]
-  Weight& router_bias_;        // [E], selection only
+  int64_t travel_dim_;   // L
+  int64_t expert_dim_;   // F
+  Linear router_;        // [E, D]
+  Weight& router_bias_;  // [E], selection only
+  std::optional<Latent> latent_;
   GroupedLinear experts_in_;   // [E, W, L]
   GroupedLinear experts_out_;  // [E, L, F]
   std::unique_ptr<TokenExchange> exchange_;

@@ -29,7 +29,9 @@ int64_t shared_width(const LayerPart& part) {
   return moe.shared_dim > 0 ? moe.shared_dim : moe.num_shared_experts * part.spec.hidden;
 }
 
-int64_t travelling_width(const ModelConfig& config) { return config.dim; }
+int64_t travelling_width(const ModelConfig& config) {
+  return config.moe.latent_dim > 0 ? config.moe.latent_dim : config.dim;
+}
 
 MoeWidths moe_widths(const LayerPart& part) {
   return {.stream = part.config.dim, .travel = travelling_width(part.config), .hidden = part.spec.hidden};
@@ -47,6 +49,11 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
                .decay = false,
                .is_stat = true,
                .init = InitKind::kZeros});
+  if (config.moe.latent_dim > 0) {
+    weights.begin_part(WeightPart::kOther);
+    weights.add(weights.matrix(name + "latent_down", width.travel, width.stream));
+    weights.add(weights.output(name + "latent_up", width.stream, width.travel));
+  }
   weights.begin_part(WeightPart::kExperts);
   weights.add(
       stacked(pre_activation_weight(weights, name + "experts_in", config.activation, width.travel, width.hidden), E));

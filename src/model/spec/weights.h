@@ -23,7 +23,7 @@ enum class WeightGroup {
 
 // Which part of a layer a weight's products belong to: [precision] has a key for each.
 enum class WeightPart {
-  kOther,    // routers, embedding, head, and what is in no product of a layer
+  kOther,    // routers, projections to experts' latent space, embedding, head, and what is in no product of a layer
   kMixer,    // a mixer's projections
   kDense,    // dense MLPs
   kShared,   // shared experts

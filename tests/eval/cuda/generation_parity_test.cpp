@@ -51,6 +51,11 @@ TEST_P(GenerationParityOnCuda, OfNormsOverAllHeadsIsExact) {
                                      "model.rope.scaling=llama3", "model.rope.original_max_positions=64"})),
       options_of());
 }
+TEST_P(GenerationParityOnCuda, OfLatentExpertsIsExact) {
+  expect_equal(qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=64", "model.moe.num_shared_experts=1",
+                                              "model.moe.shared_dim=320", "model.moe.latent_dim=64"})),
+               options_of());
+}
 // The gate is a product with a single output.
 TEST_P(GenerationParityOnCuda, OfGatedSharedExpertsIsExact) {
   expect_equal(qwen_shaped(sizes(GetParam(), {"model.gqa.head_dim=64", "model.moe.num_shared_experts=1",
