@@ -1,15 +1,32 @@
 #include "model/weight.h"
 
+#include <algorithm>
+
 namespace nmoe {
+
+template <class Fn>
+void Weight::for_each_master(const Ops& ops, const Fn& fn) const {
+  const int64_t size = shard.updated.extent;
+  const auto flat = [&](const Tensor& x) { return x.reshape({size}); };
+  const Tensor values = flat(shard.updated_of(value)), room = shard.updated_of(grad), rest = flat(low);
+  for (const ElementRange& elements : parts_in(room.num_bytes(), ops.stat_dtype(), size)) {
+    const auto [begin, end] = std::pair(elements.offset, elements.end());
+    fn(MasterPart{elements, values.rows(begin, end), rest.rows(begin, end),
+                  Tensor(room.raw(), ops.stat_dtype(), {elements.extent})});
+  }
+}
 
 void Weight::upload(Ops& ops, const void* host) {
   if (shard.updated.extent == 0) return;
   Device& device = ops.device();
   const Tensor mine = shard.updated_of(value);
   if (!low.defined()) return device.upload(mine, host);
-  const Tensor master = shard.updated_of(grad);
-  device.upload(master, host);
-  ops.split_weight({.master = master, .w = mine, .low = low});
+  const auto* from = static_cast<const std::byte*>(host);
+  for_each_master(ops, [&](const MasterPart& part) {
+    device.upload(part.master, from);
+    ops.split_weight({.master = part.master, .w = part.value, .low = part.low});
+    from += part.master.num_bytes();
+  });
 }
 
 void Weight::begin_download(Ops& ops, void* host) const {
@@ -17,9 +34,12 @@ void Weight::begin_download(Ops& ops, void* host) const {
   Device& device = ops.device();
   const Tensor mine = shard.updated_of(value);
   if (!low.defined()) return device.begin_download(host, mine);
-  const Tensor master = shard.updated_of(grad);
-  ops.join_weight({.w = mine, .low = low, .master = master});
-  device.begin_download(host, master);
+  auto* to = static_cast<std::byte*>(host);
+  for_each_master(ops, [&](const MasterPart& part) {
+    ops.join_weight({.w = part.value, .low = part.low, .master = part.master});
+    device.begin_download(to, part.master);
+    to += part.master.num_bytes();
+  });
 }
 
 void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
@@ -33,18 +53,27 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation) {
     case InitKind::kTruncatedNormal:
       break;
   }
-  const Tensor master = low.defined() ? shard.updated_of(grad) : mine;
-  int64_t first = 0;
-  for (const auto& [offset, extent] : shard.updated_elements()) {
-    ops.fill_truncated_normal({.x = master.reshape({master.num_elements()}).rows(first, first + extent),
-                               .draws = {.seed = seed,
-                                         .stream = fnv1a64(spec.name),
-                                         .first = offset,
-                                         .std = spec.init_std,
-                                         .truncation = truncation}});
-    first += extent;
-  }
-  if (low.defined()) ops.split_weight({.master = master, .w = mine, .low = low});
+  // Those of `elements`, counted as this rank stores what it updates, into `master`.
+  const auto draw = [&](ElementRange elements, const Tensor& master) {
+    int64_t first = 0;
+    for (const auto& [offset, extent] : shard.updated_elements()) {
+      const int64_t begin = std::max(first, elements.offset), end = std::min(first + extent, elements.end());
+      if (begin < end) {
+        ops.fill_truncated_normal({.x = master.rows(begin - elements.offset, end - elements.offset),
+                                   .draws = {.seed = seed,
+                                             .stream = fnv1a64(spec.name),
+                                             .first = offset + begin - first,
+                                             .std = spec.init_std,
+                                             .truncation = truncation}});
+      }
+      first += extent;
+    }
+  };
+  if (!low.defined()) return draw({0, shard.updated.extent}, mine.reshape({mine.num_elements()}));
+  for_each_master(ops, [&](const MasterPart& part) {
+    draw(part.elements, part.master);
+    ops.split_weight({.master = part.master, .w = part.value, .low = part.low});
+  });
 }
 
 }  // namespace nmoe
