@@ -33,6 +33,16 @@ TEST_F(ProcessesTest, LogicalShardsAreForOneProcess) {
   }
 }
 
+TEST_F(ProcessesTest, GradientsInBf16AreForOneProcess) {
+  const Strings arguments = with_ranks(train({"train.gradients=bf16", "parallel.rebalance_every=0"}), 2);
+  Program &first = start(0, 2, arguments), &second = start(1, 2, arguments);
+  for (Program* process : {&first, &second}) {
+    const Outcome outcome = process->wait();
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "train.gradients = \"bf16\" is for the ranks of one process"));
+  }
+}
+
 TEST_F(ProcessesTest, ResumeAnotherNumberOfProcesses) {
   const auto steps = [](const std::string& name, int count, bool resumed) {
     return with_ranks(train({"run.name=" + name, fmt::format("train.steps={}", count)}, resumed), 4);
