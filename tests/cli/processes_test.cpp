@@ -33,14 +33,15 @@ TEST_F(ProcessesTest, LogicalShardsAreForOneProcess) {
   }
 }
 
-TEST_F(ProcessesTest, GradientsInBf16AreForOneProcess) {
-  const Strings arguments = with_ranks(train({"train.gradients=bf16", "parallel.rebalance_every=0"}), 2);
-  Program &first = start(0, 2, arguments), &second = start(1, 2, arguments);
-  for (Program* process : {&first, &second}) {
-    const Outcome outcome = process->wait();
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, "train.gradients = \"bf16\" is for the ranks of one process"));
-  }
+// Replicas of experts in two processes: added in fp32 in the order of processes, rounded once.
+TEST_F(ProcessesTest, GradientsInBf16AreSummedOverProcesses) {
+  const auto named = [](const std::string& name) {
+    return with_ranks(train({"run.name=" + name, "train.gradients=bf16", "parallel.rebalance_every=0"}), 4);
+  };
+  const double expected = validation_loss(output(named("halves_threads")));
+  EXPECT_NEAR(validation_loss(run_two(named("halves"))), expected, 2e-3 * expected);
+  run_two(named("halves_again"));
+  EXPECT_EQ(weights("halves"), weights("halves_again"));
 }
 
 TEST_F(ProcessesTest, ResumeAnotherNumberOfProcesses) {

@@ -55,10 +55,6 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
                           .saved = config_.precision.saved,
                           .objectives = objectives_}}),
       model_(runner_.model()) {
-  if (config_.train.gradients == GradientFormat::kBf16 && !domain_.expert_data().alone()) {
-    throw usage_error("train.gradients = \"bf16\" is for the ranks of one process",
-                      "start one process, or leave out train.gradients");
-  }
   if (in_order() && !domain_.shard_replicas().alone()) {
     throw usage_error("parallel.logical_shards is for the ranks of one process",
                       "start one process, or leave out parallel.logical_shards");
