@@ -249,6 +249,12 @@ enum class Recompute {
   kBlocks,   // everything except a block's input: all of forward is repeated
 };
 
+// In what the gradients of routed experts' weights are added up over a step's microbatches; others are fp32.
+enum class GradientFormat {
+  kFp32,
+  kBf16,  // each microbatch is added in fp32, and the sum rounded (ops/contracts/gradient.h)
+};
+
 struct TrainConfig {
   int64_t steps = 100;      // step to stop at; 0: where the data plan ends. Not part of the fingerprint
   int64_t batch_seqs = 16;  // sequences of an optimizer step, of all ranks together
@@ -256,6 +262,7 @@ struct TrainConfig {
   // sets it, loading chooses the largest that does, up to this.
   int64_t microbatch_seqs = 16;
   Recompute recompute = Recompute::kNone;
+  GradientFormat gradients = GradientFormat::kFp32;
   std::string memory_limit;                 // such as "8 GiB"; empty: what the machine has
   int64_t log_every = 10;                   // steps
   int64_t valid_every = 0;                  // steps between validations; 0: only at the end

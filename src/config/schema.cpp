@@ -135,6 +135,7 @@ constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "s
                                                     {ScoreFunction::kSoftmax, "softmax"}};
 constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kFit, "fit"}, {Offload::kState, "state"}};
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
+constexpr Named<GradientFormat> kGradientFormats[] = {{GradientFormat::kFp32, "fp32"}, {GradientFormat::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
 constexpr Named<GenerationArithmetic> kGenerationArithmetics[] = {{GenerationArithmetic::kLatent, "latent"},
@@ -552,6 +553,9 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
         "sequences per forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
   f.key("recompute", train.recompute, kRecomputes, "what backward recomputes").not_in_fingerprint();
+  f.key("gradients", train.gradients, kGradientFormats, "format of experts' gradients; bf16: rounded stochastically")
+      .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
+      .leave_out_if(train.gradients == GradientFormat::kFp32);
   f.key("memory_limit", train.memory_limit, kBytesOrNone, "memory that the run may use; empty: what the machine has")
       .not_in_fingerprint();
   f.key("log_every", train.log_every, Integers{1, kSpan.max}, "steps between log lines").not_in_fingerprint();

@@ -192,6 +192,10 @@ void check_parallel(Rules& rules, const Config& config) {
                 {"parallel.ranks", "train.batch_seqs", "train.microbatch_seqs"},
                 "every rank takes an equal share of a batch, in whole microbatches",
                 "let parallel.ranks * train.microbatch_seqs divide train.batch_seqs");
+  rules.require(config.train.gradients == GradientFormat::kFp32 || ranks == 1 || config.parallel.rebalance_every == 0,
+                {"train.gradients", "parallel.rebalance_every", "parallel.ranks"},
+                "experts move by way of the memory of their gradients, which have room for them in fp32 alone",
+                "set parallel.rebalance_every = 0, or leave out train.gradients");
   const int64_t shards = config.parallel.logical_shards;
   rules.require(shards == 0 || config.train.batch_seqs == shards * config.train.microbatch_seqs,
                 {"parallel.logical_shards", "train.batch_seqs", "train.microbatch_seqs"},

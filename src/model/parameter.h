@@ -19,8 +19,8 @@ class Parameter {
  public:
   Tensor value;    // act, or stat where the spec says so
   Tensor low;      // i16, rest of the master (ops/ops.h) of what this rank updates; undefined: value is stat
-  Tensor grad;     // stat, like value; undefined for buffers
-  Tensor total;    // stat: the gradient of what this rank updates, summed over the ranks; may be a view of grad
+  Tensor grad;     // stat, or BF16 (GradientSum), like value; undefined for buffers
+  Tensor total;    // as grad: the gradient of what this rank updates, summed over the ranks; may be a view of grad
   Tensor squares;  // of the experts' gradient, as GroupedLinearBackwardWeight leaves them; undefined: not kept
 
   void begin_step() { has_grad_ = false; }

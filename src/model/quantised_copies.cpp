@@ -13,8 +13,7 @@ OperandRounding QuantisedCopies::of_gradient(OperandFormat rounded_to, Tensor ex
   if (in_act) return {};
   if (rounded_to != OperandFormat::kNvFp4) return {.format = rounded_to};
   constexpr uint64_t kMostOfShard = uint64_t{1} << 20;
-  const int64_t shard = shard_ + part_;
-  const uint64_t number = static_cast<uint64_t>(shard) * kMostOfShard + num_rounded_[shard]++;
+  const uint64_t number = static_cast<uint64_t>(shard()) * kMostOfShard + num_rounded_[shard()]++;
   return {.format = rounded_to,
           .random = {.key = rounding_key, .stream = stream_ + number, .experts = experts},
           .transform = transforms};

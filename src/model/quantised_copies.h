@@ -36,6 +36,7 @@ class QuantisedCopies {
   // shard `shard` + i.
   void begin_microbatch(int64_t shard) { shard_ = shard, part_ = 0; }
   void begin_part(int64_t part) { part_ = part; }
+  int64_t shard() const { return shard_ + part_; }  // of the products that follow
 
   // The rounding of a forward product: none in batch-invariant arithmetic. The first call since restart() enqueues what
   // makes the codes, if there are any.

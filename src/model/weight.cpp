@@ -4,14 +4,29 @@
 
 namespace nmoe {
 
+template <class Fn>
+void Weight::for_each_master(const Ops& ops, const Fn& fn) const {
+  const int64_t size = shard.updated.extent;
+  const auto flat = [&](const Tensor& x) { return x.reshape({size}); };
+  const Tensor values = flat(shard.updated_of(value)), room = shard.updated_of(grad), rest = flat(low);
+  for (const ElementRange& elements : parts_in(room.num_bytes(), ops.stat_dtype(), size)) {
+    const auto [begin, end] = std::pair(elements.offset, elements.end());
+    fn(MasterPart{elements, values.rows(begin, end), rest.rows(begin, end),
+                  Tensor(room.raw(), ops.stat_dtype(), {elements.extent})});
+  }
+}
+
 void Weight::upload(Ops& ops, const void* host) {
   if (shard.updated.extent == 0) return;
   Device& device = ops.device();
   const Tensor mine = shard.updated_of(value);
   if (!low.defined()) return device.upload(mine, host);
-  const Tensor master = shard.updated_of(grad);
-  device.upload(master, host);
-  ops.split_weight({.master = master, .w = mine, .low = low});
+  const auto* from = static_cast<const std::byte*>(host);
+  for_each_master(ops, [&](const MasterPart& part) {
+    device.upload(part.master, from);
+    ops.split_weight({.master = part.master, .w = part.value, .low = part.low});
+    from += part.master.num_bytes();
+  });
 }
 
 void Weight::begin_download(Ops& ops, void* host) const {
@@ -19,9 +34,12 @@ void Weight::begin_download(Ops& ops, void* host) const {
   Device& device = ops.device();
   const Tensor mine = shard.updated_of(value);
   if (!low.defined()) return device.begin_download(host, mine);
-  const Tensor master = shard.updated_of(grad);
-  ops.join_weight({.w = mine, .low = low, .master = master});
-  device.begin_download(host, master);
+  auto* to = static_cast<std::byte*>(host);
+  for_each_master(ops, [&](const MasterPart& part) {
+    ops.join_weight({.w = part.value, .low = part.low, .master = part.master});
+    device.begin_download(to, part.master);
+    to += part.master.num_bytes();
+  });
 }
 
 void Weight::initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room) {
@@ -35,32 +53,40 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation, const Master
     case InitKind::kTruncatedNormal:
       break;
   }
-  const auto flat = [](const Tensor& x) { return x.reshape({x.num_elements()}); };
-  const auto draw = [&](const Tensor& master, int64_t offset) {  // elements from `offset` on, of the whole weight
-    ops.fill_truncated_normal({.x = master,
-                               .draws = {.seed = seed,
-                                         .stream = fnv1a64(spec.name),
-                                         .first = offset,
-                                         .std = spec.init_std,
-                                         .truncation = truncation}});
-  };
-  const bool in_parts = !low.defined() && mine.dtype() == DType::kBF16;
-  NMOE_CHECK(!in_parts || room.master.defined(), "random values of {}, which has no master", spec.name);
-  const Tensor master = in_parts ? room.master : flat(low.defined() ? shard.updated_of(grad) : mine);
-  int64_t first = 0;
-  for (const auto& [offset, extent] : shard.updated_elements()) {
-    if (!in_parts) draw(master.rows(first, first + extent), offset);
-    for (int64_t done = 0; in_parts && done < extent;) {
-      const int64_t count = std::min(extent - done, room.master.num_elements());
-      const Tensor part = master.rows(0, count);
-      draw(part, offset + done);
-      ops.split_weight(
-          {.master = part, .w = flat(mine).rows(first + done, first + done + count), .low = room.low.rows(0, count)});
-      done += count;
+  // Those of `elements`, counted as this rank stores what it updates, into `master`.
+  const auto draw = [&](ElementRange elements, const Tensor& master) {
+    int64_t first = 0;
+    for (const auto& [offset, extent] : shard.updated_elements()) {
+      const int64_t begin = std::max(first, elements.offset), end = std::min(first + extent, elements.end());
+      if (begin < end) {
+        ops.fill_truncated_normal({.x = master.rows(begin - elements.offset, end - elements.offset),
+                                   .draws = {.seed = seed,
+                                             .stream = fnv1a64(spec.name),
+                                             .first = offset + begin - first,
+                                             .std = spec.init_std,
+                                             .truncation = truncation}});
+      }
+      first += extent;
     }
-    first += extent;
+  };
+  const int64_t size = shard.updated.extent;
+  const Tensor values = mine.reshape({size});
+  if (!low.defined() && mine.dtype() == DType::kBF16) {
+    NMOE_CHECK(room.master.defined(), "random values of {}, which has no master", spec.name);
+    for (const ElementRange& elements : parts_in(room.master.num_bytes(), ops.stat_dtype(), size)) {
+      const Tensor master = room.master.rows(0, elements.extent);
+      draw(elements, master);
+      ops.split_weight({.master = master,
+                        .w = values.rows(elements.offset, elements.end()),
+                        .low = room.low.rows(0, elements.extent)});
+    }
+    return;
   }
-  if (low.defined()) ops.split_weight({.master = master, .w = mine, .low = low});
+  if (!low.defined()) return draw({0, size}, values);
+  for_each_master(ops, [&](const MasterPart& part) {
+    draw(part.elements, part.master);
+    ops.split_weight({.master = part.master, .w = part.value, .low = part.low});
+  });
 }
 
 }  // namespace nmoe

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "model/gradient_sum.h"
 #include "model/parameter.h"
 #include "model/quantised_copies.h"
 #include "model/rounding_probe.h"
@@ -25,7 +26,10 @@ class Weight : public Parameter {
  public:
   // `shape_here`: the shape of this rank's part.
   Weight(WeightSpec description, const Shape& shape_here)
-      : spec(std::move(description)), shard(spec.shape, shape_here), copies(fnv1a64(spec.name)) {}
+      : spec(std::move(description)),
+        shard(spec.shape, shape_here),
+        copies(fnv1a64(spec.name)),
+        sum(fnv1a64("gradient." + spec.name)) {}
   Weight(const Weight&) = delete;
   Weight& operator=(const Weight&) = delete;
 
@@ -33,11 +37,14 @@ class Weight : public Parameter {
   WeightShard shard;
   QuantisedCopies copies;
   RoundingProbe probe;
+  GradientSum sum;  // of a gradient in BF16
 
   // The rounding of its products, as QuantisedCopies says.
   OperandRounding rounding(Ops& ops) { return copies.of_forward(ops); }
   OperandRounding input_gradient_rounding(Ops& ops) { return copies.of_input_gradient(ops, shard.expert_numbers); }
   OperandRounding weight_gradient_rounding() { return copies.of_weight_gradient(shard.expert_numbers); }
+  // Of the next product that is added to a gradient in BF16.
+  MomentRounding sum_rounding(bool accumulate) { return sum.next(copies.shard(), shard.expert_numbers, accumulate); }
   // Called by each product before its own operation, with its operands, as RoundingProbe says.
   void measure_forward(Ops& ops, const OperandRows& x, Tensor joined_value, Tensor offsets = {}) {
     probe.measure_forward(ops, copies.format, x, joined_value, offsets);
@@ -55,6 +62,16 @@ class Weight : public Parameter {
   // keyed by seed and name, so that adding a layer changes no other weight. Of a BF16 weight without the rest of a
   // master they are drawn in `room`, part by part.
   void initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room = {});
+
+ private:
+  // Some of the elements that this rank updates, flat, and room for their masters in the gradient's memory.
+  struct MasterPart {
+    ElementRange elements;
+    Tensor value, low, master;
+  };
+  // In order, with a low part: all at once, or as many as the gradient's memory has room for.
+  template <class Fn>
+  void for_each_master(const Ops& ops, const Fn& fn) const;
 };
 
 }  // namespace nmoe

@@ -38,7 +38,7 @@ size_t WeightSet::end_of(std::string_view prefix) const {
   return end;
 }
 
-void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters) {
+void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters, GradientFormat experts) {
   const UpdateShare& mine = share_.updates;
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
@@ -61,7 +61,9 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters)
   for (Weight& weight : weights_) {
     if (weight.value.defined()) continue;
     weight.value = values.allocate(weight.spec.is_stat ? ops.stat_dtype() : ops.compute_dtype(), weight.shard.shape);
-    if (weight.spec.is_trained()) weight.grad = grads.allocate(ops.stat_dtype(), weight.shard.shape);
+    const bool halves = weight.spec.group == WeightGroup::kExperts && experts == GradientFormat::kBf16;
+    const DType dtype = halves ? DType::kBF16 : ops.stat_dtype();
+    if (weight.spec.is_trained()) weight.grad = grads.allocate(dtype, weight.shard.shape);
     weight.shard.updated = {0, weight.shard.shape.num_elements()};
   }
 
@@ -88,9 +90,20 @@ void WeightSet::initialise(Ops& ops, uint64_t seed, double truncation, const Mas
 }
 
 void WeightSet::begin_step() {
-  for (Weight& weight : weights_) weight.begin_step();
+  for (Weight& weight : weights_) {
+    weight.begin_step();
+    weight.sum.begin_step();
+  }
   microbatch_ = -1;
   restart_rounding();
+}
+
+void WeightSet::set_gradient_key(Tensor key) {
+  for (Weight& weight : weights_) weight.sum.key = key;
+}
+
+void WeightSet::set_gradient_products(int64_t count) {
+  for (Weight& weight : weights_) weight.sum.num_products = count;
 }
 
 void WeightSet::restart_rounding() {

@@ -53,12 +53,18 @@ class WeightSet {
   std::deque<Weight>& all() { return weights_; }
   const std::deque<Weight>& all() const { return weights_; }
 
-  // Gives every weight its storage, in the device's dtypes. The layout is the same on every rank.
-  void allocate(Ops& ops, Arena& values, Arena& grads, Masters masters = Masters::kWhole);
+  // Gives every weight its storage, in the device's dtypes, and gradients of stacked experts in `experts`. The layout
+  // is the same on every rank.
+  void allocate(Ops& ops, Arena& values, Arena& grads, Masters masters = Masters::kWhole,
+                GradientFormat experts = GradientFormat::kFp32);
   const std::vector<FlatWeights>& flat() const { return flat_; }
   // Initialises what this rank updates; the rest has to be fetched from the other ranks.
   void initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room = {});
   void begin_step();
+  // Of gradients in BF16, as GradientSum says: `key`, for good, and the number of products that give each of them in
+  // the steps from here on.
+  void set_gradient_key(Tensor key);
+  void set_gradient_products(int64_t count);
   void begin_microbatch();
   // To be called before a pass outside a step.
   void restart_rounding();

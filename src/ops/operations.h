@@ -11,6 +11,7 @@
 #include "ops/contracts/cache.h"
 #include "ops/contracts/embedding.h"
 #include "ops/contracts/exchange.h"
+#include "ops/contracts/gradient.h"
 #include "ops/contracts/head.h"
 #include "ops/contracts/linear.h"
 #include "ops/contracts/measure_product.h"
@@ -50,6 +51,7 @@
   X(grouped_linear_backward_input, GroupedLinearBackwardInput)   \
   X(grouped_activation_backward, GroupedActivationBackward)      \
   X(grouped_linear_backward_weight, GroupedLinearBackwardWeight) \
+  X(add_gradient, AddGradient)                                   \
   X(bias_forward, BiasForward)                                   \
   X(bias_backward, BiasBackward)                                 \
   X(rms_norm_forward, RmsNormForward)                            \

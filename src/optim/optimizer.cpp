@@ -66,9 +66,14 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
 void OptimizerState::begin_download(Ops& ops, void* host) const {
   Device& device = ops.device();
   if (!in_host) return device.begin_download(host, tensor);
-  const Tensor on_device(weight->shard.updated_of(weight->grad).raw(), tensor.dtype(), tensor.shape());
-  ops.copy({.source = tensor, .destination = on_device});
-  device.begin_download(host, on_device);
+  const Tensor room = weight->shard.updated_of(weight->grad), all = tensor.reshape({tensor.num_elements()});
+  auto* to = static_cast<std::byte*>(host);
+  for (const ElementRange& elements : parts_in(room.num_bytes(), tensor.dtype(), all.num_elements())) {
+    const Tensor on_device(room.raw(), tensor.dtype(), {elements.extent});
+    ops.copy({.source = all.rows(elements.offset, elements.end()), .destination = on_device});
+    device.begin_download(to, on_device);
+    to += on_device.num_bytes();
+  }
 }
 
 Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, StateMemory memory, Tensor rates,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "parallel/tensor_sums.h"
+#include "tensor/convert.h"
 
 namespace nmoe {
 namespace {
@@ -74,21 +75,27 @@ std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tenso
 
 }  // namespace
 
-// Tensors one behind the other, cut between elements into chunks of at most kChunkBytes.
+// Tensors one behind the other, cut between elements into chunks of at most kChunkBytes. BF16 travels widened to F32,
+// in which it is added; it is rounded where it is stored.
 class ProcessGroup::Chunks {
  public:
   explicit Chunks(std::span<const Tensor> tensors) {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const auto size = static_cast<size_t>(tensors[i].num_bytes());
-      const size_t element = dtype_bytes(tensors[i].dtype());
+      const auto size = static_cast<size_t>(tensors[i].num_elements());
+      const DType dtype = tensors[i].dtype(), travels = dtype == DType::kBF16 ? DType::kF32 : dtype;
+      const size_t element = dtype_bytes(travels);
       for (size_t begin = 0; begin < size;) {
         if (chunks_.empty() || chunks_.back().bytes + element > kChunkBytes) chunks_.emplace_back();
         Chunk& chunk = chunks_.back();
-        const size_t room = (kChunkBytes - chunk.bytes) / element * element;
-        const size_t bytes = std::min(size - begin, room);
-        chunk.pieces.push_back({.tensor = i, .begin = begin, .bytes = bytes, .dtype = tensors[i].dtype()});
-        chunk.bytes += bytes;
-        begin += bytes;
+        const size_t count = std::min(size - begin, (kChunkBytes - chunk.bytes) / element);
+        chunk.pieces.push_back({.tensor = i,
+                                .begin = begin * dtype_bytes(dtype),
+                                .count = count,
+                                .bytes = count * element,
+                                .dtype = dtype,
+                                .travels = travels});
+        chunk.bytes += count * element;
+        begin += count;
       }
     }
   }
@@ -99,19 +106,26 @@ class ProcessGroup::Chunks {
   // Tensors to `buffer` and back.
   void load(int64_t chunk, std::span<const Tensor> tensors, std::byte* buffer) const {
     for (const Piece& piece : pieces(chunk)) {
-      std::memcpy(buffer, bytes_of(tensors[piece.tensor]) + piece.begin, piece.bytes);
+      convert(piece.dtype, bytes_of(tensors[piece.tensor]) + piece.begin, piece.travels, buffer, piece.count);
       buffer += piece.bytes;
     }
   }
   void store(int64_t chunk, const std::byte* buffer, std::span<const Tensor> tensors) const {
     for (const Piece& piece : pieces(chunk)) {
-      std::memcpy(bytes_of(tensors[piece.tensor]) + piece.begin, buffer, piece.bytes);
+      convert(piece.travels, buffer, piece.dtype, bytes_of(tensors[piece.tensor]) + piece.begin, piece.count);
       buffer += piece.bytes;
     }
   }
   void add(int64_t chunk, std::span<const Tensor> tensors, std::byte* buffer) const {
+    std::vector<float> widened;
     for (const Piece& piece : pieces(chunk)) {
-      add_bytes(piece.dtype, buffer, bytes_of(tensors[piece.tensor]) + piece.begin, piece.bytes);
+      const std::byte* values = bytes_of(tensors[piece.tensor]) + piece.begin;
+      if (piece.travels != piece.dtype) {
+        widened.resize(piece.count);
+        widen(piece.dtype, values, widened.data(), piece.count);
+        values = reinterpret_cast<const std::byte*>(widened.data());
+      }
+      add_bytes(piece.travels, buffer, values, piece.bytes);
       buffer += piece.bytes;
     }
   }
@@ -119,9 +133,10 @@ class ProcessGroup::Chunks {
  private:
   struct Piece {
     size_t tensor;
-    size_t begin;
-    size_t bytes;
-    DType dtype;
+    size_t begin;  // byte of the tensor
+    size_t count;  // elements
+    size_t bytes;  // that travel
+    DType dtype, travels;
   };
   struct Chunk {
     std::vector<Piece> pieces;
@@ -193,7 +208,9 @@ class ProcessGroup::Counterparts final : public Member {
   }
 
   void all_reduce_sum(std::span<const Tensor> tensors, Lane) override {
-    check_summable(tensors);
+    for (const Tensor& tensor : tensors) {
+      if (tensor.dtype() != DType::kBF16) check_summable(std::span(&tensor, 1));
+    }
     if (!has_data(tensors)) return;
     group_.call(local_rank_, {.name = "all_reduce_sum of counterparts", .tensors = tensors, .alike = false},
                 [&](Calls calls) { group_.sum_counterparts(calls); });

@@ -13,6 +13,18 @@ constexpr int kStackedRank = 3;
 
 }  // namespace
 
+std::vector<ElementRange> parts_in(int64_t room_bytes, DType dtype, int64_t num_elements) {
+  constexpr int64_t kAligned = 64;  // elements: parts begin where vectors may
+  const int64_t room = room_bytes / static_cast<int64_t>(dtype_bytes(dtype));
+  NMOE_CHECK(room > 0 || num_elements == 0, "{} bytes of room for elements in {}", room_bytes, dtype_name(dtype));
+  const int64_t most = room > kAligned && room < num_elements ? room / kAligned * kAligned : room;
+  std::vector<ElementRange> parts;
+  for (int64_t begin = 0; begin < num_elements; begin += most) {
+    parts.push_back({begin, std::min(most, num_elements - begin)});
+  }
+  return parts;
+}
+
 TensorChunks::TensorChunks(DType dtype, const Shape& shape) : num_elements_(shape.num_elements()) {
   if (num_elements_ == 0) return;
   chunk_elements_ =

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -27,6 +28,10 @@ struct ElementRange {
   int64_t end() const { return offset + extent; }
   bool operator==(const ElementRange&) const = default;
 };
+
+// All elements of a tensor in ranges of as many as `room_bytes` hold in `dtype`, at least one: to take it through
+// memory that is smaller than it.
+std::vector<ElementRange> parts_in(int64_t room_bytes, DType dtype, int64_t num_elements);
 
 class TensorChunks {
  public:

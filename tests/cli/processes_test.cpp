@@ -33,6 +33,17 @@ TEST_F(ProcessesTest, LogicalShardsAreForOneProcess) {
   }
 }
 
+// Replicas of experts in two processes: added in fp32 in the order of processes, rounded once.
+TEST_F(ProcessesTest, GradientsInBf16AreSummedOverProcesses) {
+  const auto named = [](const std::string& name) {
+    return with_ranks(train({"run.name=" + name, "train.gradients=bf16", "parallel.rebalance_every=0"}), 4);
+  };
+  const double expected = validation_loss(output(named("halves_threads")));
+  EXPECT_NEAR(validation_loss(run_two(named("halves"))), expected, 2e-3 * expected);
+  run_two(named("halves_again"));
+  EXPECT_EQ(weights("halves"), weights("halves_again"));
+}
+
 TEST_F(ProcessesTest, ResumeAnotherNumberOfProcesses) {
   const auto steps = [](const std::string& name, int count, bool resumed) {
     return with_ranks(train({"run.name=" + name, fmt::format("train.steps={}", count)}, resumed), 4);

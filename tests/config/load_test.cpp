@@ -193,18 +193,19 @@ TEST(Load, OtherNamesAreConsistent) {
 }
 
 TEST(Load, AllErrorsAreReportedAtOnce) {
-  expect_error("[train]\nzzz = 1\n[model]\nn_layer = 4\ndim = 0\n",
-               "4 things are wrong with the configuration:\n"
-               "  bad.toml:2: unknown key train.zzz\n"
-               "    -> keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, memory_limit, log_every, "
-               "valid_every, valid_seqs, target_loss, logit_z_loss, stop_on_collapse, sample_prompts, sample_tokens\n"
-               "  bad.toml:4: unknown key model.n_layer\n"
-               "    -> did you mean model.num_layers?\n"
-               "  bad.toml:5: model.dim = 0, but it must be an integer from 1 to 1048576\n"
-               "    -> correct model.dim (width of the residual stream)\n"
-               "  --set run.seed: there is no value\n"
-               "    -> write --set section.key=value",
-               "do what stands behind each arrow", {"run.seed"});
+  expect_error(
+      "[train]\nzzz = 1\n[model]\nn_layer = 4\ndim = 0\n",
+      "4 things are wrong with the configuration:\n"
+      "  bad.toml:2: unknown key train.zzz\n"
+      "    -> keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, gradients, memory_limit, "
+      "log_every, valid_every, valid_seqs, target_loss, logit_z_loss, stop_on_collapse, sample_prompts, sample_tokens\n"
+      "  bad.toml:4: unknown key model.n_layer\n"
+      "    -> did you mean model.num_layers?\n"
+      "  bad.toml:5: model.dim = 0, but it must be an integer from 1 to 1048576\n"
+      "    -> correct model.dim (width of the residual stream)\n"
+      "  --set run.seed: there is no value\n"
+      "    -> write --set section.key=value",
+      "do what stands behind each arrow", {"run.seed"});
   // Keys without effect beside keys that do not go together.
   expect_error("[model.gqa]\nhead_dim = 64\n[train]\nbatch_seqs = 12\nmicrobatch_seqs = 5\n",
                "2 things are wrong with the configuration:\n"

@@ -631,6 +631,19 @@ TEST_F(ContractChecks, Exchange) {
   expect_refused(&Ops::peer_barrier, {.peers = peers, .waited = floats({1})});
 }
 
+TEST_F(ContractChecks, Gradients) {
+  expect(&Ops::add_gradient,
+         {.product = floats({2, 3, 4}), .offsets = ints({3}), .sum = of(DType::kBF16, {2, 3, 4}), .random = {}},
+         {[](auto& a) {
+            a.sum = floats({2, 3, 4});
+          },
+          [](auto& a) {
+            a.product = floats({2, 3, 5});
+          },
+          [](auto& a) { a.offsets = ints({2}); }, [](auto& a) { a.random.first = 1; },
+          [](auto& a) { a.random.matrices = ints({3}); }});
+}
+
 TEST_F(ContractChecks, Optimizers) {
   expect(&Ops::adamw_steps,
          {.all = {{.w = floats({6}),

@@ -10,6 +10,7 @@
 #include "parallel/processes.h"
 #include "parallel/rank_values.h"
 #include "support/errors.h"
+#include "tensor/convert.h"
 
 namespace nmoe {
 namespace {
@@ -82,6 +83,41 @@ std::vector<T> sum_of_counterparts(int64_t processes, int64_t each, int64_t inde
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
   }
   return sum;
+}
+
+// Numbers as BF16, to nearest.
+std::vector<uint16_t> halves_of(const std::vector<float>& values) {
+  std::vector<uint16_t> halves(values.size());
+  narrow(values.data(), DType::kBF16, halves.data(), halves.size());
+  return halves;
+}
+
+// Widened, added in F32 in the order of domains, and rounded once.
+TEST_P(DomainTest, SumsAcrossOfHalvesAreRoundedOnce) {
+  const auto [processes, count] = GetParam();
+  const int64_t each = count / processes;
+  for (const auto& error : test::run_processes(processes, count, 60s, [&, p = processes](Communicator& ranks) {
+         Member member(ranks);
+         const int64_t index = ranks.index() % each;
+         for (const int64_t size : {int64_t{1}, 31 + index, int64_t{40'011}, int64_t{1 << 20}}) {
+           std::vector<float> expected(static_cast<size_t>(size)), widened(expected.size());
+           for (int64_t domain = 0; domain < p; ++domain) {
+             const std::vector<uint16_t> halves = halves_of(values_of<float>(domain * each + index, size));
+             widen(DType::kBF16, halves.data(), widened.data(), widened.size());
+             for (size_t i = 0; i < expected.size(); ++i) expected[i] += widened[i];
+           }
+           const std::vector<uint16_t> mine = halves_of(values_of<float>(ranks.index(), size));
+           const Tensor sum = member.memory->storage[ArenaKind::kStepState].allocate(DType::kBF16, {std::ssize(mine)});
+           member.device.upload(sum, mine.data());
+           member.domain.shard_replicas().sum(member.device.ops(), std::span(&sum, 1));
+           std::vector<uint16_t> found(mine.size());
+           member.device.download(found.data(), sum);
+           EXPECT_EQ(found, halves_of(expected)) << size;
+         }
+         ranks.barrier();
+       })) {
+    EXPECT_FALSE(error.has_value()) << error->what();
+  }
 }
 
 // Enqueued directly, and recorded and run again.

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "tensor/chunks.h"
+
 namespace nmoe {
 namespace {
 
@@ -95,6 +97,25 @@ TEST_F(TensorTest, RefusesViewsThatDoNotFit) {
 }
 
 TEST_F(TensorTest, RefusesTheWrongType) { EXPECT_THROW(tensor_.data<double>(), CheckFailure); }
+
+// All elements once, in order, in parts that the room holds.
+TEST(Parts, FitTheRoom) {
+  for (const int64_t size : {int64_t{1}, int64_t{63}, int64_t{64}, int64_t{1000}, int64_t{4096}}) {
+    for (const int64_t room : {int64_t{4}, int64_t{12}, 2 * size, 4 * size, 8 * size}) {
+      if (room < 4) continue;
+      int64_t next = 0;
+      for (const ElementRange& part : parts_in(room, DType::kF32, size)) {
+        EXPECT_EQ(part.offset, next);
+        EXPECT_LE(part.extent * 4, room);
+        next = part.end();
+      }
+      EXPECT_EQ(next, size) << room;
+    }
+    EXPECT_EQ(parts_in(4 * size, DType::kF32, size).size(), 1U);
+  }
+  EXPECT_TRUE(parts_in(0, DType::kF32, 0).empty());
+  EXPECT_THROW(parts_in(3, DType::kF32, 1), CheckFailure);
+}
 
 TEST(Tensor, WithoutDataHasViewsWithoutData) {
   const Tensor counted(nullptr, DType::kI32, {4, 2});

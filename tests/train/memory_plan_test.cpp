@@ -116,6 +116,25 @@ TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   }
 }
 
+// Of experts alone; the product that is added borrows room from activations.
+TEST(MemoryPlanTest, GradientsOfExpertsInBf16TakeHalf) {
+  const auto with = [](const std::string& format) {
+    return plan_engine_storage(planned_config({"model.dim=256", "train.gradients=" + format}));
+  };
+  const StoragePlan fp32 = with("fp32"), bf16 = with("bf16");
+  int64_t elements = 0, largest = 0;
+  for (const WeightSpec& weight : describe_model(planned_config({"model.dim=256"}).model).weights) {
+    if (weight.group != WeightGroup::kExperts) continue;
+    elements += weight.shape.num_elements();
+    largest = std::max(largest, weight.shape.num_elements());
+  }
+  EXPECT_NEAR(static_cast<double>(fp32[ArenaKind::kGradients] - bf16[ArenaKind::kGradients]),
+              2.0 * static_cast<double>(elements), 4096.0);
+  const int64_t borrowed = bf16[ArenaKind::kActivations] - fp32[ArenaKind::kActivations];
+  EXPECT_GE(borrowed, 0);
+  EXPECT_LE(borrowed, 4 * largest + Arena::kAlignment);
+}
+
 // State in host memory takes what it took on the device; what stays there are the numbers of experts. The ring of
 // buffers is where activations were.
 TEST(MemoryPlanTest, StateInHostMemoryIsPlannedThere) {

@@ -101,6 +101,36 @@ TEST_F(RankTrainingTest, WithLogicalShardsEveryNumberOfRanksEndsWithTheSameHash)
   expect_same_state(checkpoints("turns"), checkpoints("one"));
 }
 
+// Sums of experts' gradients in bf16 do not depend on ranks, on what is computed again, or on where state lives.
+TEST_F(RankTrainingTest, GradientsInBf16AreTheSameOnEveryNumberOfRanks) {
+  const auto halves = [](int64_t ranks, int64_t steps, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"parallel.logical_shards=8", "train.microbatch_seqs=1", "train.valid_every=0",
+                             "train.gradients=bf16", fmt::format("train.steps={}", steps)});
+    if (ranks > 1) more.emplace_back("parallel.rebalance_every=0");
+    return on(ranks, more);
+  };
+  run("one", halves(1, 12));
+  run("two", halves(2, 12));
+  run("four", halves(4, 12, {"train.recompute=blocks", "optim.offload=state"}));
+  run("turns", halves(2, 5));
+  resume("turns", halves(1, 12));
+  for (const char* name : {"two", "four", "turns"}) expect_same_state(checkpoints(name), checkpoints("one"));
+  // Another run than that with gradients in fp32, and close to it.
+  run("fp32", on(1, {"parallel.logical_shards=8", "train.microbatch_seqs=1", "train.valid_every=0", "train.steps=12"}));
+  EXPECT_NE(weights_of(checkpoints("one")), weights_of(checkpoints("fp32")));
+  for (const auto& [step, loss] : series("fp32", "train/loss")) {
+    EXPECT_NEAR(series("one", "train/loss").at(step), loss, 2e-3 * loss) << step;
+  }
+  EXPECT_TRUE(contains(error_of([&] { resume("fp32", halves(1, 13)); }).what(), "train.gradients: unused != \"bf16\""));
+}
+
+TEST_F(RankTrainingTest, GradientsInBf16OfExpertsThatMoveAreRefused) {
+  EXPECT_TRUE(contains(error_of([&] {
+                         run("moving", on(2, {"train.gradients=bf16", "train.steps=2"}));
+                       }).what(),
+                       "train.gradients = \"bf16\" with parallel.rebalance_every = 100, parallel.ranks = 2"));
+}
+
 // Where state lives is no part of what a run is: it goes on from either, on any number of ranks.
 TEST_F(RankTrainingTest, GoesOnWithStateInEitherMemory) {
   const auto with = [](const std::string& offload, int64_t ranks, int64_t steps) {

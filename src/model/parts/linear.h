@@ -216,20 +216,30 @@ class GroupedLinear {
     ops.grouped_activation_backward(args);
   }
   // The weight's gradient, as model/parameter.h describes, with the rounding that was drawn for it. Where rows are
-  // there as columns, their values are not read.
-  void backward_weight(Ops& ops, const Rows& x, const Rows& dy, Tensor offsets, const OperandRounding& rounding) const {
+  // there as columns, their values are not read. A gradient in BF16 borrows room for the product as it is.
+  void backward_weight(const Pass& pass, const Rows& x, const Rows& dy, Tensor offsets,
+                       const OperandRounding& rounding) const {
     const bool accumulate = weight_.accumulate_grad();
     NMOE_CHECK(!accumulate || !weight_.squares.defined(), "{}: squares of a gradient in several parts",
                weight_.spec.name);
-    ops.grouped_linear_backward_weight({.x = x.values,
-                                        .dy = dy.values,
-                                        .offsets = offsets,
-                                        .dw = weight_.grad,
-                                        .accumulate = accumulate,
-                                        .rounding = rounding,
-                                        .x_columns = x.columns,
-                                        .dy_columns = dy.columns,
-                                        .squares = weight_.squares});
+    const bool apart = weight_.grad.dtype() == DType::kBF16;
+    const ArenaScope scope(pass.activations);
+    const Tensor dw = apart ? pass.push_stat(weight_.grad.shape()) : weight_.grad;
+    pass.ops.grouped_linear_backward_weight({.x = x.values,
+                                             .dy = dy.values,
+                                             .offsets = offsets,
+                                             .dw = dw,
+                                             .accumulate = accumulate && !apart,
+                                             .rounding = rounding,
+                                             .x_columns = x.columns,
+                                             .dy_columns = dy.columns,
+                                             .squares = weight_.squares});
+    if (!apart) return;
+    pass.ops.add_gradient({.product = dw,
+                           .offsets = offsets,
+                           .sum = weight_.grad,
+                           .accumulate = accumulate,
+                           .random = weight_.sum_rounding(accumulate)});
   }
   // As Linear's.
   RowCodes push_codes(const Pass& pass, int64_t num_rows, int64_t width) const {

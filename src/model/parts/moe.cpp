@@ -254,7 +254,7 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .h = made.tensor(),
                                     .pre_codes = pre.quantised,
                                     .h_columns = made.columns});
-  experts_out_.backward_weight(ops, part.of(rows.hidden), dy, part.offsets, of_out_weight);
+  experts_out_.backward_weight(pass, part.of(rows.hidden), dy, part.offsets, of_out_weight);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.dx));
 }
 
@@ -262,7 +262,7 @@ void Moe::backward_in_weight(const Pass& pass, const RaggedRows& part, const Exp
                              const ExpertGradients& gradients) const {
   Rows dpre = part.of(gradients.dpre);
   if (dpre.columns.defined()) dpre.values = {};  // which may be where the gradient is written
-  experts_in_.backward_weight(pass.ops, part.of(rows.x), dpre, part.offsets,
+  experts_in_.backward_weight(pass, part.of(rows.x), dpre, part.offsets,
                               experts_in_.weight().weight_gradient_rounding());
 }
 

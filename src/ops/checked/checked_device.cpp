@@ -26,11 +26,16 @@ template <class T>
 constexpr bool kIsChecked = !kIsOneOf<T, AddTime, PeerBarrier, BuildExchangePlan, ExchangeSend, ExchangeReturn,
                                       ExchangeCollect, ExchangeReturnCopies, PeerSum, PeerSpread, PeerFetch, SumAcross>;
 
-// A tensor of the device and its copy here, in F32 where it is BF16. With `low`, the master that both are.
+// Of which BF16 is a format that every device knows, with the same bits.
+template <class T>
+constexpr bool kKeepsHalves = std::is_same_v<T, AddGradient>;
+
+// A tensor of the device and its copy here, in F32 where it is BF16, unless `keeps_halves`. With `low`, the master that
+// both are.
 class TensorCopy {
  public:
-  TensorCopy(Device& device, Tensor source, Tensor low) : source_(source), low_(low) {
-    const DType dtype = source.dtype() == DType::kBF16 ? DType::kF32 : source.dtype();
+  TensorCopy(Device& device, Tensor source, Tensor low, bool keeps_halves) : source_(source), low_(low) {
+    const DType dtype = source.dtype() == DType::kBF16 && !keeps_halves ? DType::kF32 : source.dtype();
     const auto bytes = static_cast<size_t>(source.num_elements()) * dtype_bytes(dtype);
     memory_.reset(std::aligned_alloc(64, (bytes / 64 + 1) * 64));
     host_ = Tensor(memory_.get(), dtype, source.shape());
@@ -168,7 +173,7 @@ class CheckedDevice::CheckedOps final : public Ops {
     std::vector<TensorCopy> copies;
     std::vector<Tensor*> masters;  // of which the first copies are
     for_each_master(here, [&](Tensor& w, Tensor& low) {
-      copies.emplace_back(device, w, low);
+      copies.emplace_back(device, w, low, /*keeps_halves=*/false);
       masters.push_back(&w);
       w = low = {};
     });
@@ -179,7 +184,8 @@ class CheckedDevice::CheckedOps final : public Ops {
                copy.source().dtype() == tensor.dtype();
       };
       const auto known = std::ranges::find_if(copies, is_same);
-      tensor = known != copies.end() ? known->host() : copies.emplace_back(device, tensor, Tensor()).host();
+      tensor = known != copies.end() ? known->host()
+                                     : copies.emplace_back(device, tensor, Tensor(), kKeepsHalves<Arguments>).host();
     });
     for (size_t i = 0; i < masters.size(); ++i) *masters[i] = copies[i].host();
     if (lane() != Lane::kCompute) device.order(Lane::kCompute, lane());

@@ -8,8 +8,8 @@
 
 namespace nmoe {
 
-// Stochastic rounding of moments in BF16 (ops/moment_rounding.h). Random bits belong to the elements of whole tensors:
-// they do not depend on which of these elements this rank has, or where.
+// Stochastic rounding of moments, and of gradients (contracts/gradient.h), in BF16 (ops/moment_rounding.h). Random bits
+// belong to the elements of whole tensors: they do not depend on which of these elements this rank has, or where.
 struct MomentRounding {
   Tensor key;           // [1] i64, different for each step
   uint64_t stream = 0;  // different for each tensor
@@ -23,7 +23,7 @@ struct MomentRounding {
 // The same bits on every device.
 struct AdamWStep {
   Tensor w, low;          // updated
-  Tensor grad;            // stat; read only
+  Tensor grad;            // stat, or BF16, which is widened; read only
   Tensor m, v;            // stat, or BF16 both; updated
   Tensor grad_scale;      // [1] f64: gradients are first multiplied by it (clipping). Not finite: nothing changes
   Tensor rates;           // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
@@ -41,7 +41,7 @@ struct AdamWSteps {
 // A momentum in BF16 has the same bits on every device, from the same gradients.
 struct MuonStep {
   Tensor w, low;          // [rows, cols] or [batch, rows, cols], updated
-  Tensor grad;            // same, stat
+  Tensor grad;            // same, stat or BF16, which is widened
   Tensor momentum;        // same, stat or BF16, updated
   Tensor grad_scale;      // [1] f64, as for AdamW
   Tensor rates;           // [1] f64 or more: lr

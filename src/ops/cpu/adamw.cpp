@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "ops/adamw_math.h"
@@ -9,20 +10,35 @@
 namespace nmoe::cpu {
 namespace {
 
-// Elements [begin, end) of moments in BF16, where element i is number `index` + i - begin of the whole tensor.
+// Calls fn(begin, end, grad) for elements [begin, end), with the gradient of element `begin` and those behind it: all
+// at once, or, of a gradient in BF16, as many as are widened at a time.
+template <class Real, class Fn>
+void with_gradients(const Tensor& grad, int64_t begin, int64_t end, const Fn& fn) {
+  if (grad.dtype() != DType::kBF16) return fn(begin, end, grad.data<Real>() + begin);
+  const auto* const bits = static_cast<const uint16_t*>(grad.raw());
+  std::array<Real, 1024> widened;  // stays in the first-level cache
+  while (begin < end) {
+    const int64_t stop = std::min(begin + std::ssize(widened), end);
+    for (int64_t i = begin; i < stop; ++i) widened[static_cast<size_t>(i - begin)] = bf16_to_float(bits[i]);
+    fn(begin, stop, static_cast<const Real*>(widened.data()));
+    begin = stop;
+  }
+}
+
+// Elements [begin, end) of moments in BF16, with their gradients, where element i is number `index` + i - begin of the
+// whole tensor.
 template <class Real>
 void update_rounded(const AdamWStep& args, const adamw::Constants<Real>& constants, const adamw::Rates<Real>& rates,
-                    int64_t begin, int64_t end, int64_t index) {
+                    int64_t begin, int64_t end, const Real* grad, int64_t index) {
   const auto key = static_cast<uint64_t>(*args.random.key.data<int64_t>());
   Real* const w = args.w.data<Real>();
-  const Real* const grad = args.grad.data<Real>();
   auto* const m_bits = static_cast<uint16_t*>(args.m.raw());
   auto* const v_bits = static_cast<uint16_t*>(args.v.raw());
   random::Words words{};
   for (int64_t i = begin; i < end; ++i, ++index) {
     if (i == begin || index % 8 == 0) words = moments::rounding_words(key, args.random.stream, index / 8);
     Real m = bf16_to_float(m_bits[i]), v = bf16_to_float(v_bits[i]);
-    adamw::update(constants, rates, grad[i], m, v, w[i]);
+    adamw::update(constants, rates, *grad++, m, v, w[i]);
     const uint32_t random = moments::first_bits(words, static_cast<int>(index % 8));
     const auto bf16 = [](Real x, uint32_t bits) {
       return static_cast<uint16_t>(moments::to_bf16(static_cast<float>(x), bits) >> 16);
@@ -48,19 +64,23 @@ void step(Context& ctx, const AdamWStep& args) {
       while (begin < end) {
         const int64_t matrix = begin / matrix_size, stop = std::min(end, (matrix + 1) * matrix_size);
         const int64_t first = matrices.defined() ? matrices.data<int32_t>()[matrix] * matrix_size : args.random.first;
-        update_rounded(args, constants, rates, begin, stop, first + begin - matrix * matrix_size);
+        with_gradients<Real>(args.grad, begin, stop, [&](int64_t from, int64_t to, const Real* grad) {
+          update_rounded(args, constants, rates, from, to, grad, first + from - matrix * matrix_size);
+        });
         begin = stop;
       }
     });
     return;
   }
   Real* w = args.w.data<Real>();
-  const Real* grad = args.grad.data<Real>();
   Real* m = args.m.data<Real>();
   Real* v = args.v.data<Real>();
   parallel_blocks(ctx, size, kTaskElements, [&](int64_t begin, int64_t end, int) {
+    with_gradients<Real>(args.grad, begin, end, [&](int64_t from, int64_t to, const Real* grads) {
+      const Real* const grad = grads - from;
 #pragma omp simd
-    for (int64_t i = begin; i < end; ++i) adamw::update(constants, rates, grad[i], m[i], v[i], w[i]);
+      for (int64_t i = from; i < to; ++i) adamw::update(constants, rates, grad[i], m[i], v[i], w[i]);
+    });
   });
 }
 

@@ -33,9 +33,10 @@ template <class Real>
 struct Problem {
   int64_t rows, cols, small, large;
   Real* w;
-  const Real* grad;
-  Real* momentum;           // or, in BF16,
-  uint16_t* momentum_bits;  // whose random bits are these
+  const Real* grad;           // or, in BF16,
+  const uint16_t* grad_bits;  // that become `grad` first
+  Real* momentum;             // or, in BF16,
+  uint16_t* momentum_bits;    // whose random bits are these
   uint64_t key, stream;
   int64_t first;  // index, in the whole tensor, of the matrix's first element
   Real grad_scale, lr, beta, weight_decay;
@@ -109,7 +110,7 @@ Real rounded_direction(const Problem<Real>& p, Real* x, int64_t begin, int64_t e
 
 // One matrix.
 template <class Real>
-void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunTasks& run_tasks) {
+void update_matrix(Problem<Real> p, const Workspace<Real>& ws, const RunTasks& run_tasks) {
   const int64_t size = p.rows * p.cols;
   const int64_t num_slices = ceil_div(size, kSlice);
   const auto run_slices = [&](const std::function<void(int64_t slice, int64_t begin, int64_t end)>& fn) {
@@ -117,6 +118,13 @@ void update_matrix(const Problem<Real>& p, const Workspace<Real>& ws, const RunT
   };
   Real* x = ws.x;
   Real* next = ws.next;
+
+  if (p.grad_bits != nullptr) {
+    run_slices([&](int64_t, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) next[i] = bf16_to_float(p.grad_bits[i]);
+    });
+    p.grad = next;  // until the direction is there
+  }
 
   // x becomes the Nesterov direction divided by its Frobenius norm, with the short side first.
   run_slices([&](int64_t slice, int64_t begin, int64_t end) {
@@ -193,6 +201,7 @@ void muon_step(Context& ctx, const MuonStep& args) {
   const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
 
+  const bool widens = args.grad.dtype() == DType::kBF16;
   const bool rounds = args.momentum.dtype() == DType::kBF16;
   const MomentRounding& random = args.random;
   const int64_t matrix_size = random.matrices.defined() ? batch * size / random.matrices.num_elements() : batch * size;
@@ -207,7 +216,8 @@ void muon_step(Context& ctx, const MuonStep& args) {
                          .small = small,
                          .large = large,
                          .w = args.w.data<Real>() + index * size,
-                         .grad = args.grad.data<Real>() + index * size,
+                         .grad = widens ? nullptr : args.grad.data<Real>() + index * size,
+                         .grad_bits = widens ? static_cast<const uint16_t*>(args.grad.raw()) + index * size : nullptr,
                          .momentum = rounds ? nullptr : args.momentum.data<Real>() + index * size,
                          .momentum_bits = rounds ? static_cast<uint16_t*>(args.momentum.raw()) + index * size : nullptr,
                          .key = rounds ? static_cast<uint64_t>(*random.key.data<int64_t>()) : 0,

@@ -44,10 +44,21 @@ Partial sum_terms(const Real* x, int64_t size, Term term) {
   return total;
 }
 
+// The elements of a tensor of the device's dtype, or of BF16 as bits.
+template <class Real>
+const Real* elements_of(const Tensor& x) {
+  if constexpr (std::is_same_v<Real, uint16_t>) {
+    NMOE_CHECK(x.dtype() == DType::kBF16, "bits of {}", dtype_name(x.dtype()));
+    return static_cast<const uint16_t*>(x.rows_raw());
+  } else {
+    return x.rows_data<Real>();
+  }
+}
+
 // The same of elements [begin, end) of a tensor, row by row where those lie apart.
 template <class Partial, class Real, class Term>
 Partial sum_terms(const Tensor& x, int64_t begin, int64_t end, Term term) {
-  const Real* values = x.rows_data<Real>();
+  const Real* values = elements_of<Real>(x);
   if (x.dense()) return sum_terms<Partial>(values + begin, end - begin, term);
   const int64_t width = x.shape().row_elements(), stride = x.stride();
   Partial total = 0;
@@ -147,6 +158,8 @@ void sums_of_squares(Context& ctx, const SumsOfSquares& args) {
   for (const SumOfSquares& one : args.all) {
     if (one.parts.defined()) {
       reduce<double, double>(ctx, one.parts, one.out, [](double value) { return value; });
+    } else if (one.x.dtype() == DType::kBF16) {
+      reduce<double, uint16_t>(ctx, one.x, one.out, [&](uint16_t bits) { return square(bf16_to_float(bits)); });
     } else {
       reduce<double, Real>(ctx, one.x, one.out, square);
     }
@@ -179,6 +192,11 @@ void sum_in_order(Context& ctx, const SumInOrder& args) {
 template <class Real>
 void count_non_finite(Context& ctx, const CountNonFinite& args) {
   const Tensor x = args.x, out = args.out;
+  if (x.dtype() == DType::kBF16) {
+    constexpr uint16_t kInfinity = 0x7F80;
+    return reduce<int32_t, uint16_t>(ctx, x, out,
+                                     [](uint16_t bits) -> int32_t { return (bits & kInfinity) == kInfinity ? 1 : 0; });
+  }
   using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
   constexpr auto kExponent = std::bit_cast<Bits>(std::numeric_limits<Real>::infinity());
   reduce<int32_t, Real>(

@@ -104,6 +104,22 @@ MemoryPlan plan_memory(const Config& given, int64_t data_bytes, int64_t ranks, c
 
 namespace {
 
+// Of the weights of a rank's experts, of `ranks` that share them: elements of all, and of the largest.
+struct ExpertElements {
+  int64_t all = 0, largest = 0;
+};
+ExpertElements expert_elements(const Config& config, int64_t ranks) {
+  ExpertElements elements;
+  if (config.model.moe.num_experts == 0) return elements;
+  for (const WeightSpec& weight : describe_model(config.model).weights) {
+    if (weight.group != WeightGroup::kExperts) continue;
+    const int64_t here = weight.shape.num_elements() / ranks;
+    elements.all += here;
+    elements.largest = std::max(elements.largest, here);
+  }
+  return elements;
+}
+
 // What ranks put into each other's memory, where they share experts.
 std::string describe_exchange(const Config& config, int64_t ranks) {
   const int64_t layers = count_parts(layer_specs(config.model), PartKind::kMoe);
@@ -156,6 +172,12 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of each rank {} of optimizer state lie in host memory, and travel both ways in every step\n",
                         human_bytes(in_host));
   }
+  if (config.train.gradients == GradientFormat::kBf16) {
+    const ExpertElements elements = expert_elements(config, plan.ranks);
+    text += fmt::format(
+        "  gradients of a rank's experts lie in bf16, {}; a product waits in fp32 to be added, in {} of activations\n",
+        human_bytes(2 * elements.all), human_bytes(4 * elements.largest));
+  }
   if (config.train.recompute != Recompute::kNone) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
@@ -206,6 +228,12 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
     remedy +=
         fmt::format("; or set optim.offload = \"fit\", by which up to {} of the optimizer lie in the host's memory",
                     human_bytes(plan.storage[ArenaKind::kOptimizer]));
+  }
+  const ExpertElements experts = on_device ? expert_elements(config, plan.ranks) : ExpertElements();
+  const int64_t saved = 2 * experts.all - 4 * experts.largest;
+  if (config.train.gradients == GradientFormat::kFp32 && saved > 0) {
+    remedy +=
+        fmt::format("; or set train.gradients = \"bf16\", by which those of experts take {} less", human_bytes(saved));
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";

@@ -41,7 +41,8 @@ Config even_config(Precision precision) {
   return config;
 }
 
-// Sizes that few kernels take, the other activation, documents, and codes on the way to experts and to backward.
+// Sizes that few kernels take, the other activation, documents, gradients in BF16, and codes on the way to experts and
+// to backward.
 Config odd_config() {
   Config config = even_config(Precision::kDevice);
   config.model.dim = 36;
@@ -56,6 +57,7 @@ Config odd_config() {
   config.data.seq_len = 33;
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;
+  config.train.gradients = GradientFormat::kBf16;
   config.precision.wire = config.precision.saved = RowFormat::kFp8;
   return config;
 }

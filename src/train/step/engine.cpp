@@ -61,9 +61,11 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   }
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
-  weights_.allocate(ops_, storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], Masters::kWithoutRest);
+  weights_.allocate(ops_, storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], Masters::kWithoutRest,
+                    config_.train.gradients);
   inputs_ = allocate_step_inputs(config_, rank.index(), shapes_, step_state);
   set_operand_formats(weights_, config_, inputs_.rounding_key);
+  weights_.set_gradient_key(inputs_.rounding_key);
   allocate_weight_codes(weights_, ops_, storage[ArenaKind::kWeightCodes]);
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
   precision_ = PrecisionChecks::make(config_, weights_, step_state);
@@ -135,9 +137,9 @@ void Engine::allocate_sums(Arena& state) {
   all_losses_ = num_objectives == 1 ? loss_sums_ : state.allocate(DType::kF64, {1});
 
   // Whether one product leaves the step's gradient of an expert: nothing is added by other microbatches or for other
-  // ranks.
+  // ranks. What is rounded has its own squares.
   const bool experts_gradients_are_whole =
-      rank_.count() == 1 &&
+      rank_.count() == 1 && config_.train.gradients == GradientFormat::kFp32 &&
       std::ranges::all_of(inputs_.batches, [](const auto& batches) { return batches.size() == 1; });
   int64_t first_chunk = 0;  // of a weight, among all
   for (Weight& weight : weights) {
@@ -220,7 +222,8 @@ void Engine::place_experts(const ExpertState& experts) {
 }
 
 // Gradients are free between steps: each weight's have room for as many experts, and as many bytes of each, as its
-// values with the rest of their master have, or one of the moments.
+// values with the rest of their master have, or one of the moments; gradients in bf16 have not, and rules of the
+// configuration let no experts move then.
 std::vector<MovableExperts> Engine::movable_experts() {
   std::vector<MovableExperts> all;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
@@ -333,6 +336,8 @@ void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
 }
 
 void Engine::enqueue_begin() {
+  const auto microbatches = std::ssize(inputs_.batches[inputs_shape_]);
+  weights_.set_gradient_products(in_order() ? microbatches * rank_.count() : microbatches);
   model_.begin_step();
   ops_.fill({partial_sums_, 0.0});
   if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
@@ -528,7 +533,10 @@ NonFinite Engine::find_non_finite() {
   int64_t place = 0;
   const auto check_finite = [&](std::string_view name, Tensor value) {
     ++place;
-    if (!first.name.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype())) return;
+    if (!first.name.empty() || (value.dtype() != ops_.compute_dtype() && value.dtype() != ops_.stat_dtype() &&
+                                value.dtype() != DType::kBF16)) {
+      return;
+    }
     int32_t count = 0;
     ops_.fill({bad_count_, 0.0});
     ops_.count_non_finite({value, bad_count_});

@@ -100,6 +100,29 @@ TEST_F(CudaTrainer, WhereStateLivesChangesNoBit) {
   }
 }
 
+// Of several microbatches a step, and of one; masters and state pass through gradients half as large.
+TEST_F(CudaTrainer, GradientsInBf16AreSummedToTheBit) {
+  for (const std::string microbatch : {"2", "8"}) {
+    const auto settings = [&](int64_t steps, std::vector<std::string> more = {}) {
+      more.insert(more.end(),
+                  {"train.batch_seqs=8", "train.microbatch_seqs=" + microbatch, fmt::format("train.steps={}", steps)});
+      return more;
+    };
+    const auto halves = [&](int64_t steps, std::vector<std::string> more = {}) {
+      more.emplace_back("train.gradients=bf16");
+      return settings(steps, more);
+    };
+    const std::string name = "of_" + microbatch + "_";
+    run(name + "straight", halves(12));
+    run(name + "again", halves(12, {"train.recompute=blocks", "optim.offload=state"}));
+    run(name + "turns", halves(5, {"optim.offload=state"}));
+    run(name + "turns", halves(12), /*resume=*/true);
+    for (const char* other : {"again", "turns"}) expect_same_state(name + "straight", name + other);
+    run(name + "fp32", settings(12));
+    EXPECT_NE(checkpoint(name + "straight").weights_sha256(), checkpoint(name + "fp32").weights_sha256());
+  }
+}
+
 TEST_F(CudaTrainer, TellsWhereItGoesOnWithOtherProducts) {
   run("run", {"train.steps=2"});
   const fs::path path = checkpoint("run").path() / "manifest.json";

@@ -9,7 +9,8 @@ namespace {
 // A weight, its gradient and the scalars of its step.
 void check_trained(const char* optimizer, const Tensor& w, const Tensor& low, const Tensor& grad,
                    const Tensor& grad_scale) {
-  NMOE_CHECK(is_stat(grad.dtype()) && grad.num_elements() == w.num_elements() && is_one(grad_scale, DType::kF64),
+  NMOE_CHECK((is_stat(grad.dtype()) || grad.dtype() == DType::kBF16) && grad.num_elements() == w.num_elements() &&
+                 is_one(grad_scale, DType::kF64),
              "{} of w {}, grad {} {}, scaled by {}", optimizer, w.shape(), dtype_name(grad.dtype()), grad.shape(),
              grad_scale.shape());
   NMOE_CHECK(w.dtype() == DType::kBF16 ? low.dtype() == DType::kI16 && low.num_elements() == w.num_elements()

@@ -94,7 +94,7 @@ __device__ inline void store8(__nv_bfloat16* target, const float (&v)[8]) {
   __stwb(reinterpret_cast<uint4*>(target), pack8(v));
 }
 
-// One value, or 16 or 32 bytes of them at a pointer that is aligned to 16.
+// One value, or 8, 16 or 32 bytes of them at a pointer that is aligned to 16, or to 8.
 template <class T>
 __device__ inline void load_values(const T* source, float (&v)[1]) {
   v[0] = to_float(*source);
@@ -102,6 +102,11 @@ __device__ inline void load_values(const T* source, float (&v)[1]) {
 __device__ inline void load_values(const float* source, float (&v)[4]) {
   const float4 packed = *reinterpret_cast<const float4*>(source);
   v[0] = packed.x, v[1] = packed.y, v[2] = packed.z, v[3] = packed.w;
+}
+__device__ inline void load_values(const __nv_bfloat16* source, float (&v)[4]) {
+  const uint2 packed = *reinterpret_cast<const uint2*>(source);
+  v[0] = __uint_as_float(packed.x << 16), v[1] = __uint_as_float(packed.x & 0xFFFF0000U);
+  v[2] = __uint_as_float(packed.y << 16), v[3] = __uint_as_float(packed.y & 0xFFFF0000U);
 }
 __device__ inline void load_values(const float* source, float (&v)[8]) { load8(source, v); }
 __device__ inline void load_values(const __nv_bfloat16* source, float (&v)[8]) { load8(source, v); }

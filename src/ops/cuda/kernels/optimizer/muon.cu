@@ -49,8 +49,9 @@ __device__ void for_each_own(const Slice& slice, const Fn& fn) {
 }
 
 // momentum = beta * momentum + g;  x = g + beta * momentum;  partials[matrix, slice] = the sum of x^2.
+template <class Grad>
 __global__ void __launch_bounds__(kThreads)
-    nesterov_kernel(const float* __restrict__ grad, float* __restrict__ momentum, const double* grad_scale, float beta,
+    nesterov_kernel(const Grad* __restrict__ grad, float* __restrict__ momentum, const double* grad_scale, float beta,
                     float* __restrict__ x, float* partials, int64_t size) {
   if (!isfinite(*grad_scale)) return;
   const auto scale = static_cast<float>(*grad_scale);
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t begin = all.begin; begin < all.end; begin += kShortSlice) {
     const Slice slice{begin, min(begin + kShortSlice, all.end), all.offset};
     float g[kAtOnce] = {}, old_momentum[kAtOnce] = {};
-    for_each_own(slice, [&](int j, int64_t i) { g[j] = scale * grad[i], old_momentum[j] = momentum[i]; });
+    for_each_own(slice, [&](int j, int64_t i) { g[j] = scale * to_float(grad[i]), old_momentum[j] = momentum[i]; });
     for_each_own(slice, [&](int j, int64_t i) {
       const float new_momentum = beta * old_momentum[j] + g[j], direction = g[j] + beta * new_momentum;
       momentum[i] = new_momentum;
@@ -116,8 +117,9 @@ __device__ void store_momentum(const RoundedMomentum& momentum, __nv_bfloat16* m
 
 // As nesterov_kernel, of a momentum in BF16, fused as the CPU's. A thread has eight elements at a time. `vector`: they
 // are the eight of one group of random bits, and their memory is aligned.
+template <class Grad>
 __global__ void __launch_bounds__(kThreads)
-    nesterov_rounded_kernel(const float* __restrict__ grad, RoundedMomentum momentum, const double* grad_scale,
+    nesterov_rounded_kernel(const Grad* __restrict__ grad, RoundedMomentum momentum, const double* grad_scale,
                             float beta, float* __restrict__ x, float* partials, int64_t size, bool vector) {
   if (!isfinite(*grad_scale)) return;
   const auto scale = static_cast<float>(*grad_scale);
@@ -232,26 +234,28 @@ struct Stack {
 
 void update_momentum(const Context& ctx, const MuonStep& args, const Stack& stack, float* x, float* partials) {
   const int64_t first = stack.begin * stack.size;
-  const float* const grad = args.grad.data<float>() + first;
   const auto* const grad_scale = args.grad_scale.data<double>();
   const auto beta = static_cast<float>(args.beta);
-  if (args.momentum.dtype() == DType::kBF16) {
-    const Tensor& matrices = args.random.matrices;
-    const RoundedMomentum momentum{
-        .values = args.momentum.data<__nv_bfloat16>() + first,
-        .begin = stack.begin,
-        .key = args.random.key.data<int64_t>(),
-        .stream = args.random.stream,
-        .matrices = matrices.defined() ? matrices.data<int32_t>() : nullptr,
-        .first = args.random.first,
-        .matrix_size = matrices.defined() ? args.w.num_elements() / matrices.num_elements() : 0};
-    const bool vector = can_vectorise(stack.size, args.grad, args.momentum) && args.random.first % 8 == 0;
-    nesterov_rounded_kernel<<<stack.grid, kThreads, 0, ctx.stream>>>(grad, momentum, grad_scale, beta, x, partials,
-                                                                     stack.size, vector);
-  } else {
-    nesterov_kernel<<<stack.grid, kThreads, 0, ctx.stream>>>(grad, args.momentum.data<float>() + first, grad_scale,
-                                                             beta, x, partials, stack.size);
-  }
+  dispatch_act(args.grad.dtype(), [&](auto element) {
+    const auto* const grad = args.grad.data<decltype(element)>() + first;
+    if (args.momentum.dtype() == DType::kBF16) {
+      const Tensor& matrices = args.random.matrices;
+      const RoundedMomentum momentum{
+          .values = args.momentum.data<__nv_bfloat16>() + first,
+          .begin = stack.begin,
+          .key = args.random.key.data<int64_t>(),
+          .stream = args.random.stream,
+          .matrices = matrices.defined() ? matrices.data<int32_t>() : nullptr,
+          .first = args.random.first,
+          .matrix_size = matrices.defined() ? args.w.num_elements() / matrices.num_elements() : 0};
+      const bool vector = can_vectorise(stack.size, args.grad, args.momentum) && args.random.first % 8 == 0;
+      nesterov_rounded_kernel<<<stack.grid, kThreads, 0, ctx.stream>>>(grad, momentum, grad_scale, beta, x, partials,
+                                                                       stack.size, vector);
+    } else {
+      nesterov_kernel<<<stack.grid, kThreads, 0, ctx.stream>>>(grad, args.momentum.data<float>() + first, grad_scale,
+                                                               beta, x, partials, stack.size);
+    }
+  });
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

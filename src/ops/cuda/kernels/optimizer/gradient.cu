@@ -1,0 +1,88 @@
+// Adds products to experts' gradients in BF16, rounded. Memory-bound: 4 bytes of the product and 2 of the gradient are
+// read, 2 written. A thread has eight elements, which are one group of random bits where an expert's size is a multiple
+// of eight; other sizes take the bits of each element by itself.
+#include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
+#include "ops/moment_rounding.h"
+
+namespace nmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256, kValues = 8;
+
+struct Sums {
+  const float* product;
+  const int32_t* offsets;
+  __nv_bfloat16* sum;
+  int64_t size;  // of an expert's
+  bool accumulate, vector;
+  const int64_t* key;  // null: to nearest
+  uint64_t stream;
+  const int32_t* matrices;  // null: experts in order
+};
+
+// Blocks (part, expert).
+__global__ void __launch_bounds__(kThreads) add_gradient_kernel(Sums p) {
+  const auto expert = static_cast<int64_t>(blockIdx.y);
+  if (p.accumulate && p.offsets[expert] == p.offsets[expert + 1]) return;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kValues;
+  if (i >= p.size) return;
+  __nv_bfloat16* const sum = p.sum + expert * p.size;
+  float value[kValues];
+  load8(p.product + expert * p.size, i, p.size, p.vector, value);
+  if (p.accumulate) {
+    float before[kValues];
+    load8(sum, i, p.size, p.vector, before);
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) value[j] = before[j] + value[j];
+  }
+  if (p.key == nullptr) {
+    store8(sum, i, p.size, p.vector, value);
+    return;
+  }
+  const auto key = static_cast<uint64_t>(*p.key);
+  const int64_t index = (p.matrices == nullptr ? expert : p.matrices[expert]) * p.size + i;
+  if (p.vector) {
+    const random::Words words = moments::rounding_words(key, p.stream, index / kValues);
+    constexpr unsigned kUpperHalves = 0x7632;
+    uint32_t pairs[kValues / 2];
+#pragma unroll
+    for (int j = 0; j < kValues / 2; ++j) {
+      pairs[j] = __byte_perm(moments::to_bf16(value[2 * j], moments::first_bits(words, 2 * j)),
+                             moments::to_bf16(value[2 * j + 1], moments::first_bits(words, 2 * j + 1)), kUpperHalves);
+    }
+    __stwb(reinterpret_cast<uint4*>(sum + i), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kValues; ++j) {
+    if (i + j >= p.size) return;
+    const random::Words words = moments::rounding_words(key, p.stream, (index + j) / kValues);
+    const uint32_t random = moments::first_bits(words, static_cast<int>((index + j) % kValues));
+    sum[i + j] = __ushort_as_bfloat16(static_cast<uint16_t>(moments::to_bf16(value[j], random) >> 16));
+  }
+}
+
+}  // namespace
+
+void add_gradient(Context& ctx, const AddGradient& args) {
+  if (args.sum.num_elements() == 0) return;
+  const MomentRounding& random = args.random;
+  const int64_t num_experts = args.sum.dim(0), size = args.sum.num_elements() / num_experts;
+  const Sums sums{.product = args.product.data<float>(),
+                  .offsets = args.offsets.data<int32_t>(),
+                  .sum = args.sum.data<__nv_bfloat16>(),
+                  .size = size,
+                  .accumulate = args.accumulate,
+                  .vector = can_vectorise(size, args.product, args.sum),
+                  .key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+                  .stream = random.stream,
+                  .matrices = random.matrices.defined() ? random.matrices.data<int32_t>() : nullptr};
+  const dim3 grid(grid_size(ceil_div(size, int64_t{kThreads} * kValues)), short_grid_size(num_experts));
+  add_gradient_kernel<<<grid, kThreads, 0, ctx.stream>>>(sums);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace nmoe::cuda
