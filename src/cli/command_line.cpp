@@ -388,6 +388,8 @@ class CommandLine::Commands {
     exported->add_option("checkpoint", export_.options.checkpoint, kCheckpoint)->required();
     exported->add_option("out", export_.options.out, "folder to create for the model")->required();
     add_dtype(exported, export_.options.dtype, "dtype of the weights; unless given, the checkpoint's");
+    exported->add_flag("--keep-format", export_.options.keep_format,
+                       "FP8 weights that were imported are FP8 again, the same bytes where they are unchanged");
     exported->add_option("--shard-size", shard_size_, "largest file of weights; unless given, 5GB");
     exported
         ->add_option("--chat-template", export_.chat_template,

@@ -42,6 +42,10 @@ void export_command(const ExportArguments& arguments) {
   print("{} as {}: {} tensors in {} ({}), read back and equal\n", report.checkpoint.string(),
         model_type_name(report.type), report.num_tensors,
         report.num_files == 1 ? "1 file" : fmt::format("{} files", report.num_files), human_bytes(report.num_bytes));
+  if (const int64_t quantised = report.num_unchanged + report.num_changed; quantised > 0) {
+    print("{} of {} quantised tensors are the bytes that were imported, {} quantised anew\n", report.num_unchanged,
+          quantised, report.num_changed);
+  }
   if (report.num_carried > 0) print("{} of them are as they were imported\n", report.num_carried);
   if (!report.has_tokenizer) print("no tokenizer.json: the checkpoint has none in Hugging Face's format\n");
 }
