@@ -65,6 +65,9 @@ struct LayerPattern {
 };
 LayerPattern read_layer_pattern(std::string_view text);
 
+// A pattern of these layers, without hidden sizes: those are the configuration's keys.
+std::string write_layer_pattern(std::span<const LayerSpec> layers);
+
 // From first to last. The pattern, if there is one, must be valid (config/validate.h).
 std::vector<LayerSpec> layer_specs(const ModelConfig& config);
 

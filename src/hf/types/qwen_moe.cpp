@@ -1,5 +1,7 @@
 // Qwen2-MoE and Qwen3-MoE: grouped-query attention and routers by softmax; Qwen2's with gated shared experts, Qwen3's
 // with norms of queries and keys.
+#include <algorithm>
+
 #include "hf/config_json_keys.h"
 #include "hf/types/types.h"
 
@@ -21,6 +23,17 @@ void read_no_shared_experts(Keys& keys) {
   keys.only("qkv_bias", false);
   for (const char* key : {"shared_expert_intermediate_size", "num_shared_experts", "n_shared_experts"}) {
     keys.only(key, 0, "Qwen3-MoE has no shared experts");
+  }
+}
+
+// Qwen3-MoE's windows are of all layers.
+void read_no_windows(Keys& keys) {
+  keys.only("use_sliding_window", false, "in nmoe the last layer has no window");
+  for (const char* key : {"sliding_window", "max_window_layers"}) keys.ignore(key);
+  const Json* types = keys.find("layer_types");
+  const auto is_full = [](const Json& type) { return type == "full_attention"; };
+  if (types != nullptr && !(types->is_array() && std::ranges::all_of(*types, is_full))) {
+    keys.lacks("layer_types", "Qwen3-MoE has \"full_attention\" only");
   }
 }
 
@@ -48,8 +61,14 @@ void read_qwen_moe(Keys& keys, HfModel& model) {
   }
   keys.only("mlp_bias", false);
   keys.only("output_router_logits", false, "it adds the balance loss to the model's loss");
-  read_no_windows(keys, config, /*has_switch=*/true);
-  read_dense_layers(keys, config);
+  LayerKinds kinds(config);
+  read_dense_layers(keys, kinds);
+  if (is_qwen2(model.type)) {
+    read_windows(keys, {.is_qwen2 = true}, kinds);
+  } else {
+    read_no_windows(keys);
+  }
+  set_layers(config, kinds);
 }
 
 void write_qwen_moe(Json& json, const HfModel& model) {
@@ -68,7 +87,9 @@ void write_qwen_moe(Json& json, const HfModel& model) {
   } else {
     json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
   }
-  write_dense_layers(json, config);
+  const LayerKinds kinds = layer_kinds(config);
+  write_dense_layers(json, kinds);
+  if (is_qwen2(model.type)) write_windows(json, kinds, /*has_switch=*/true);
 }
 
 void require_qwen_moe(Fit& fit, const ModelConfig& config, ModelType type) {
