@@ -424,8 +424,8 @@ class CommandLine::Commands {
                   "relative tolerance of each tensor's gradient [0.0001]");
     parity
         ->add_option("--precision", parity_.precision,
-                     "arithmetic; the expected cost of a low precision is reported too")
-        ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
+                     "arithmetic (bf16: on cuda); the expected cost of a low precision is reported too")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp8", "mxfp8", "nvfp4"}))
         ->capture_default_str()
         ->excludes(generation);
     add_device(parity, parity_.options.device, "device to compute on, a Hugging Face model in fp32: cpu or cuda");

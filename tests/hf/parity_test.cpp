@@ -240,6 +240,15 @@ TEST_F(Parity, LowPrecisionsCostWhatFirstOrderSays) {
   EXPECT_GT(other_choices, 0);
 }
 
+TEST_F(Parity, TheCpuHasNoBf16) {
+  const Error error = error_of([&] {
+    compare_with_reference(
+        {.model = model_, .expected = model_ / "expected.safetensors", .precision = Precision::kBf16});
+  });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "bf16"));
+}
+
 TEST_F(Parity, LowPrecisionsDoNotExplainAnotherModel) {
   const auto is_as_expected = [&](const std::function<void(Tensors&)>& change) {
     Tensors changed = tensors_;
