@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/files.h"
+#include "config/load.h"
 #include "config/schema.h"
 #include "hf/fixtures.h"
 #include "support/errors.h"
@@ -198,6 +199,18 @@ TEST(ConfigJson, ReadsMoonlight) {
   EXPECT_EQ(model.config.yarn.factor, 1.0);
   EXPECT_EQ(model.config.rope.theta, 50000.0);
   EXPECT_EQ(model.config.moe.routed_scale, 2.446);
+}
+
+// What configs/models says of the two is what they say of themselves; how they are balanced is its own.
+TEST(ConfigJson, ConfigurationsOfDeepseeksKindAreThoseModels) {
+  for (const auto& [file, json] :
+       {std::pair("moonlight-16b-a3b", moonlight()), {"deepseek-v2-lite", deepseek_v2_lite()}}) {
+    const ModelConfig published = read(json).config;
+    ModelConfig own = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models" / (std::string(file) + ".toml")).model;
+    own.moe.balance_loss = published.moe.balance_loss;
+    own.moe.bias_rate = published.moe.bias_rate;
+    EXPECT_EQ(printed(own), printed(published)) << file;
+  }
 }
 
 TEST(ConfigJson, ReadsKimiK2) {
