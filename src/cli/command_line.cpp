@@ -393,7 +393,7 @@ class CommandLine::Commands {
     exported->add_option("--shard-size", shard_size_, "largest file of weights; unless given, 5GB");
     exported
         ->add_option("--chat-template", export_.chat_template,
-                     "template of conversations to write: chatml or a Jinja file; unless given, the checkpoint's own")
+                     "template of conversations to write: chatml or a Jinja file; unless given, as n chat would have it")
         ->type_name("FORM");
     add_threads(exported, export_.options.num_threads);
     exported->callback([this] {

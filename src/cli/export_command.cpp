@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "base/error.h"
 #include "base/text.h"
 #include "chat/chat_template.h"
@@ -10,8 +13,15 @@
 namespace nmoe::cli {
 namespace {
 
-// `choice` as ChatTemplate takes it; "": the checkpoint's own template, where it has one. Of a model that was not
-// trained here, or whose template is none that nmoe reads, the files it came with say all.
+bool has_chatml_marks(const Tokenizer& tokenizer) {
+  return std::ranges::all_of(kChatMlMarks, [&](std::string_view mark) {
+    return std::ranges::find(tokenizer.special_tokens(), mark, &NamedToken::text) != tokenizer.special_tokens().end();
+  });
+}
+
+// `choice` as ChatTemplate takes it; "": the form in which n chat would talk to the model, the checkpoint's own
+// template or ChatML where its tokenizer has the marks. Of a model that was not trained here, or whose template is none
+// that nmoe reads, the files it came with say all.
 ConversationForm form_of(const fs::path& checkpoint, const std::string& choice) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
   if (choice.empty() && (reader.tokenizer_json().empty() || reader.info().step == 0)) return {};
@@ -20,7 +30,7 @@ ConversationForm form_of(const fs::path& checkpoint, const std::string& choice) 
   }
   const std::shared_ptr<const Tokenizer> tokenizer = reader.tokenizer();
   const CheckpointSettings settings = read_checkpoint_settings(reader.path(), *tokenizer);
-  if (choice.empty() && settings.chat_template.empty()) return {};
+  if (choice.empty() && settings.chat_template.empty() && !has_chatml_marks(*tokenizer)) return {};
   try {
     const ChatTemplate chat(settings, choice, *tokenizer);
     ConversationForm form{.chat_template = chat.source(), .stop_ids = settings.stop_ids};
