@@ -335,7 +335,8 @@ VARIANTS |= {
             num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3, first_k_dense_replace=2,
             n_shared_experts=2, n_routed_experts=12, n_group=3, topk_group=2, num_experts_per_tok=3,
             norm_topk_prob=False, use_qk_norm=True,
-            attention_bias=False, rope_parameters=plain_rope(1e6) | dict(partial_rotary_factor=0.25),
+            attention_bias=False, partial_rotary_factor=0.25,
+            rope_parameters=plain_rope(1e6) | dict(partial_rotary_factor=0.25),
         ),
     ),
     "minimax_whole": Variant(
