@@ -392,8 +392,9 @@ class CommandLine::Commands {
                        "FP8 weights that were imported are FP8 again, the same bytes where they are unchanged");
     exported->add_option("--shard-size", shard_size_, "largest file of weights; unless given, 5GB");
     exported
-        ->add_option("--chat-template", export_.chat_template,
-                     "template of conversations to write: chatml or a Jinja file; unless given, as n chat would have it")
+        ->add_option(
+            "--chat-template", export_.chat_template,
+            "template of conversations to write: chatml or a Jinja file; unless given, as n chat would have it")
         ->type_name("FORM");
     add_threads(exported, export_.options.num_threads);
     exported->callback([this] {
