@@ -64,11 +64,14 @@ ModelConfig with_equal_layers(const ModelConfig& config) {
 void require_layers(Fit& fit, const ModelConfig& config, ModelType type) {
   const LayerFreedom freedom = layer_freedom(type);
   const LayerKinds kinds = layer_kinds(config);
-  std::set<int64_t> windows(kinds.windows.begin(), kinds.windows.end());
-  windows.erase(0);
-  const std::string_view windows_key = config.layers.empty() ? "model.window" : "model.layers";
-  fit.require((windows.empty() && config.window == 0) || freedom.windows, windows_key, "no windows");
-  fit.require(windows.size() < 2 || !freedom.windows, windows_key, "windows of one size");
+  const std::set<int64_t> windows(kinds.windows.begin(), kinds.windows.end());  // 0: none
+  const bool has_windows = config.window > 0 || windows.size() > 1 || !windows.contains(0);
+  const std::string_view key = config.layers.empty() ? "model.window" : "model.layers";
+  using Windows = LayerFreedom::Windows;
+  fit.require(!has_windows || freedom.windows != Windows::kNone, key, "no windows");
+  fit.require(windows.size() < 2 || freedom.windows != Windows::kAllLayers, key, "one window of all layers, or none");
+  fit.require(windows.size() < (windows.contains(0) ? 3 : 2) || freedom.windows != Windows::kAny, key,
+              "windows of one size");
   fit.require(std::ranges::is_sorted(kinds.dense, std::ranges::greater()) || freedom.dense, "model.layers",
               "dense layers before those with experts");
 }

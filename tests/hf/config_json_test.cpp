@@ -504,7 +504,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Refusal{qwen3_moe, R"({"mlp_only_layers": 1})", "mlp_only_layers = 1"},
                     Refusal{qwen3_moe, R"({"decoder_sparse_step": 0})", "decoder_sparse_step = 0"},
                     Refusal{qwen3_moe, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
-                    Refusal{qwen3_moe, R"({"use_sliding_window": true})", "use_sliding_window = true"},
+                    Refusal{qwen3_moe, R"({"use_sliding_window": true, "sliding_window": 0})", "sliding_window = 0"},
                     Refusal{qwen3_moe, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
                     Refusal{qwen3_moe, R"({"output_router_logits": true})", "output_router_logits = true"},
                     Refusal{qwen3_moe, R"({"num_local_experts": 64})", "num_local_experts = 64 says otherwise"},

@@ -370,6 +370,13 @@ TEST(ConfigJsonTypes, LayersMayDiffer) {
   EXPECT_EQ(pattern(dots_llm1(), R"({"num_hidden_layers": 3, "sliding_window": 64,
                                      "layer_types": ["full_attention", "sliding_attention", "full_attention"]})"),
             "gqa/dense, gqa:64/moe, gqa/moe");
+  EXPECT_EQ(pattern(qwen3_8b(), R"({"num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 64,
+                                    "max_window_layers": 3})"),
+            "3 x gqa/dense, gqa:64/dense");
+  EXPECT_EQ(pattern(dots_llm1(), R"({"sliding_window": 4096, "max_window_layers": 60})"),
+            "gqa/dense, 59 x gqa/moe, 2 x gqa:4096/moe");
+  EXPECT_EQ(pattern(mixtral_8x7b(), R"({"sliding_window": 4096})"), "32 x gqa:4096/moe");
+  EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"use_sliding_window": true, "sliding_window": 64})"), "48 x gqa:64/moe");
   EXPECT_EQ(pattern(ernie_21b(), R"({"num_hidden_layers": 8, "moe_layer_interval": 2, "moe_layer_end_index": 5})"),
             "gqa/dense, gqa/moe, gqa/dense, gqa/moe, gqa/dense, gqa/moe, 2 x gqa/dense");
   EXPECT_EQ(pattern(ernie_21b(), R"({"moe_layer_end_index": 20})"), "gqa/dense, 20 x gqa/moe, 7 x gqa/dense");
@@ -388,8 +395,13 @@ TEST(ConfigJsonTypes, LayersThatATypeCannotHave) {
   EXPECT_EQ(obstacle(ernie_21b(), "gqa/dense, 2 x gqa/moe").size(), 0u);
   EXPECT_EQ(obstacle(qwen3_30b_a3b(), "gqa/moe, gqa/dense, 2 x gqa/moe").size(), 0u);
   EXPECT_EQ(obstacle(qwen3_30b_a3b(), "gqa:8/moe, gqa/moe"),
-            (std::vector<std::string>{"model.layers = \"gqa:8/moe, gqa/moe\": qwen3_moe has no windows"}));
+            (std::vector<std::string>{
+                "model.layers = \"gqa:8/moe, gqa/moe\": qwen3_moe has one window of all layers, or none"}));
+  EXPECT_EQ(obstacle(qwen3_30b_a3b(), "2 x gqa:8/moe").size(), 0u);
+  EXPECT_EQ(obstacle(glm_4_5_air(), "gqa:8/dense, gqa:8/moe"),
+            (std::vector<std::string>{"model.layers = \"gqa:8/dense, gqa:8/moe\": glm4_moe has no windows"}));
   EXPECT_EQ(obstacle(qwen3_8b(), "gqa:8/dense, gqa:4/dense, gqa/dense").size(), 1u);
+  EXPECT_EQ(obstacle(qwen3_8b(), "gqa:8/dense, gqa:4/dense").size(), 1u);
   EXPECT_EQ(obstacle(glm_4_5_air(), "gqa/moe, gqa/dense, gqa/moe").size(), 1u);
 }
 
@@ -419,10 +431,10 @@ INSTANTIATE_TEST_SUITE_P(
                     "rope_scaling.rope_type = \"longrope\""},
         TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"high_freq_factor": 1.0}})", "high_freq_factor = 1"},
         TypeRefusal{llama_3_1_8b, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"},
-        TypeRefusal{qwen3_8b, R"({"use_sliding_window": true, "sliding_window": 64, "max_window_layers": 30})",
-                    "sliding_window = 64: in nmoe the last layer has no window"},
+        TypeRefusal{qwen3_8b, R"({"use_sliding_window": true, "sliding_window": 0, "max_window_layers": 30})",
+                    "sliding_window = 0: layers have windows"},
         TypeRefusal{qwen3_8b, R"({"layer_types": ["sliding_attention"]})", "must be a list of 36 types"},
-        TypeRefusal{mixtral_8x7b, R"({"sliding_window": 4096})", "sliding_window = 4096"},
+        TypeRefusal{mixtral_8x7b, R"({"sliding_window": 0})", "sliding_window = 0"},
         TypeRefusal{mixtral_8x7b, R"({"router_jitter_noise": 0.1})", "router_jitter_noise = 0.1"},
         TypeRefusal{olmoe_1b_7b, R"({"clip_qkv": 8.0})", "clip_qkv = 8.0"},
         TypeRefusal{olmoe_1b_7b, R"({"head_dim": 64})", "head_dim = 64"},
@@ -434,10 +446,6 @@ INSTANTIATE_TEST_SUITE_P(
         TypeRefusal{minimax_m2, R"({"shared_intermediate_size": 512})", "shared_intermediate_size = 512"},
         TypeRefusal{glm_4_5_air, R"({"head_dim": 10, "partial_rotary_factor": 0.5})", "5 of a head's 10 values"},
         TypeRefusal{glm_4_5_air, R"({"scoring_func": "softmax"})", "scoring_func = \"softmax\""},
-        TypeRefusal{dots_llm1, R"({"sliding_window": 4096, "max_window_layers": 30})",
-                    "sliding_window = 4096: in nmoe the last layer has no window"},
-        TypeRefusal{dots_llm1, R"({"sliding_window": null, "max_window_layers": 30})",  // nothing is said
-                    "in nmoe the last layer has no window"},
         TypeRefusal{dots_llm1, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
         TypeRefusal{ernie_21b, R"({"num_key_value_heads": null})", "num_key_value_heads: is missing"},
         TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
@@ -448,12 +456,12 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Whoever mends one thing learns of no other afterwards.
 TEST(ConfigJsonTypes, AllThatIsMissingIsNamedAtOnce) {
-  const Json json = merged(mixtral_8x7b(), R"({"sliding_window": 4096, "hidden_act": "gelu", "router_jitter_noise": 0.1,
+  const Json json = merged(mixtral_8x7b(), R"({"attention_bias": true, "hidden_act": "gelu", "router_jitter_noise": 0.1,
     "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "attn_logit_softcapping": 50.0, "index_topk": 2048})");
   const Error error = error_of([&] { read_json(json); });
   for (const char* says :
        {"'config.json': 7 things", "hidden_act = \"gelu\": nmoe has no counterpart",
-        "router_jitter_noise = 0.1: training adds no noise", "sliding_window = 4096: in nmoe the last layer",
+        "router_jitter_noise = 0.1: training adds no noise", "attention_bias = true: nmoe has no counterpart",
         "rope_scaling.rope_type = \"dynamic\"", "rope_scaling.factor = 2.0: nmoe does not know this key",
         "attn_logit_softcapping = 50.0: nmoe does not know this key, and has no soft-capped attention scores",
         "index_topk = 2048: nmoe does not know this key, and has no indexer of sparse attention"}) {

@@ -108,7 +108,6 @@ void read_windows(Keys& keys, const WindowKeys& has, LayerKinds& kinds) {
     throw keys.error(is_on ? "sliding_window" : "use_sliding_window",
                      "layers have windows, and nothing says how large");
   }
-  if (windowed.back()) return keys.lacks("sliding_window", "in nmoe the last layer has no window");
   for (size_t i = 0; i < windowed.size(); ++i) kinds.windows[i] = windowed[i] ? size : 0;
 }
 

@@ -26,14 +26,17 @@ void read_no_shared_experts(Keys& keys) {
   }
 }
 
-// Qwen3-MoE's windows are of all layers.
-void read_no_windows(Keys& keys) {
-  keys.only("use_sliding_window", false, "in nmoe the last layer has no window");
-  for (const char* key : {"sliding_window", "max_window_layers"}) keys.ignore(key);
+// Qwen3-MoE's windows are of all layers, whatever max_window_layers.
+void read_window_of_all(Keys& keys, LayerKinds& kinds) {
+  keys.ignore("max_window_layers");
+  keys.ignore("sliding_window");
+  if (keys.flag("use_sliding_window", false) && !keys.says_null("sliding_window")) {
+    std::ranges::fill(kinds.windows, keys.at_least(1, {"sliding_window"}, 4096));
+  }
   const Json* types = keys.find("layer_types");
   const auto is_full = [](const Json& type) { return type == "full_attention"; };
   if (types != nullptr && !(types->is_array() && std::ranges::all_of(*types, is_full))) {
-    keys.lacks("layer_types", "Qwen3-MoE has \"full_attention\" only");
+    keys.lacks("layer_types", "transformers' Qwen3-MoE does not look at it");
   }
 }
 
@@ -66,7 +69,7 @@ void read_qwen_moe(Keys& keys, HfModel& model) {
   if (is_qwen2(model.type)) {
     read_windows(keys, {.is_qwen2 = true}, kinds);
   } else {
-    read_no_windows(keys);
+    read_window_of_all(keys, kinds);
   }
   set_layers(config, kinds);
 }
@@ -89,7 +92,12 @@ void write_qwen_moe(Json& json, const HfModel& model) {
   }
   const LayerKinds kinds = layer_kinds(config);
   write_dense_layers(json, kinds);
-  if (is_qwen2(model.type)) write_windows(json, kinds, /*has_switch=*/true);
+  if (is_qwen2(model.type)) {
+    write_windows(json, kinds, /*has_switch=*/true);
+  } else if (kinds.windows.front() > 0) {
+    json["use_sliding_window"] = true;
+    json["sliding_window"] = kinds.windows.front();
+  }
 }
 
 void require_qwen_moe(Fit& fit, const ModelConfig& config, ModelType type) {

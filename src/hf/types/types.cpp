@@ -17,14 +17,17 @@ void Fit::require(bool holds, std::string_view key, std::string_view has) {
 LayerFreedom layer_freedom(ModelType type) {
   switch (type) {
     case ModelType::kQwen2Moe:
-      return {.dense = true, .windows = true};
+      return {.dense = true, .windows = LayerFreedom::Windows::kAny};
     case ModelType::kQwen3Moe:
+      return {.dense = true, .windows = LayerFreedom::Windows::kAllLayers};
+    case ModelType::kMixtral:
+      return {.windows = LayerFreedom::Windows::kAllLayers};
     case ModelType::kGlm4MoeLite:
     case ModelType::kErnie45Moe:
       return {.dense = true};
     case ModelType::kQwen3:
     case ModelType::kDots1:
-      return {.windows = true};
+      return {.windows = LayerFreedom::Windows::kAny};
     default:
       return {};
   }

@@ -39,8 +39,9 @@ const TypeText& text_of(ModelType type);
 
 // What layers of a type's models may have each its own; all else is common to them.
 struct LayerFreedom {
-  bool dense = false;    // whether layers without experts may be others than the first ones
-  bool windows = false;  // whether some may have a window, of one size
+  enum class Windows { kNone, kAllLayers, kAny };
+  bool dense = false;                // whether layers without experts may be others than the first ones
+  Windows windows = Windows::kNone;  // which may have a window, of one size: all or none of them, or any
 };
 LayerFreedom layer_freedom(ModelType type);
 
