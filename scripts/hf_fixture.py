@@ -335,8 +335,7 @@ VARIANTS |= {
             num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3, first_k_dense_replace=2,
             n_shared_experts=2, n_routed_experts=12, n_group=3, topk_group=2, num_experts_per_tok=3,
             norm_topk_prob=False, use_qk_norm=True,
-            attention_bias=False, partial_rotary_factor=0.25,
-            rope_parameters=plain_rope(1e6) | dict(partial_rotary_factor=0.25),
+            attention_bias=False, rope_parameters=plain_rope(1e6) | dict(partial_rotary_factor=0.25),
         ),
     ),
     "minimax_whole": Variant(
@@ -363,6 +362,17 @@ VARIANTS |= {
             num_hidden_layers=3, head_dim=8, num_key_value_heads=1, n_routed_experts=6, n_shared_experts=2, n_group=1,
             topk_group=1, first_k_dense_replace=0, norm_topk_prob=False, routed_scaling_factor=1.0, attention_bias=True,
             tie_word_embeddings=True,
+        ),
+    ),
+    "mixtral_window": Variant(
+        "mixtral",
+        SMALL_DENSE | dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=12, sliding_window=6),
+    ),
+    "qwen3_window": Variant(
+        "qwen3_moe",
+        SMALL
+        | dict(
+            head_dim=8, num_experts=4, norm_topk_prob=True, use_sliding_window=True, sliding_window=6, max_window_layers=1
         ),
     ),
     "lite_between": Variant(

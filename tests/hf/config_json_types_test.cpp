@@ -231,6 +231,8 @@ TEST(ConfigJsonTypes, PartsOfHeadsRotateAsTransformersRotatesThem) {
   EXPECT_EQ(read_json(glm).config.gqa.rotary_dim, 32);
   glm["partial_rotary_factor"] = 0.5;
   EXPECT_TRUE(contains(error_of([&] { read_json(glm); }).what(), "partial_rotary_factor = 0.5"));
+  glm["transformers_version"] = "5.17.0";  // which writes its default beside what counts
+  EXPECT_EQ(read_json(glm).config.gqa.rotary_dim, 32);
 
   Json minimax = minimax_m2();
   minimax.erase("rope_theta");

@@ -75,8 +75,8 @@ constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attenti
 // Whether each layer has a window, by what the file says of them.
 std::vector<bool> read_windowed(Keys& keys, const WindowKeys& has, int64_t num_layers, bool is_on) {
   std::vector<bool> windowed(static_cast<size_t>(num_layers));
-  // Where a file says nothing, what the classes of transformers do: Dots1Config's, and Qwen2-MoE's.
-  const int64_t limit = keys.at_least(0, {"max_window_layers"}, !has.has_switch ? 62 : has.is_qwen2 ? 28 : num_layers);
+  // Where a file says nothing, what transformers' classes of configurations do: Qwen's, and dots1's.
+  const int64_t limit = keys.at_least(0, {"max_window_layers"}, has.has_switch ? 28 : 62);
   const Json* types = keys.find("layer_types");
   if (types != nullptr && (!types->is_array() || types->size() != windowed.size())) {
     throw keys.error("layer_types", fmt::format("must be a list of {} types", num_layers));

@@ -130,8 +130,8 @@ bool is_of_transformers_5(Keys& file) {
 
 // How many values of a head rotate. transformers 5 keeps a share of them within rope_parameters; older files have it
 // beside, and MiniMax's a number.
-// NOTE: where there are rope_parameters, transformers ignores MiniMax's rotary_dim. One that says otherwise is left
-// over in a file that transformers wrote, and refused in any other.
+// NOTE: where there are rope_parameters, transformers goes by those, and ignores MiniMax's rotary_dim. What says
+// otherwise beside them is left over in a file that transformers wrote, and refused in any other.
 void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, ModelConfig& model) {
   constexpr std::string_view kShare = "partial_rotary_factor";
   if (!may_rotate_part(type)) {
@@ -141,7 +141,7 @@ void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, Mo
   const int64_t head_dim = model.gqa.head_dim;
   const double absent = type == ModelType::kGlm4Moe ? 0.5 : 1.0;
   const double beside = file.positive(kShare, absent), share = keys.positive(kShare, beside);
-  if (file.has(kShare) && beside != share) {
+  if (file.has(kShare) && beside != share && !is_of_transformers_5(file)) {
     throw file.error(kShare, fmt::format("rope_parameters.{} = {} says otherwise", kShare, share),
                      "keep one of the two keys");
   }
