@@ -29,10 +29,10 @@ TEST_F(ImportCommandTest, ADryRunTellsFromConfigJsonAlone) {
 }
 
 TEST_F(ImportCommandTest, ADryRunNamesAllThatIsMissing) {
-  write_config_json("mixtral", {{"sliding_window", 4096}, {"hidden_act", "gelu"}, {"new_key", 1}});
+  write_config_json("mixtral", {{"router_jitter_noise", 0.1}, {"hidden_act", "gelu"}, {"new_key", 1}});
   const Outcome refused = n({"import", "--dry-run", "hf"});
   for (const char* what :
-       {"3 things are not supported", "hidden_act = \"gelu\"", "sliding_window = 4096", "new_key = 1"}) {
+       {"3 things are not supported", "hidden_act = \"gelu\"", "router_jitter_noise = 0.1", "new_key = 1"}) {
     expect_error(refused, 1, what, "docs/huggingface.md");
   }
   // The import itself says the same.
