@@ -19,7 +19,13 @@ that tokens go to stay the same when all weights are moved by a 1e-5th.
 
 dsv3_fp8's matrices (not embedding, head, norms, routers) are float8 e4m3 in blocks of 128 x 128 with one float32 scale
 each, NAME_scale_inv, as DeepSeek publishes them. Their meaning is value * scale rounded to bfloat16, which is what
-DeepSeek's conversion script makes of them; the expectation is computed from these.
+DeepSeek's conversion script makes of them; the expectation is computed from these. qwen3_fp8's scales are bfloat16.
+
+    scripts/hf_fixture.py OUT_DIR --bf16
+
+adds to every folder that is there bf16.json: how far transformers itself is from expected.safetensors when it computes
+in bfloat16 (on a GPU, where there is one), {"loss": nats, "logits": relative norm, "gradients": relative norm over all
+of them}. Folders that only nmoe reads (FP8, kimi_k2) get none.
 """
 
 import argparse
@@ -118,11 +124,15 @@ def yarn(mscale):
 class Variant:
     """config: keyword arguments of the configuration. seq_len: S. bf16: parameters are saved in bfloat16 (router biases
     stay float32). shard_size: bytes of a file of weights at most; 0: one file. mtp: weights of DeepSeek's multi-token
-    module are added, which transformers ignores. fp8: see above. model_type: what config.json says in the end."""
+    module are added, which transformers ignores. fp8: dtype of the scales, None: none; see above. model_type: what
+    config.json says in the end. extra: keys of releases that mean nothing to transformers, written at the end."""
 
-    def __init__(self, family, config, seq_len=24, bf16=False, shard_size=0, mtp=False, fp8=False, model_type=None):
+    def __init__(
+        self, family, config, seq_len=24, bf16=False, shard_size=0, mtp=False, fp8=None, model_type=None, extra=None
+    ):
         self.family, self.config, self.seq_len = family, {"rope_parameters": plain_rope()} | config, seq_len
         self.bf16, self.shard_size, self.mtp, self.fp8, self.model_type = bf16, shard_size, mtp, fp8, model_type
+        self.extra = extra or {}
 
 
 VARIANTS = {
@@ -170,7 +180,7 @@ VARIANTS = {
             n_routed_experts=4,
         ),
         bf16=True,
-        fp8=True,
+        fp8=torch.float32,
     ),
     "dsv3_bf16_sharded": Variant("deepseek_v3", DSV3, bf16=True, shard_size=60_000),
     "qwen3_dense": Variant("qwen3", SMALL_DENSE | dict(head_dim=16, tie_word_embeddings=True, attention_bias=True)),
@@ -267,6 +277,117 @@ VARIANTS = {
 }
 
 
+# Other groupings and depths: what a type's keys may say beyond what its releases say.
+VARIANTS |= {
+    "qwen3_fp8": Variant(
+        "qwen3_moe",
+        SMALL | dict(hidden_size=136, head_dim=16, num_experts=4, norm_topk_prob=True, moe_intermediate_size=24),
+        bf16=True,
+        fp8=torch.bfloat16,
+        extra=dict(use_qk_norm=True, qkv_bias=False, shared_expert_intermediate_size=0),
+    ),
+    "qwen3_between": Variant(
+        "qwen3_moe",
+        SMALL
+        | dict(
+            num_hidden_layers=4, head_dim=8, num_key_value_heads=1, num_experts=6, num_experts_per_tok=3,
+            norm_topk_prob=False, decoder_sparse_step=2, mlp_only_layers=[3], tie_word_embeddings=True,
+        ),
+    ),
+    "qwen2_windows": Variant(
+        "qwen2_moe",
+        SMALL
+        | dict(
+            num_hidden_layers=3, num_experts=5, num_experts_per_tok=2, shared_expert_intermediate_size=16,
+            norm_topk_prob=True, qkv_bias=False, mlp_only_layers=[0], use_sliding_window=True, sliding_window=7,
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+        ),
+    ),
+    "qwen3_windows": Variant(
+        "qwen3",
+        SMALL_DENSE
+        | dict(
+            num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=8, use_sliding_window=True,
+            sliding_window=5, layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+    ),
+    "mixtral_one_kv": Variant(
+        "mixtral",
+        SMALL_DENSE
+        | dict(
+            num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1, num_local_experts=5,
+            num_experts_per_tok=3, intermediate_size=12, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE,
+        ),
+        seq_len=48,
+    ),
+    "olmoe_grouped": Variant(
+        "olmoe",
+        SMALL_DENSE
+        | dict(
+            num_attention_heads=6, num_key_value_heads=3, num_experts=7, num_experts_per_tok=4, intermediate_size=12,
+            norm_topk_prob=True, attention_bias=True,
+        ),
+    ),
+    "glm4_deep": Variant(
+        "glm4_moe",
+        GLM
+        | dict(
+            num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3, first_k_dense_replace=2,
+            n_shared_experts=2, n_routed_experts=12, n_group=3, topk_group=2, num_experts_per_tok=3,
+            norm_topk_prob=False, use_qk_norm=True,
+            attention_bias=False, rope_parameters=plain_rope(1e6) | dict(partial_rotary_factor=0.25),
+        ),
+    ),
+    "minimax_whole": Variant(
+        "minimax_m2",
+        SMALL_DENSE
+        | dict(
+            num_hidden_layers=3, head_dim=8, num_key_value_heads=4, num_local_experts=6, num_experts_per_tok=3,
+            intermediate_size=12, rotary_dim=4,
+        ),
+    ),
+    "ernie_between": Variant(
+        "ernie4_5_moe",
+        SMALL_DENSE
+        | dict(
+            num_hidden_layers=5, num_key_value_heads=1, moe_num_experts=6, moe_k=3, moe_intermediate_size=12,
+            moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=3, moe_layer_interval=2,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "dots1_flat": Variant(
+        "dots1",
+        SMALL
+        | dict(
+            num_hidden_layers=3, head_dim=8, num_key_value_heads=1, n_routed_experts=6, n_shared_experts=2, n_group=1,
+            topk_group=1, first_k_dense_replace=0, norm_topk_prob=False, routed_scaling_factor=1.0, attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "mixtral_window": Variant(
+        "mixtral",
+        SMALL_DENSE | dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=12, sliding_window=6),
+    ),
+    "qwen3_window": Variant(
+        "qwen3_moe",
+        SMALL
+        | dict(
+            head_dim=8, num_experts=4, norm_topk_prob=True, use_sliding_window=True, sliding_window=6, max_window_layers=1
+        ),
+    ),
+    "lite_between": Variant(
+        "glm4_moe_lite",
+        SMALL
+        | MLA
+        | dict(
+            num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=None, n_shared_experts=2,
+            n_group=2, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.0,
+            mlp_layer_types=["dense", "sparse", "dense"],
+        ),
+    ),
+}
+
+
 class NearTie(Exception):
     pass
 
@@ -308,15 +429,20 @@ def make_model(variant, generator):
     return model
 
 
-def load_as_float32(folder):
+def load(folder, dtype):
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
     )
+    model.config._experts_implementation = "eager"
+    return model.eval(), info
+
+
+def load_as_float32(folder):
+    model, info = load(folder, torch.float32)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
             raise SystemExit(f"{folder}: {kind}: {sorted(info[kind])}")
-    model.config._experts_implementation = "eager"
-    return model.eval()
+    return model
 
 
 class RecordedChoices(TorchDispatchMode):
@@ -394,16 +520,16 @@ def edit_config(folder, **changes):
 
 def per_block(scale, shape):
     """A block's scale at each of its elements."""
-    rows = scale.repeat_interleave(FP8_BLOCK, 0)[: shape[0]]
+    rows = scale.float().repeat_interleave(FP8_BLOCK, 0)[: shape[0]]
     return rows.repeat_interleave(FP8_BLOCK, 1)[:, : shape[1]]
 
 
-def quantise(weight):
+def quantise(weight, scale_dtype):
     weight = weight.float()
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
     blocks = padded.reshape(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, padded.shape[1] // FP8_BLOCK, FP8_BLOCK)
-    scale = blocks.abs().amax(dim=(1, 3)) / FP8_MAX
+    scale = (blocks.abs().amax(dim=(1, 3)) / FP8_MAX).to(scale_dtype)
     return (weight / per_block(scale, weight.shape)).to(torch.float8_e4m3fn), scale
 
 
@@ -411,13 +537,13 @@ def has_fp8(name):
     return name.endswith(("_proj.weight", "_proj_with_mqa.weight"))
 
 
-def fp8_weights(weights):
+def fp8_weights(weights, scale_dtype):
     """The weights as fp8, and what these mean in bfloat16."""
     quantised, meaning = {}, {}
     for name, weight in weights.items():
         quantised[name] = meaning[name] = weight
         if has_fp8(name):
-            quantised[name], scale = quantise(weight)
+            quantised[name], scale = quantise(weight, scale_dtype)
             quantised[name + "_scale_inv"] = scale
             meaning[name] = (quantised[name].float() * per_block(scale, weight.shape)).to(torch.bfloat16)
     return quantised, meaning
@@ -449,7 +575,7 @@ def write_variant(variant, folder, seed):
         model.save_pretrained(folder)
 
     if variant.fp8:
-        quantised, meaning = fp8_weights(load_file(folder / "model.safetensors"))
+        quantised, meaning = fp8_weights(load_file(folder / "model.safetensors"), variant.fp8)
         write_weights(meaning, folder)
         expected = expectation(folder, variant.seq_len, generator)
         write_weights(quantised, folder)
@@ -462,6 +588,8 @@ def write_variant(variant, folder, seed):
         write_weights(weights | mtp_weights(weights, model.config.num_hidden_layers, generator), folder)
     if variant.model_type:
         edit_config(folder, model_type=variant.model_type)
+    if variant.extra:
+        edit_config(folder, **variant.extra)
     save_file(expected, folder / "expected.safetensors")
     return expected["loss"].item()
 
@@ -483,18 +611,45 @@ def make_fixture(name, out_dir):
     raise SystemExit(f"{name}: a router decides by a hair whatever the seed")
 
 
+def relative_norm(pairs):
+    """Of the difference of all pairs (computed, expected)."""
+    difference = sum(((a.double().cpu() - b.double()) ** 2).sum().item() for a, b in pairs)
+    return (difference / sum((b.double() ** 2).sum().item() for _, b in pairs)) ** 0.5
+
+
+def add_bf16_distance(folder):
+    config = json.loads((folder / "config.json").read_text())
+    if "quantization_config" in config or config["model_type"] == "kimi_k2":
+        return
+    expected = load_file(folder / "expected.safetensors")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, _ = load(folder, torch.bfloat16)
+    found = compute(model.to(device), expected["input_ids"].to(torch.int64).to(device))
+    gradients = [(found[name], expected[name]) for name in expected if name.startswith("grad.")]
+    distance = dict(loss=abs(found["loss"].item() - expected["loss"].item()),
+                    logits=relative_norm([(found["logits"], expected["logits"])]), gradients=relative_norm(gradients))
+    rounded = {key: float(f"{value:.4g}") for key, value in distance.items()}
+    (folder / "bf16.json").write_text(json.dumps(rounded) + "\n")
+    print(f"{folder.name}: bf16 on {device} is off by {distance}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description="writes small Hugging Face models with what transformers computes")
     parser.add_argument("out_dir", type=pathlib.Path)
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--variant", action="append", choices=sorted(VARIANTS))
     choice.add_argument("--all", action="store_true")
+    choice.add_argument("--bf16", action="store_true")
     arguments = parser.parse_args()
 
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    if arguments.bf16:
+        for expected in sorted(arguments.out_dir.glob("*/expected.safetensors")):
+            add_bf16_distance(expected.parent)
+        return
     for name in arguments.variant or VARIANTS:
         make_fixture(name, arguments.out_dir)
 

@@ -2,6 +2,10 @@
 """Reference results of Jinja for tests/chat/jinja_vectors_test.cpp.
 
     scripts/jinja_vectors.py --out tests/chat/fixtures/jinja.json
+    scripts/jinja_vectors.py --conversations tests/chat/fixtures/templates
+
+The latter writes conversations.json into the folder: what each of its templates, NAME.jinja, makes of each conversation.
+They are of our own, with what the templates of Qwen3, GLM, MiniMax, OLMoE and Mixtral use.
 
 It needs the Python package `jinja2` (Debian: python3-jinja2), set up as the package transformers does for chat templates.
 Each case is {"name", "template", "context", "expected"}, or "error": true where Jinja refuses the template.
@@ -212,10 +216,52 @@ TEMPLATES = {
 }
 
 
-def case(env, name, template):
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Says what it is like \"outside\".", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 1}}, "required": ["city"]},
+        "return": {"type": "string"}}},
+    {"type": "function", "function": {"name": "heure", "description": "L'heure à Zürich <b>", "parameters": {"type": "object", "properties": {}}}},
+]
+CALL = {"type": "function", "id": "call_1", "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2, "exact": True, "unit": None, "at": [1.5, "x"]}}}
+CALL_AS_TEXT = {"type": "function", "id": "call_2", "function": {"name": "heure", "arguments": "{}"}}
+SAID = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello.  "}]
+ASKED = {"role": "user", "content": "What is it like\nin 東京?"}
+CALLED = {"role": "assistant", "content": "", "reasoning_content": "I must look. ", "tool_calls": [CALL, CALL_AS_TEXT]}
+ANSWERS = [{"role": "tool", "content": "{\"sky\": \"blue\"}"}, {"role": "tool", "content": "12:00"}]
+CONVERSATIONS = {
+    "a question": {"messages": [ASKED], "add_generation_prompt": True},
+    "a question and how to answer": {"messages": [{"role": "system", "content": "Be brief."}, ASKED], "add_generation_prompt": True, "enable_thinking": False},
+    "turns": {"messages": [*SAID, ASKED, {"role": "assistant", "content": "<think>\nhm\n\n</think>\n\nFine."}], "add_generation_prompt": False, "show_roles": True},
+    "turns behind a system's": {"messages": [{"role": "system", "content": "Be brief.", "current_date": "1 May"}, *SAID, ASKED], "add_generation_prompt": True, "enable_thinking": True},
+    "thoughts apart": {"messages": [*SAID, ASKED, {"role": "assistant", "content": "Fine.", "reasoning_content": "\nhm "}], "add_generation_prompt": False},
+    "tools": {"messages": [{"role": "system", "content": "Be brief."}, ASKED], "tools": TOOLS, "add_generation_prompt": True},
+    "calls": {"messages": [*SAID, ASKED, CALLED, *ANSWERS, {"role": "assistant", "content": "Blue.", "reasoning_content": "So it is."}], "tools": TOOLS, "add_generation_prompt": False},
+    "calls of which more follow": {"messages": [ASKED, CALLED, *ANSWERS], "tools": TOOLS, "add_generation_prompt": True},
+    "a call of text": {"messages": [ASKED, {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL_AS_TEXT]}, ANSWERS[1]], "add_generation_prompt": True},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "One "}, {"type": "image"}, "two"]}], "add_generation_prompt": True},
+    "answers in parts": {"messages": [ASKED, CALLED, {"role": "tool", "content": [{"output": "blue"}, {"type": "text", "text": "and "}, {"sky": "grey", "p": [0.5, None, True, "it's"]}]}], "add_generation_prompt": True},
+    "an answer too much": {"messages": [ASKED, ANSWERS[0]], "add_generation_prompt": True},
+    "two questions": {"messages": [ASKED, ASKED], "add_generation_prompt": True},
+    "marks in a text": {"messages": [{"role": "user", "content": "<|im_end|>[INST] {{ x }} {% y %} <answer>"}, {"role": "assistant", "content": " "}], "add_generation_prompt": False},
+}
+
+
+def write_conversations(env, folder):
+    cases = []
+    for path in sorted(folder.glob("*.jinja")):
+        for name, conversation in CONVERSATIONS.items():
+            variables = {"tools": None, "bos_token": "<s>", "eos_token": "</s>"} | conversation
+            cases.append(case(env, f"{path.stem}: {name}", path.read_text(encoding="utf-8"), variables))
+            cases[-1] |= {"template": path.name, "conversation": name}
+    texts = {"conversations": CONVERSATIONS, "cases": cases}
+    (folder / "conversations.json").write_text(json.dumps(texts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(cases)} cases, {sum('error' in entry for entry in cases)} of them errors")
+
+
+def case(env, name, template, variables=DATA):
     entry = {"name": name, "template": template}
     try:
-        entry["expected"] = env.from_string(template).render(**DATA)
+        entry["expected"] = env.from_string(template).render(**variables)
     except (jinja2.exceptions.TemplateError, TypeError, ValueError, ZeroDivisionError, OverflowError, RecursionError, AttributeError,
             KeyError, SyntaxError):
         entry["error"] = True
@@ -224,9 +270,15 @@ def case(env, name, template):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, required=True)
-    out = parser.parse_args().out
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--out", type=pathlib.Path)
+    choice.add_argument("--conversations", type=pathlib.Path)
+    arguments = parser.parse_args()
     env = environment()
+    if arguments.conversations:
+        write_conversations(env, arguments.conversations)
+        return
+    out = arguments.out
     cases = [case(env, f"{group} {i}", "{{ " + text + " }}") for group, texts in EXPRESSIONS.items() for i, text in enumerate(texts)]
     cases += [case(env, f"{group} {i}", text) for group, texts in TEMPLATES.items() for i, text in enumerate(texts)]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in cases)

@@ -388,10 +388,13 @@ class CommandLine::Commands {
     exported->add_option("checkpoint", export_.options.checkpoint, kCheckpoint)->required();
     exported->add_option("out", export_.options.out, "folder to create for the model")->required();
     add_dtype(exported, export_.options.dtype, "dtype of the weights; unless given, the checkpoint's");
+    exported->add_flag("--keep-format", export_.options.keep_format,
+                       "FP8 weights that were imported are FP8 again, the same bytes where they are unchanged");
     exported->add_option("--shard-size", shard_size_, "largest file of weights; unless given, 5GB");
     exported
-        ->add_option("--chat-template", export_.chat_template,
-                     "template of conversations to write: chatml or a Jinja file; unless given, the checkpoint's own")
+        ->add_option(
+            "--chat-template", export_.chat_template,
+            "template of conversations to write: chatml or a Jinja file; unless given, as n chat would have it")
         ->type_name("FORM");
     add_threads(exported, export_.options.num_threads);
     exported->callback([this] {
@@ -422,8 +425,8 @@ class CommandLine::Commands {
                   "relative tolerance of each tensor's gradient [0.0001]");
     parity
         ->add_option("--precision", parity_.precision,
-                     "arithmetic; the expected cost of a low precision is reported too")
-        ->check(CLI::IsMember({"fp32", "fp8", "mxfp8", "nvfp4"}))
+                     "arithmetic (bf16: on cuda); the expected cost of a low precision is reported too")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp8", "mxfp8", "nvfp4"}))
         ->capture_default_str()
         ->excludes(generation);
     add_device(parity, parity_.options.device, "device to compute on, a Hugging Face model in fp32: cpu or cuda");

@@ -75,8 +75,8 @@ void export_command(const ExportArguments& arguments);
 
 struct ParityArguments {
   ParityOptions options;
-  std::string precision = "fp32";  // or "fp8", "mxfp8", "nvfp4"
-  // Not given: 1e-5, 1e-4 and 1e-4; in a low precision, none.
+  std::string precision = "fp32";  // or "bf16", "fp8", "mxfp8", "nvfp4"
+  // Not given: 1e-5, 1e-4 and 1e-4; in another precision than fp32, none.
   std::optional<double> loss_tolerance;      // nats
   std::optional<double> logit_tolerance;     // absolute
   std::optional<double> gradient_tolerance;  // relative, of each tensor

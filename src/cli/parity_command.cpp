@@ -13,6 +13,7 @@ namespace nmoe::cli {
 namespace {
 
 Precision precision_of(std::string_view name) {
+  if (name == "bf16") return Precision::kBf16;
   if (name == "fp8") return Precision::kFp8;
   if (name == "mxfp8") return Precision::kMxFp8;
   return name == "nvfp4" ? Precision::kNvFp4 : Precision::kDevice;
@@ -45,7 +46,7 @@ void parity_command(const ParityArguments& given) {
   const Precision precision = precision_of(given.precision);
   ParityArguments arguments = given;
   arguments.options.precision = precision;
-  if (!is_low(precision)) {
+  if (precision == Precision::kDevice) {
     arguments.loss_tolerance = given.loss_tolerance.value_or(1e-5);
     arguments.logit_tolerance = given.logit_tolerance.value_or(1e-4);
     arguments.gradient_tolerance = given.gradient_tolerance.value_or(1e-4);
@@ -57,8 +58,8 @@ void parity_command(const ParityArguments& given) {
   print("logits     largest difference {:.2e} (sequence {}, position {}, token {}){}; relative {:.2e}\n",
         logits.difference, logits.sequence, logits.position, logits.token, within(arguments.logit_tolerance),
         report.relative.logits);
-  print("gradients  relative errors{}; of each parameter, the tensor that is furthest off\n",
-        within(arguments.gradient_tolerance));
+  print("gradients  relative errors{}: {:.2e} of all; of each parameter, the tensor that is furthest off\n",
+        within(arguments.gradient_tolerance), report.all_gradients);
   for (const GradientError& error : report.gradients) {
     print("  {:.2e}  {:<32} {}\n", error.relative, error.parameter, error.tensor);
   }
@@ -78,7 +79,7 @@ void parity_command(const ParityArguments& given) {
     beyond.push_back(fmt::format("{} of {} gradients", bad_gradients, report.gradients.size()));
   }
   if (beyond.empty()) {
-    if (!is_low(precision)) print("within tolerance\n");
+    if (precision == Precision::kDevice) print("within tolerance\n");
     return;
   }
   throw runtime_error(

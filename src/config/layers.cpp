@@ -150,6 +150,31 @@ class PatternReader {
   int depth_ = 0;
 };
 
+// Layers without counts: "gqa:512/moe".
+std::string written_layer(const LayerSpec& layer) {
+  std::string text;
+  for (const PartSpec& part : layer.parts) {
+    const auto* const named = std::ranges::find_if(kPartNames, [&](const Named<PartSpec>& each) {
+      return each.value.kind == part.kind && each.value.rotates == part.rotates;
+    });
+    text += fmt::format("{}{}{}", text.empty() ? "" : "/", named->name,
+                        part.window > 0 ? fmt::format(":{}", part.window) : "");
+  }
+  return text;
+}
+
+// Equal neighbours counted: "gqa/dense, 3 x gqa/moe".
+std::string written_runs(std::span<const std::string> layers) {
+  std::string text;
+  for (size_t begin = 0, end = 0; begin < layers.size(); begin = end) {
+    while (end < layers.size() && layers[end] == layers[begin]) ++end;
+    const size_t count = end - begin;
+    text +=
+        fmt::format("{}{}{}", text.empty() ? "" : ", ", count > 1 ? fmt::format("{} x ", count) : "", layers[begin]);
+  }
+  return text;
+}
+
 // The window of a layer: 0 (global) every attn_global_every-th layer and in the last one, else config.window.
 int64_t window_of(const ModelConfig& config, int64_t layer_idx) {
   const bool last = layer_idx + 1 == config.num_layers;
@@ -176,6 +201,19 @@ LayerPattern read_layer_pattern(std::string_view text) {
   } catch (const LayerPattern::Problem& problem) {
     return {.layers = {}, .problem = problem};
   }
+}
+
+std::string write_layer_pattern(std::span<const LayerSpec> layers) {
+  std::vector<std::string> written;
+  for (const LayerSpec& layer : layers) written.push_back(written_layer(layer));
+  const std::span<const std::string> all = written;
+  for (size_t period = 2; period <= all.size() / 2; ++period) {
+    const bool repeats =
+        all.size() % period == 0 && std::ranges::equal(all.subspan(period), all.first(all.size() - period));
+    const std::string once = written_runs(all.first(period));
+    if (repeats && once.find(',') != std::string::npos) return fmt::format("{} x ({})", all.size() / period, once);
+  }
+  return written_runs(all);
 }
 
 std::vector<LayerSpec> layer_specs(const ModelConfig& config) {

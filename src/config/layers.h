@@ -27,9 +27,9 @@ A layer has two parts, or one alone; each part has a norm before it and adds its
 `"mla/dense, 26 x mla/moe"` is one dense layer and 26 with experts; `"4 x (3 x gqa:512/moe, gqa/moe)"` is sixteen
 layers, of which every fourth sees all positions and the others the last 512, their own included;
 `"gqa, moe, 3 x (moe, dense), gqa"` is nine layers of a single part each. `gqa_nope` is `gqa` without rotary positions,
-as some models have in every fourth layer. Without `window` a mixer sees all positions, as the last one must; without
-`hidden` the hidden size of a feed-forward part is `model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16
-deep; spaces between the parts are ignored.)md";
+as some models have in every fourth layer. Without `window` a mixer sees all positions; without `hidden` the hidden size
+of a feed-forward part is `model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16 deep; spaces between the
+parts are ignored.)md";
 
 // Stands for the layer number of what belongs to no layer.
 inline constexpr int64_t kNoLayer = -1;
@@ -64,6 +64,9 @@ struct LayerPattern {
   std::optional<Problem> problem;  // then there are no layers
 };
 LayerPattern read_layer_pattern(std::string_view text);
+
+// A pattern of these layers, without hidden sizes: those are the configuration's keys.
+std::string write_layer_pattern(std::span<const LayerSpec> layers);
 
 // From first to last. The pattern, if there is one, must be valid (config/validate.h).
 std::vector<LayerSpec> layer_specs(const ModelConfig& config);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,15 +22,58 @@ namespace {
 
 using Json = Keys::Json;
 
-// The same model without model.layers; where it cannot be said without, one with the first mixer everywhere.
-ModelConfig without_layers_key(const ModelConfig& config) {
-  if (auto same = without_pattern(config)) return *same;
+// The same model with all that its layers have in common in keys of their own, as in a model without model.layers:
+// that only says which have experts, and windows. Nothing where layers differ in more.
+std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
+  if (auto same = without_pattern(config)) return same;
+  const std::vector<LayerSpec> layers = layer_specs(config);
+  const auto has_experts = [](const LayerSpec& layer) { return layer.parts.back().kind == PartKind::kMoe; };
+  ModelConfig common = config;
+  common.num_layers = std::ssize(layers);
+  common.num_dense_layers = std::ranges::find_if(layers, has_experts) - layers.begin();
+  common.window = 0;
+  common.attention = layers.front().parts.front().kind;
+  for (const LayerSpec& layer : layers) {
+    if (layer.parts.size() != 2) return std::nullopt;
+    const PartSpec& hidden = layer.parts.back();
+    (hidden.kind == PartKind::kDense ? common.dense_dim : common.moe.expert_dim) = hidden.hidden;
+  }
+  for (const LayerSpec& layer : layers) {
+    const PartSpec &mixer = layer.parts.front(), &hidden = layer.parts.back();
+    const int64_t width = hidden.kind == PartKind::kDense ? common.dense_dim : common.moe.expert_dim;
+    if (mixer.kind != common.attention || !mixer.rotates || hidden.hidden != width) return std::nullopt;
+  }
+  std::vector<LayerSpec> plain = layers;
+  for (LayerSpec& layer : plain) layer.parts.back().hidden = 0;
+  common.layers = write_layer_pattern(plain);
+  return common;
+}
+
+// Where layers differ in more, a model with the first mixer everywhere.
+ModelConfig with_equal_layers(const ModelConfig& config) {
+  if (auto same = with_common_keys(config)) return *same;
   ModelConfig near = config;
   near.layers.clear();
   const std::vector<PartSpec> parts = parts_of(layer_specs(config));
   near.attention = std::ranges::find_if(parts, is_mixer, &PartSpec::kind)->kind;
   near.window = 0;
   return near;
+}
+
+// What layers of the type have in common, of what may be each layer's own.
+void require_layers(Fit& fit, const ModelConfig& config, ModelType type) {
+  const LayerFreedom freedom = layer_freedom(type);
+  const LayerKinds kinds = layer_kinds(config);
+  const std::set<int64_t> windows(kinds.windows.begin(), kinds.windows.end());  // 0: none
+  const bool has_windows = config.window > 0 || windows.size() > 1 || !windows.contains(0);
+  const std::string_view key = config.layers.empty() ? "model.window" : "model.layers";
+  using Windows = LayerFreedom::Windows;
+  fit.require(!has_windows || freedom.windows != Windows::kNone, key, "no windows");
+  fit.require(windows.size() < 2 || freedom.windows != Windows::kAllLayers, key, "one window of all layers, or none");
+  fit.require(windows.size() < (windows.contains(0) ? 3 : 2) || freedom.windows != Windows::kAny, key,
+              "windows of one size");
+  fit.require(std::ranges::is_sorted(kinds.dense, std::ranges::greater()) || freedom.dense, "model.layers",
+              "dense layers before those with experts");
 }
 
 bool is_dense(ModelType type) { return type == ModelType::kLlama || type == ModelType::kQwen3; }
@@ -93,24 +138,23 @@ void replace(Json& json, std::string_view key, const Json& wanted, ModelType typ
 }  // namespace
 
 std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) {
-  const ModelConfig config = without_layers_key(given);
+  const ModelConfig config = with_equal_layers(given);
   const std::string_view name = model_type_name(type);
   Fit fit(config, name);
   fit.require((config.moe.num_experts == 0) == is_dense(type), "model.moe.num_experts",
               is_dense(type) ? "no experts" : "experts");
   fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
-  fit.require(config.window == 0, "model.window", "no windows");
   fit.require(config.moe.latent_dim == 0, "model.moe.latent_dim", "experts that read the residual stream");
+  require_layers(fit, config, type);
   text_of(type).require(fit, config, type);
   require_rope(fit, config);
   std::vector<std::string> obstacles = std::move(fit).obstacles();
-  if (!without_pattern(given)) {
+  if (!with_common_keys(given)) {
     obstacles.insert(
         obstacles.begin(),
         fmt::format(
-            "model.layers = {}: {} has one kind of attention, rotary positions, no windows, both attention and a "
-            "feed-forward part in every layer, dense layers before those with experts, and one "
-            "width of each",
+            "model.layers = {}: {} has one kind of attention, rotary positions, both attention and a feed-forward part "
+            "in every layer, and one width of each",
             to_toml(given.layers), name));
   }
   return obstacles;
@@ -133,7 +177,7 @@ ModelType nearest_type(const ModelConfig& given) {
   const auto* const fits =
       std::ranges::find_if(kByPreference, [&](ModelType type) { return obstacles_to(given, type).empty(); });
   if (fits != kByPreference.end()) return *fits;
-  const ModelConfig config = without_layers_key(given);
+  const ModelConfig config = with_equal_layers(given);
   if (config.attention == PartKind::kGqa && config.moe.num_experts > 0) return ModelType::kQwen3Moe;
   if (config.attention == PartKind::kGqa) return config.gqa.qk_norm ? ModelType::kQwen3 : ModelType::kLlama;
   return config.moe.score == ScoreFunction::kSigmoid ? ModelType::kDeepseekV3 : ModelType::kDeepseekV2;
@@ -144,7 +188,7 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     throw not_expressible(given.type, obstacles);
   }
   HfModel model = given;
-  model.config = without_layers_key(given.config);
+  model.config = with_equal_layers(given.config);
   NMOE_CHECK(model.config.vocab_size > 0 && model.config.max_positions > 0, "vocab_size {}, max_positions {}",
              model.config.vocab_size, model.config.max_positions);
   const Json wanted = canonical_json(model);

@@ -15,6 +15,7 @@
 #include "hf/binding.h"
 #include "hf/export_files.h"
 #include "hf/files.h"
+#include "hf/kept_format.h"
 #include "model/spec/cost.h"
 #include "tensor/convert.h"
 
@@ -184,18 +185,24 @@ std::vector<TensorSource> interruptible(std::vector<TensorSource> tensors, const
   return tensors;
 }
 
+// Of a tensor, or of the scales of one; "" where there is none of the name.
+std::string hash_of(const HfWeights& weights, const std::string& name) {
+  if (const HfTensor* tensor = weights.find(name)) return tensor->sha256();
+  const HfTensor* quantised = is_scales_name(name) ? weights.find(name_of_scaled(name)) : nullptr;
+  return quantised != nullptr ? quantised->scales_sha256() : "";
+}
+
 // Holds what is on the disk against what was meant.
 void read_back(const fs::path& dir, const std::map<std::string, std::string>& hashes, const StopSignal& stop,
                ThreadPool& pool) {
   const HfBinding binding(dir);  // config.json describes exactly these tensors
   const std::vector<std::pair<std::string, std::string>> expected(hashes.begin(), hashes.end());
-  NMOE_CHECK(binding.weights().tensors().size() == expected.size(), "{} tensors read back, {} written",
-             binding.weights().tensors().size(), expected.size());
+  const int64_t found = std::ssize(binding.weights().tensors()) + binding.weights().num_quantised();
+  NMOE_CHECK(found == std::ssize(expected), "{} tensors read back, {} written", found, expected.size());
   pool.parallel_for(static_cast<int64_t>(expected.size()), [&](int64_t i, int) {
     check_for_signal(stop);
     const auto& [name, hash] = expected[static_cast<size_t>(i)];
-    const HfTensor* tensor = binding.weights().find(name);
-    if (tensor == nullptr || tensor->sha256() != hash) {
+    if (hash_of(binding.weights(), name) != hash) {
       throw runtime_error(
           fmt::format("'{}': tensor '{}' reads back with other bytes than were written", dir.string(), name),
           "check the disk and its file system, then export again");
@@ -240,12 +247,17 @@ void copy_durably(const fs::path& source, const fs::path& target) {
 struct Source {
   explicit Source(const ExportOptions& options);
   bool is_imported() const { return !base.empty(); }
+  // Tensors that were imported and are not trained: all that is carried but scales.
+  std::vector<const SafetensorsFile::Entry*> carried_weights() const;
+  bool has_scales(const std::string& tensor) const {
+    return carried_tensors && carried_tensors->find(scales_name(tensor)) != nullptr;
+  }
 
   CheckpointReader reader;
   Config config;
   std::vector<CarriedFile> carried_files;
   std::string base;                                // the config.json that was imported; "": there is none
-  std::optional<SafetensorsFile> carried_tensors;  // that were imported and are not trained
+  std::optional<SafetensorsFile> carried_tensors;  // that were imported and are not trained, and scales
   bool carries_tokenizer = false;
   std::shared_ptr<const Tokenizer> tokenizer;  // the checkpoint's own, where none is carried
   HfModel model;
@@ -275,12 +287,30 @@ Source::Source(const ExportOptions& options)
   check_expressible(model.config, model.type, reader);
 }
 
-// The weights as Hugging Face's tensors, of `dtype` or as they are stored.
-std::vector<TensorSource> trained_tensors(const Source& source, std::optional<DType> dtype) {
+std::vector<const SafetensorsFile::Entry*> Source::carried_weights() const {
+  std::vector<const SafetensorsFile::Entry*> weights;
+  if (!carried_tensors) return weights;
+  for (const SafetensorsFile::Entry& entry : carried_tensors->entries()) {
+    if (!is_scales_name(entry.name)) weights.push_back(&entry);
+  }
+  return weights;
+}
+
+void check_has_format(const Source& source) {
+  const auto is_scales = [](const SafetensorsFile::Entry& entry) { return is_scales_name(entry.name); };
+  if (source.carried_tensors && std::ranges::any_of(source.carried_tensors->entries(), is_scales)) return;
+  throw usage_error(fmt::format("'{}' was not imported from quantised weights: there is no format to keep",
+                                source.reader.path().string()),
+                    "leave --keep-format out; if its model was quantised, import that again");
+}
+
+// The weights as Hugging Face's tensors, of the dtype asked for or as they are stored: what is to be quantised is.
+std::vector<TensorSource> trained_tensors(const Source& source, const ExportOptions& options) {
   const auto parameters = map_parameters(source.model.config, source.model.type);
   std::vector<TensorSource> tensors;
   for (HfTarget& target : hf_targets(parameters, source.reader)) {
-    const DType written = dtype_of(target, dtype);
+    const bool is_quantised = options.keep_format && source.has_scales(target.name);
+    const DType written = dtype_of(target, is_quantised ? std::nullopt : options.dtype);
     tensors.push_back(source_of(std::move(target), written));
   }
   return tensors;
@@ -386,28 +416,36 @@ ExportReport export_model(const ExportOptions& options) {
   if (options.shard_bytes <= 0) throw usage_error("a shard of 0 bytes holds nothing", "give --shard-size as \"5GB\"");
   const fs::path out = free_folder(options.out);
   Source source(options);
+  if (options.keep_format) check_has_format(source);
   const std::string weights_sha256 = source.reader.weights_sha256();  // verifies every byte
-  std::vector<TensorSource> tensors = trained_tensors(source, options.dtype);
+  std::vector<TensorSource> tensors = trained_tensors(source, options);
   source.model.dtype = transformers_dtype(tensors.front().dtype);
-  source.model.fp8 = false;
+  source.model.fp8 = options.keep_format;
 
   ExportReport report;
   report.checkpoint = source.reader.path();
   report.type = source.model.type;
-  if (source.carried_tensors) {
-    const SafetensorsFile& carried = *source.carried_tensors;
-    for (const SafetensorsFile::Entry& entry : carried.entries()) tensors.push_back(stored_source(carried, entry));
-    report.num_carried = static_cast<int64_t>(carried.entries().size());
+  for (const SafetensorsFile::Entry* entry : source.carried_weights()) {
+    tensors.push_back(stored_source(*source.carried_tensors, *entry));
+    ++report.num_carried;
+  }
+
+  const StopSignal stop;
+  ThreadPool pool(options.num_threads);
+  tensors = interruptible(std::move(tensors), stop);
+  if (options.keep_format) {
+    KeptFormat kept = in_kept_format(std::move(tensors), *source.carried_tensors, pool);
+    tensors = std::move(kept.tensors);
+    report.num_unchanged = kept.num_unchanged;
+    report.num_changed = kept.num_changed;
   }
   report.num_tensors = static_cast<int64_t>(tensors.size());
   for (const TensorSource& tensor : tensors) report.num_bytes += static_cast<int64_t>(tensor.num_bytes());
 
-  const StopSignal stop;
   make_directories(fs::absolute(out).parent_path());
   remove_unfinished_folders(out);
   const TemporaryFolder folder(out);
-  ThreadPool pool(options.num_threads);
-  const auto hashes = write_weights(folder.path(), interruptible(std::move(tensors), stop), options.shard_bytes, pool);
+  const auto hashes = write_weights(folder.path(), std::move(tensors), options.shard_bytes, pool);
   report.has_tokenizer = write_other_files(folder.path(), source, options.conversations, weights_sha256);
   read_back(folder.path(), hashes, stop, pool);
   report.num_files = count_weight_files(folder.path());

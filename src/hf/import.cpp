@@ -83,7 +83,7 @@ ImportReport import_model(const ImportOptions& options) {
   report.num_carried = static_cast<int64_t>(binding.carried().size());
   report.num_prediction_layers = binding.num_prediction_layers();
   report.num_tensors = static_cast<int64_t>(binding.weights().tensors().size()) - report.num_carried;
-  for (const auto& [name, tensor] : binding.weights().tensors()) report.num_quantised += tensor.is_quantised() ? 1 : 0;
+  report.num_quantised = binding.weights().num_quantised();
 
   const Config config = imported_config(binding.model(), options.source);
   CheckpointHead head;
@@ -102,6 +102,9 @@ ImportReport import_model(const ImportOptions& options) {
     if (!stays_f32) head.info.num_parameters += parameter.shape.num_elements();
   }
   for (const std::string& name : binding.carried()) carried.push_back(binding.carried_source(name));
+  for (const auto& [name, tensor] : binding.weights().tensors()) {
+    if (tensor.is_quantised()) carried.push_back(tensor.scales());  // for an export in the same format
+  }
 
   ThreadPool pool(options.num_threads);
   report.num_parameters = head.info.num_parameters;

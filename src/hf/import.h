@@ -41,8 +41,9 @@ struct ImportReport {
 
 // Converts, verifies what it can and writes the checkpoint in one piece: on an Error nothing is left. Tensors are read
 // and written in blocks, so that memory does not depend on the model's size. Beside the weights it keeps the model's
-// other files, config.json and tokenizer among them, and tensors that are not trained here, for an export. Errors
-// (runtime): as of HfBinding, from_config_json and write_checkpoint; (usage) when `out` has checkpoints already.
+// other files, config.json and tokenizer among them, tensors that are not trained here and the scales of FP8 tensors,
+// for an export. Errors (runtime): as of HfBinding, from_config_json and write_checkpoint; (usage) when `out` has
+// checkpoints already.
 ImportReport import_model(const ImportOptions& options);
 
 }  // namespace nmoe

@@ -201,15 +201,24 @@ class Workspace {
 // Larger, and NaN largest of all.
 bool is_worse(double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
 
-double relative_error(std::span<const float> actual, std::span<const float> expected) {
-  double difference = 0, reference = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    const double a = actual[i], e = expected[i];
-    difference += (a - e) * (a - e);
-    reference += e * e;
+// Norms of a difference and of what is expected, over however many tensors.
+struct Difference {
+  double squares = 0.0, expected_squares = 0.0;
+
+  void add(std::span<const float> actual, std::span<const float> expected) {
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double a = actual[i], e = expected[i];
+      squares += (a - e) * (a - e);
+      expected_squares += e * e;
+    }
   }
-  if (difference == 0.0) return 0.0;
-  return std::sqrt(difference) / std::sqrt(reference);
+  double relative() const { return squares == 0.0 ? 0.0 : std::sqrt(squares) / std::sqrt(expected_squares); }
+};
+
+double relative_error(std::span<const float> actual, std::span<const float> expected) {
+  Difference difference;
+  difference.add(actual, expected);
+  return difference.relative();
 }
 
 LogitError worst_logit(std::span<const float> actual, std::span<const float> expected, int64_t seq_len, int64_t vocab) {
@@ -278,7 +287,7 @@ class Comparison {
   // Calls found(workspace) behind a pass.
   template <class Found>
   void pass(const PassOptions& pass, const Found& found) {
-    const bool is_bf16 = options_.device == "cuda" && pass.rounds;
+    const bool is_bf16 = options_.precision == Precision::kBf16 || (options_.device == "cuda" && pass.rounds);
     const DeviceOptions where = {.kind = options_.device,
                                  .num_threads = options_.num_threads,
                                  .compute_dtype = is_bf16 ? DType::kBF16 : DType::kF32};
@@ -298,7 +307,9 @@ class Comparison {
     report.expected_loss = loss_;
     report.logits = worst_logit(work.logits(), logits_, seq_len_, vocab_);
     for (const float logit : logits_) report.largest_logit = std::max(report.largest_logit, std::abs(double{logit}));
-    report.gradients = gradients(work);
+    Difference all;
+    report.gradients = gradients(work, &all);
+    report.all_gradients = all.relative();
     report.relative = errors(work, report.gradients);
     expectation_.check_all_read();
     return report;
@@ -307,13 +318,15 @@ class Comparison {
   int64_t top_k() const { return run_.model.moe.top_k; }
 
  private:
-  // Worst first.
-  std::vector<GradientError> gradients(Workspace& work) {
+  // Worst first; all of them are added to `all`.
+  std::vector<GradientError> gradients(Workspace& work, Difference* all = nullptr) {
     std::vector<GradientError> errors;
     for (const MappedParameter& parameter : binding_.parameters()) {
       if (!work.is_trained(parameter.name)) continue;
       const std::vector<float> expected = expected_gradient(expectation_, parameter);
-      errors.push_back(worst_piece(parameter, work.gradient(parameter.name), expected));
+      const std::vector<float> actual = work.gradient(parameter.name);
+      errors.push_back(worst_piece(parameter, actual, expected));
+      if (all != nullptr) all->add(actual, expected);
     }
     std::ranges::stable_sort(errors, is_worse, &GradientError::relative);
     return errors;
@@ -365,6 +378,9 @@ double rounding_error_of_product(Precision precision) {
 }
 
 ParityReport compare_with_reference(const ParityOptions& options) {
+  if (options.precision == Precision::kBf16 && options.device != "cuda") {
+    throw usage_error("the CPU does not compute in bf16", "give --device cuda, or leave --precision out");
+  }
   Comparison comparison(options);
   ParityReport report;
   if (!is_low(options.precision)) {

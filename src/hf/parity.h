@@ -21,7 +21,8 @@ struct ParityOptions {
   // writes such files.
   fs::path expected;
   std::string device = "cpu";  // where it is computed here, in fp32: "cpu" or "cuda"
-  // A low one: operands of the layers' products are rounded to it first, on CUDA bf16 ones.
+  // kBf16: on CUDA in bf16 in place of fp32. A low one: operands of the layers' products are rounded to it first, on
+  // CUDA bf16 ones.
   Precision precision = Precision::kDevice;
   int num_threads = 0;  // of the CPU; 0: one per available CPU
 };
@@ -69,6 +70,7 @@ struct ParityReport {
   LogitError logits;
   double largest_logit = 0.0;            // of those expected, in magnitude
   std::vector<GradientError> gradients;  // one for each trained parameter, worst first
+  double all_gradients = 0.0;            // relative, of all of them as one vector
   RelativeErrors relative;
   std::optional<LowPrecisionReport> low;  // with a low ParityOptions::precision
 
@@ -78,9 +80,9 @@ struct ParityReport {
 // What rounding both operands costs a product, relative.
 double rounding_error_of_product(Precision precision);
 
-// One forward and backward, in a low precision four. Error (usage) when there is no such device; Error (runtime) when a
-// file is damaged, or `expected` lacks a tensor, has one of another shape or dtype, or one that is no part of the
-// model.
+// One forward and backward, in a low precision four. Error (usage) when there is no such device, or none with bf16;
+// Error (runtime) when a file is damaged, or `expected` lacks a tensor, has one of another shape or dtype, or one that
+// is no part of the model.
 ParityReport compare_with_reference(const ParityOptions& options);
 
 }  // namespace nmoe

@@ -48,9 +48,19 @@ std::map<std::string, std::string> read_index(const fs::path& dir) {
 
 }  // namespace
 
+float fp8_meaning(uint8_t code, float scale) { return bf16_to_float(float_to_bf16(e4m3_to_float(code) * scale)); }
+
+std::string scales_name(const std::string& tensor) { return tensor + std::string(kScaleSuffix); }
+
+bool is_scales_name(std::string_view tensor) { return tensor.ends_with(kScaleSuffix); }
+
+std::string name_of_scaled(std::string_view scales) {
+  return std::string(scales.substr(0, scales.size() - kScaleSuffix.size()));
+}
+
 HfTensor::HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& entry,
                    const SafetensorsFile::Entry* scales, const SafetensorsFile* scales_file)
-    : file_(&file), entry_(&entry) {
+    : file_(&file), entry_(&entry), scales_file_(scales_file), scales_entry_(scales) {
   if (scales == nullptr) return;
   scale_columns_ = scales->shape[1];
   scales_.resize(static_cast<size_t>(scales->shape.num_elements()));
@@ -65,14 +75,20 @@ void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
     const int64_t row = begin / columns, column = begin % columns, block = column / kHfFp8Block;
     const int64_t run = std::min({count, columns - column, (block + 1) * kHfFp8Block - column});
     const float scale = scales_[static_cast<size_t>(row / kHfFp8Block * scale_columns_ + block)];
-    for (int64_t i = 0; i < run; ++i) {
-      out[i] = bf16_to_float(float_to_bf16(e4m3_to_float(static_cast<uint8_t>(source[i])) * scale));
-    }
+    for (int64_t i = 0; i < run; ++i) out[i] = fp8_meaning(static_cast<uint8_t>(source[i]), scale);
     source += run;
     out += run;
     begin += run;
     count -= run;
   }
+}
+
+TensorSource HfTensor::scales() const {
+  return {scales_entry_->name, scales_entry_->dtype, scales_entry_->shape,
+          [bytes = scales_file_->bytes(*scales_entry_)](size_t begin, std::span<std::byte> scratch) {
+            return bytes.subspan(begin, scratch.size());
+          },
+          check_mapped_files};
 }
 
 void HfTensor::read(int64_t begin, int64_t count, DType dtype, std::byte* out) const {
@@ -118,18 +134,18 @@ HfWeights::HfWeights(const fs::path& dir) {
 
   for (const auto& [name, place] : places) {
     const SafetensorsFile::Entry& entry = *place.entry;
-    if (name.ends_with(kScaleSuffix) && places.contains(name.substr(0, name.size() - kScaleSuffix.size()))) continue;
+    if (is_scales_name(name) && places.contains(name_of_scaled(name))) continue;
     if (entry.dtype != DType::kF8E4M3) {
       tensors_.emplace(name, HfTensor(*place.file, entry));
       continue;
     }
     const auto blocks = [](int64_t size) { return (size + kHfFp8Block - 1) / kHfFp8Block; };
-    const auto scales = places.find(name + std::string(kScaleSuffix));
+    const auto scales = places.find(scales_name(name));
     if (scales == places.end() || entry.shape.rank() != 2 || !is_weight_dtype(scales->second.entry->dtype) ||
         scales->second.entry->shape != Shape{blocks(entry.shape[0]), blocks(entry.shape[1])}) {
       throw folder_error(
-          dir, fmt::format("the FP8 tensor '{}' {} has no scales '{}{}' in F32, BF16 or F16 for blocks of {} x {}",
-                           name, entry.shape, name, kScaleSuffix, kHfFp8Block, kHfFp8Block));
+          dir, fmt::format("the FP8 tensor '{}' {} has no scales '{}' in F32, BF16 or F16 for blocks of {} x {}", name,
+                           entry.shape, scales_name(name), kHfFp8Block, kHfFp8Block));
     }
     tensors_.emplace(name, HfTensor(*place.file, entry, scales->second.entry, scales->second.file));
   }
@@ -138,6 +154,10 @@ HfWeights::HfWeights(const fs::path& dir) {
 const HfTensor* HfWeights::find(const std::string& name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
+}
+
+int64_t HfWeights::num_quantised() const {
+  return std::ranges::count_if(tensors_, [](const auto& tensor) { return tensor.second.is_quantised(); });
 }
 
 int64_t HfWeights::num_bytes() const {

@@ -13,12 +13,20 @@
 
 namespace nmoe {
 
+// What an FP8 tensor's element is: its code's value times its block's scale, rounded to BF16, which is what DeepSeek's
+// own conversion makes of it.
+float fp8_meaning(uint8_t code, float scale);
+// What the scales of a tensor are called; whether a tensor is called so, and of which it then is the scales.
+std::string scales_name(const std::string& tensor);
+bool is_scales_name(std::string_view tensor);
+std::string name_of_scaled(std::string_view scales);
+
 // A tensor on the disk. Const members may be called from several threads.
 class HfTensor {
  public:
-  // `scales`, of an FP8 tensor [R, C], is F32, BF16 or F16 [ceil(R / 128), ceil(C / 128)]: element (i, j) is its FP8
-  // value times scales[i / 128][j / 128] (DeepSeek-V3, arXiv 2412.19437, section 3.3; "weight_scale_inv" in its
-  // checkpoints), rounded to BF16, which is what DeepSeek's own conversion makes of it.
+  // `scales`, of an FP8 tensor [R, C], is F32, BF16 or F16 [ceil(R / 128), ceil(C / 128)]: element (i, j) is
+  // fp8_meaning of its code and scales[i / 128][j / 128] (DeepSeek-V3, arXiv 2412.19437, section 3.3;
+  // "weight_scale_inv" in its checkpoints).
   HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& entry,
            const SafetensorsFile::Entry* scales = nullptr, const SafetensorsFile* scales_file = nullptr);
 
@@ -32,12 +40,17 @@ class HfTensor {
   // What is on the disk, and its hash (tensor_sha256).
   std::span<const std::byte> bytes() const { return file_->bytes(*entry_); }
   std::string sha256() const { return tensor_sha256(file_->chunk_hashes(*entry_)); }
+  // Of a quantised tensor: its scales on the disk, and their hash.
+  TensorSource scales() const;
+  std::string scales_sha256() const { return tensor_sha256(scales_file_->chunk_hashes(*scales_entry_)); }
 
  private:
   void dequantise(int64_t begin, int64_t count, float* out) const;
 
   const SafetensorsFile* file_;
   const SafetensorsFile::Entry* entry_;
+  const SafetensorsFile* scales_file_;
+  const SafetensorsFile::Entry* scales_entry_;
   std::vector<float> scales_;
   int64_t scale_columns_ = 0;
 };
@@ -51,7 +64,8 @@ class HfWeights {
   const std::map<std::string, HfTensor>& tensors() const { return tensors_; }
   const HfTensor* find(const std::string& name) const;  // nullptr when there is none
   size_t num_files() const { return files_.size(); }
-  int64_t num_bytes() const;  // of all files
+  int64_t num_bytes() const;      // of all files
+  int64_t num_quantised() const;  // of the tensors
 
  private:
   std::vector<std::unique_ptr<SafetensorsFile>> files_;

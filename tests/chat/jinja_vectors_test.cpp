@@ -40,5 +40,29 @@ TEST(JinjaVectorsTest, EveryCase) {
   }
 }
 
+// Whole templates with what those of Qwen3, GLM, MiniMax, OLMoE and Mixtral use.
+TEST(JinjaVectorsTest, WholeConversations) {
+  const std::string folder = std::string(NMOE_SOURCE_DIR) + "/tests/chat/fixtures/templates/";
+  const ordered_json vectors = ordered_json::parse(read_file(folder + "conversations.json"));
+  ASSERT_GE(vectors.at("cases").size(), 70U);
+  for (const ordered_json& entry : vectors.at("cases")) {
+    SCOPED_TRACE(entry.at("name"));
+    const auto file = entry.at("template").get<std::string>();
+    ordered_json variables = {{"tools", nullptr}, {"bos_token", "<s>"}, {"eos_token", "</s>"}};
+    variables.update(vectors.at("conversations").at(entry.at("conversation").get<std::string>()));
+    std::string text;
+    try {
+      for (const RenderedPiece& piece : JinjaTemplate(read_file(folder + file), file).render(variables, {})) {
+        text += piece.text;
+      }
+    } catch (const Error& error) {
+      EXPECT_TRUE(entry.contains("error")) << error.what();
+      continue;
+    }
+    EXPECT_FALSE(entry.contains("error")) << text;
+    EXPECT_EQ(text, entry.value("expected", text));
+  }
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -33,7 +33,10 @@ TEST_F(ExportCommandTest, TransformersFindsAllItAsksFor) {
 
   const nlohmann::json generation = json_of("out/generation_config.json");
   EXPECT_EQ(generation["bos_token_id"], 267);
-  EXPECT_EQ(generation["eos_token_id"], 267);
+  // Its tokenizer has ChatML's marks, so n chat would talk to it in that form, and others find it as well.
+  EXPECT_EQ(generation["eos_token_id"], nlohmann::json({267, 269}));
+  EXPECT_TRUE(contains(read_file(dir_ / "out/chat_template.jinja"), "<|im_start|>"));
+  EXPECT_EQ(json_of("out/tokenizer_config.json")["chat_template"], read_file(dir_ / "out/chat_template.jinja"));
   EXPECT_EQ(json_of("out/config.json")["eos_token_id"], 267);
   const nlohmann::json first = json_of("out/tokenizer.json")["post_processor"]["single"][0];
   EXPECT_EQ(first["SpecialToken"]["id"], "<|endoftext|>");

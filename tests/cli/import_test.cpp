@@ -29,10 +29,10 @@ TEST_F(ImportCommandTest, ADryRunTellsFromConfigJsonAlone) {
 }
 
 TEST_F(ImportCommandTest, ADryRunNamesAllThatIsMissing) {
-  write_config_json("mixtral", {{"sliding_window", 4096}, {"hidden_act", "gelu"}, {"new_key", 1}});
+  write_config_json("mixtral", {{"router_jitter_noise", 0.1}, {"hidden_act", "gelu"}, {"new_key", 1}});
   const Outcome refused = n({"import", "--dry-run", "hf"});
   for (const char* what :
-       {"3 things are not supported", "hidden_act = \"gelu\"", "sliding_window = 4096", "new_key = 1"}) {
+       {"3 things are not supported", "hidden_act = \"gelu\"", "router_jitter_noise = 0.1", "new_key = 1"}) {
     expect_error(refused, 1, what, "docs/huggingface.md");
   }
   // The import itself says the same.
@@ -57,6 +57,7 @@ TEST_F(ImportCommandTest, ItsConfigurationIsOneToRead) {
 struct Shaped {
   const char* type;
   const char* model;  // behind the keys that all have
+  const char* layers = "num_layers = 2\nattention = \"gqa\"";
 };
 class EveryType : public ImportCommandTest, public testing::WithParamInterface<Shaped> {};
 
@@ -74,8 +75,8 @@ TEST_P(EveryType, IsTrainedExportedImportedAndTrainedFurther) {
     [run]
     threads = 1
     )";
-  write("first.toml", std::string("[model]\ndim = 32\nnum_layers = 2\nnum_heads = 4\nattention = \"gqa\"\n") +
-                          GetParam().model + kRest + "name = \"first\"\n");
+  write("first.toml", fmt::format("[model]\ndim = 32\nnum_heads = 4\n{}\n{}{}name = \"first\"\n", GetParam().layers,
+                                  GetParam().model, kRest));
   write("further.toml", std::string("[model.init]\nfrom = \"imported\"\n") + kRest + "name = \"further\"\n");
   output({"train", "first.toml"});
   EXPECT_TRUE(
@@ -120,6 +121,31 @@ INSTANTIATE_TEST_SUITE_P(
         Shaped{"ernie4_5_moe",
                "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\n[model.moe]\n"
                "num_experts = 4\nexpert_dim = 16\nscore = \"softmax\"\nbias_rate = 0.001\n"}),
+    [](const auto& info) { return std::string(info.param.type); });
+
+// Layers without experts anywhere, and windows.
+INSTANTIATE_TEST_SUITE_P(
+    LayersThatDiffer, EveryType,
+    testing::Values(
+        Shaped{"qwen3_moe",
+               "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 1\nhead_dim = 8\nqk_norm = true\n[model.moe]\n"
+               "num_experts = 4\nexpert_dim = 16\nnum_shared_experts = 0\nscore = \"softmax\"\nbias_rate = 0\n",
+               "layers = \"gqa/moe, gqa/dense, gqa/moe\""},
+        Shaped{"qwen2_moe",
+               "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\nbias = \"qkv\"\n"
+               "[model.moe]\nnum_experts = 4\nexpert_dim = 16\nshared_dim = 24\nshared_gate = true\n"
+               "score = \"softmax\"\nbias_rate = 0\n",
+               "layers = \"gqa:8/moe, gqa/dense, gqa/moe\""},
+        Shaped{"qwen3", "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 12\nqk_norm = true\n",
+               "layers = \"2 x (gqa:6/dense, gqa/dense)\""},
+        Shaped{"dots1",
+               "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\nqk_norm = true\n"
+               "[model.moe]\nnum_experts = 4\nexpert_dim = 16\nnum_shared_experts = 2\n",
+               "layers = \"gqa/dense, gqa:8/moe, gqa/moe\""},
+        Shaped{"ernie4_5_moe",
+               "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\n[model.moe]\n"
+               "num_experts = 4\nexpert_dim = 16\nscore = \"softmax\"\nbias_rate = 0.001\n",
+               "layers = \"2 x (gqa/dense, gqa/moe)\""}),
     [](const auto& info) { return std::string(info.param.type); });
 
 }  // namespace

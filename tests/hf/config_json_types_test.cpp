@@ -231,11 +231,16 @@ TEST(ConfigJsonTypes, PartsOfHeadsRotateAsTransformersRotatesThem) {
   EXPECT_EQ(read_json(glm).config.gqa.rotary_dim, 32);
   glm["partial_rotary_factor"] = 0.5;
   EXPECT_TRUE(contains(error_of([&] { read_json(glm); }).what(), "partial_rotary_factor = 0.5"));
+  glm["transformers_version"] = "5.17.0";  // which writes its default beside what counts
+  EXPECT_EQ(read_json(glm).config.gqa.rotary_dim, 32);
 
   Json minimax = minimax_m2();
   minimax.erase("rope_theta");
   minimax["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e6}};
   EXPECT_TRUE(contains(error_of([&] { read_json(minimax); }).what(), "have 128 of a head's values rotate"));
+  minimax["transformers_version"] = "5.17.0";  // which ignored rotary_dim and kept it
+  EXPECT_EQ(read_json(minimax).config.gqa.rotated(), 128);
+  EXPECT_EQ(to_config_json(read_json(minimax), minimax.dump()), minimax.dump(2) + "\n");
   minimax["rope_parameters"]["partial_rotary_factor"] = 0.5;
   EXPECT_EQ(read_json(minimax).config.gqa.rotary_dim, 64);
   EXPECT_TRUE(contains(error_of([] { read_json(merged(minimax_m2(), R"({"partial_rotary_factor": 0.25})")); }).what(),
@@ -332,6 +337,76 @@ TEST(ConfigJsonTypes, ObstaclesOfTypesHaveNames) {
             "model.rope.scaling = \"linear\": glm4_moe_lite has YaRN or none");
 }
 
+// Layers without experts, and windows, in any place that a type's keys can say; written back, they are the same.
+TEST(ConfigJsonTypes, LayersMayDiffer) {
+  const auto pattern = [](Json json, const char* change) {
+    json.merge_patch(Json::parse(change));
+    const HfModel model = read_json(json);
+    EXPECT_EQ(to_config_json(model, json.dump()), json.dump(2) + "\n");
+    const std::string text = to_config_json(model);
+    const HfModel again = from_config_json(text, "config.json");
+    EXPECT_EQ(printed_model(again.config), printed_model(model.config));
+    EXPECT_EQ(obstacles_to(model.config, model.type), std::vector<std::string>());
+    EXPECT_EQ(again.config.layers, model.config.layers);
+    return model.config.layers;
+  };
+  EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"num_hidden_layers": 6, "decoder_sparse_step": 2})"),
+            "3 x (gqa/dense, gqa/moe)");
+  EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"num_hidden_layers": 5, "mlp_only_layers": [3, 1]})"),
+            "gqa/moe, gqa/dense, gqa/moe, gqa/dense, gqa/moe");
+  EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]})"),
+            "3 x gqa/dense, gqa/moe, gqa/dense");
+  EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"mlp_only_layers": [1, 0]})"), "");
+  // Qwen2-MoE's windows are those of every other layer, up to max_window_layers.
+  EXPECT_EQ(pattern(qwen1_5_moe(), R"({"num_hidden_layers": 6, "use_sliding_window": true, "max_window_layers": 4})"),
+            "gqa:32768/moe, gqa/moe, gqa:32768/moe, 3 x gqa/moe");
+  EXPECT_EQ(pattern(qwen1_5_moe(), R"({"num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 64,
+                                       "mlp_only_layers": [3],
+                                       "layer_types": ["full_attention", "full_attention", "sliding_attention",
+                                                       "full_attention"]})"),
+            "2 x gqa/moe, gqa:64/moe, gqa/dense");
+  EXPECT_EQ(pattern(qwen3_8b(), R"({"num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 64,
+                                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                                                    "full_attention"]})"),
+            "2 x (gqa:64/dense, gqa/dense)");
+  EXPECT_EQ(pattern(dots_llm1(), R"({"num_hidden_layers": 3, "sliding_window": 64,
+                                     "layer_types": ["full_attention", "sliding_attention", "full_attention"]})"),
+            "gqa/dense, gqa:64/moe, gqa/moe");
+  EXPECT_EQ(pattern(qwen3_8b(), R"({"num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 64,
+                                    "max_window_layers": 3})"),
+            "3 x gqa/dense, gqa:64/dense");
+  EXPECT_EQ(pattern(dots_llm1(), R"({"sliding_window": 4096, "max_window_layers": 60})"),
+            "gqa/dense, 59 x gqa/moe, 2 x gqa:4096/moe");
+  EXPECT_EQ(pattern(mixtral_8x7b(), R"({"sliding_window": 4096})"), "32 x gqa:4096/moe");
+  EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"use_sliding_window": true, "sliding_window": 64})"), "48 x gqa:64/moe");
+  EXPECT_EQ(pattern(ernie_21b(), R"({"num_hidden_layers": 8, "moe_layer_interval": 2, "moe_layer_end_index": 5})"),
+            "gqa/dense, gqa/moe, gqa/dense, gqa/moe, gqa/dense, gqa/moe, 2 x gqa/dense");
+  EXPECT_EQ(pattern(ernie_21b(), R"({"moe_layer_end_index": 20})"), "gqa/dense, 20 x gqa/moe, 7 x gqa/dense");
+  EXPECT_EQ(pattern(glm_4_7_flash(), R"({"num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"]})"),
+            "mla/moe, mla/dense, mla/moe");
+}
+
+// ERNIE's keys say every n-th layer from one to another, and mlp_only_layers any.
+TEST(ConfigJsonTypes, LayersThatATypeCannotHave) {
+  const auto obstacle = [](const Json& json, const char* layers) {
+    ModelConfig config = read_json(json).config;
+    config.layers = layers;
+    return obstacles_to(config, read_json(json).type);
+  };
+  EXPECT_EQ(obstacle(ernie_21b(), "gqa/moe, gqa/dense, 2 x gqa/moe").size(), 1u);
+  EXPECT_EQ(obstacle(ernie_21b(), "gqa/dense, 2 x gqa/moe").size(), 0u);
+  EXPECT_EQ(obstacle(qwen3_30b_a3b(), "gqa/moe, gqa/dense, 2 x gqa/moe").size(), 0u);
+  EXPECT_EQ(obstacle(qwen3_30b_a3b(), "gqa:8/moe, gqa/moe"),
+            (std::vector<std::string>{
+                "model.layers = \"gqa:8/moe, gqa/moe\": qwen3_moe has one window of all layers, or none"}));
+  EXPECT_EQ(obstacle(qwen3_30b_a3b(), "2 x gqa:8/moe").size(), 0u);
+  EXPECT_EQ(obstacle(glm_4_5_air(), "gqa:8/dense, gqa:8/moe"),
+            (std::vector<std::string>{"model.layers = \"gqa:8/dense, gqa:8/moe\": glm4_moe has no windows"}));
+  EXPECT_EQ(obstacle(qwen3_8b(), "gqa:8/dense, gqa:4/dense, gqa/dense").size(), 1u);
+  EXPECT_EQ(obstacle(qwen3_8b(), "gqa:8/dense, gqa:4/dense").size(), 1u);
+  EXPECT_EQ(obstacle(glm_4_5_air(), "gqa/moe, gqa/dense, gqa/moe").size(), 1u);
+}
+
 struct TypeRefusal {
   Json (*model)();
   const char* change;
@@ -350,48 +425,45 @@ TEST_P(ConfigJsonTypesRefuses, WithTheKey) {
 
 INSTANTIATE_TEST_SUITE_P(
     Types, ConfigJsonTypesRefuses,
-    testing::Values(TypeRefusal{llama_3_1_8b, R"({"mlp_bias": true})", "mlp_bias = true: MLPs have no biases"},
-                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "dynamic"}})",
-                                "rope_scaling.rope_type = \"dynamic\""},
-                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "longrope"}})",
-                                "rope_scaling.rope_type = \"longrope\""},
-                    TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"high_freq_factor": 1.0}})", "high_freq_factor = 1"},
-                    TypeRefusal{llama_3_1_8b, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"},
-                    TypeRefusal{qwen3_8b, R"({"use_sliding_window": true})", "use_sliding_window = true"},
-                    TypeRefusal{mixtral_8x7b, R"({"sliding_window": 4096})", "sliding_window = 4096"},
-                    TypeRefusal{mixtral_8x7b, R"({"router_jitter_noise": 0.1})", "router_jitter_noise = 0.1"},
-                    TypeRefusal{olmoe_1b_7b, R"({"clip_qkv": 8.0})", "clip_qkv = 8.0"},
-                    TypeRefusal{olmoe_1b_7b, R"({"head_dim": 64})", "head_dim = 64"},
-                    TypeRefusal{qwen1_5_moe, R"({"decoder_sparse_step": 2})", "decoder_sparse_step = 2"},
-                    TypeRefusal{qwen1_5_moe, R"({"shared_expert_intermediate_size": null})",
-                                "shared_expert_intermediate_size: is missing"},
-                    TypeRefusal{minimax_m2, R"({"attn_type_list": [0, 1]})", "attn_type_list"},
-                    TypeRefusal{minimax_m2, R"({"use_qk_norm": false})", "use_qk_norm = false"},
-                    TypeRefusal{minimax_m2, R"({"shared_intermediate_size": 512})", "shared_intermediate_size = 512"},
-                    TypeRefusal{glm_4_5_air, R"({"head_dim": 10, "partial_rotary_factor": 0.5})",
-                                "5 of a head's 10 values"},
-                    TypeRefusal{glm_4_5_air, R"({"scoring_func": "softmax"})", "scoring_func = \"softmax\""},
-                    TypeRefusal{dots_llm1, R"({"sliding_window": 4096, "max_window_layers": 30})",
-                                "sliding_window = 4096: layers from 30 on"},
-                    TypeRefusal{dots_llm1, R"({"sliding_window": null, "max_window_layers": 30})",  // nothing is said
-                                "layers from 30 on have windows"},
-                    TypeRefusal{dots_llm1, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
-                    TypeRefusal{ernie_21b, R"({"num_key_value_heads": null})", "num_key_value_heads: is missing"},
-                    TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
-                    TypeRefusal{ernie_21b, R"({"moe_layer_interval": 2})", "moe_layer_interval = 2"},
-                    TypeRefusal{ernie_21b, R"({"moe_layer_end_index": 20})", "moe_layer_end_index = 20"},
-                    TypeRefusal{ernie_21b, R"({"compression_ratio": 2.0})", "compression_ratio = 2"},
-                    TypeRefusal{glm_4_7_flash, R"({"mlp_layer_types": ["sparse"]})", "mlp_layer_types"},
-                    TypeRefusal{glm_4_7_flash, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"}));
+    testing::Values(
+        TypeRefusal{llama_3_1_8b, R"({"mlp_bias": true})", "mlp_bias = true: MLPs have no biases"},
+        TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "dynamic"}})",
+                    "rope_scaling.rope_type = \"dynamic\""},
+        TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"rope_type": "longrope"}})",
+                    "rope_scaling.rope_type = \"longrope\""},
+        TypeRefusal{llama_3_1_8b, R"({"rope_scaling": {"high_freq_factor": 1.0}})", "high_freq_factor = 1"},
+        TypeRefusal{llama_3_1_8b, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"},
+        TypeRefusal{qwen3_8b, R"({"use_sliding_window": true, "sliding_window": 0, "max_window_layers": 30})",
+                    "sliding_window = 0: layers have windows"},
+        TypeRefusal{qwen3_8b, R"({"layer_types": ["sliding_attention"]})", "must be a list of 36 types"},
+        TypeRefusal{mixtral_8x7b, R"({"sliding_window": 0})", "sliding_window = 0"},
+        TypeRefusal{mixtral_8x7b, R"({"router_jitter_noise": 0.1})", "router_jitter_noise = 0.1"},
+        TypeRefusal{olmoe_1b_7b, R"({"clip_qkv": 8.0})", "clip_qkv = 8.0"},
+        TypeRefusal{olmoe_1b_7b, R"({"head_dim": 64})", "head_dim = 64"},
+        TypeRefusal{qwen1_5_moe, R"({"decoder_sparse_step": 0})", "decoder_sparse_step = 0"},
+        TypeRefusal{qwen1_5_moe, R"({"shared_expert_intermediate_size": null})",
+                    "shared_expert_intermediate_size: is missing"},
+        TypeRefusal{minimax_m2, R"({"attn_type_list": [0, 1]})", "attn_type_list"},
+        TypeRefusal{minimax_m2, R"({"use_qk_norm": false})", "use_qk_norm = false"},
+        TypeRefusal{minimax_m2, R"({"shared_intermediate_size": 512})", "shared_intermediate_size = 512"},
+        TypeRefusal{glm_4_5_air, R"({"head_dim": 10, "partial_rotary_factor": 0.5})", "5 of a head's 10 values"},
+        TypeRefusal{glm_4_5_air, R"({"scoring_func": "softmax"})", "scoring_func = \"softmax\""},
+        TypeRefusal{dots_llm1, R"({"layer_types": ["sliding_attention"]})", "layer_types"},
+        TypeRefusal{ernie_21b, R"({"num_key_value_heads": null})", "num_key_value_heads: is missing"},
+        TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
+        TypeRefusal{ernie_21b, R"({"moe_layer_interval": 0})", "moe_layer_interval = 0"},
+        TypeRefusal{ernie_21b, R"({"compression_ratio": 2.0})", "compression_ratio = 2"},
+        TypeRefusal{glm_4_7_flash, R"({"mlp_layer_types": ["sparse"]})", "mlp_layer_types"},
+        TypeRefusal{glm_4_7_flash, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"}));
 
 // Whoever mends one thing learns of no other afterwards.
 TEST(ConfigJsonTypes, AllThatIsMissingIsNamedAtOnce) {
-  const Json json = merged(mixtral_8x7b(), R"({"sliding_window": 4096, "hidden_act": "gelu", "router_jitter_noise": 0.1,
+  const Json json = merged(mixtral_8x7b(), R"({"attention_bias": true, "hidden_act": "gelu", "router_jitter_noise": 0.1,
     "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "attn_logit_softcapping": 50.0, "index_topk": 2048})");
   const Error error = error_of([&] { read_json(json); });
   for (const char* says :
        {"'config.json': 7 things", "hidden_act = \"gelu\": nmoe has no counterpart",
-        "router_jitter_noise = 0.1: training adds no noise", "sliding_window = 4096: in nmoe the last layer",
+        "router_jitter_noise = 0.1: training adds no noise", "attention_bias = true: nmoe has no counterpart",
         "rope_scaling.rope_type = \"dynamic\"", "rope_scaling.factor = 2.0: nmoe does not know this key",
         "attn_logit_softcapping = 50.0: nmoe does not know this key, and has no soft-capped attention scores",
         "index_topk = 2048: nmoe does not know this key, and has no indexer of sparse attention"}) {

@@ -7,7 +7,9 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "checkpoint/safetensors.h"
 #include "hf/binding.h"
 #include "hf/fixtures.h"
@@ -107,6 +109,43 @@ TEST_F(Parity, HoldsForEveryModel) {
   }
 }
 
+// What is easily overlooked in a config.json. Read otherwise than transformers reads it, each is seen: expectations
+// that could not tell would prove nothing.
+TEST_F(Parity, TellsEveryKeyThatIsEasilyMisread) {
+  struct Misread {
+    const char* fixture;
+    const char* change;
+  };
+  for (const Misread& misread : {
+           Misread{"olmoe", R"({"norm_topk_prob": true})"},  // Mixtral's softmax, of the chosen ones alone
+           Misread{"qwen2_moe", R"({"norm_topk_prob": true})"},
+           Misread{"qwen3", R"({"norm_topk_prob": false})"},
+           Misread{"dots1", R"({"n_group": 1})"},
+           Misread{"dots1", R"({"routed_scaling_factor": 1.0})"},
+           Misread{"glm4_groups", R"({"topk_group": 2})"},
+           Misread{"glm4_groups",
+                   R"({"rope_parameters": {"partial_rotary_factor": 1.0}, "partial_rotary_factor": null})"},
+           Misread{"minimax", R"({"rope_parameters": {"partial_rotary_factor": 1.0}, "rotary_dim": 16})"},
+           Misread{"dsv3_half_split", R"({"rope_interleave": true})"},
+           Misread{"dsv3_groups", R"({"rms_norm_eps": 0.01})"},
+           Misread{"dsv2_lite", R"({"rope_parameters": {"mscale": 1.0, "mscale_all_dim": 1.0}})"},
+           Misread{"llama3", R"({"rope_parameters": {"low_freq_factor": 2.0}})"},
+           Misread{"llama_linear", R"({"rope_parameters": {"factor": 2.0}})"},
+           Misread{"mixtral", R"({"num_experts_per_tok": 3})"},
+       }) {
+    const fs::path fixture = fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf" / misread.fixture;
+    const fs::path copy = dir_.path() / "copy";
+    fs::copy(fixture, copy, fs::copy_options::recursive);
+    auto config = nlohmann::json::parse(read_file(copy / "config.json"));
+    config.merge_patch(nlohmann::json::parse(misread.change));
+    write_file_atomically(copy / "config.json", config.dump());
+    const ParityReport report = compare_with_reference({.model = copy, .expected = fixture / "expected.safetensors"});
+    EXPECT_GT(report.logits.difference, 1e-3 * report.largest_logit) << misread.fixture << " " << misread.change;
+    EXPECT_GT(report.gradients.front().relative, 1e-2) << misread.fixture << " " << misread.change;
+    fs::remove_all(copy);
+  }
+}
+
 TEST_F(Parity, ThreadsChangeNothing) {
   const fs::path expected = model_ / "expected.safetensors";
   const ParityReport one = compare_with_reference({.model = model_, .expected = expected, .num_threads = 1});
@@ -199,6 +238,15 @@ TEST_F(Parity, LowPrecisionsCostWhatFirstOrderSays) {
     }
   }
   EXPECT_GT(other_choices, 0);
+}
+
+TEST_F(Parity, TheCpuHasNoBf16) {
+  const Error error = error_of([&] {
+    compare_with_reference(
+        {.model = model_, .expected = model_ / "expected.safetensors", .precision = Precision::kBf16});
+  });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "bf16"));
 }
 
 TEST_F(Parity, LowPrecisionsDoNotExplainAnotherModel) {

@@ -23,6 +23,28 @@ void read_mla(Keys& keys, ModelConfig& model) {
             "it is qk_nope_head_dim + qk_rope_head_dim in these models");
 }
 
+// GLM-4-MoE-Lite says it layer by layer, and is then not asked how many of the first have no experts.
+void read_layers(Keys& keys, HfModel& model) {
+  ModelConfig& config = model.config;
+  const Json* types = model.type == ModelType::kGlm4MoeLite ? keys.find("mlp_layer_types") : nullptr;
+  if (types == nullptr) {
+    config.num_dense_layers = keys.at_least(0, {"first_k_dense_replace"});
+    return;
+  }
+  keys.ignore("first_k_dense_replace");
+  LayerKinds kinds(config);
+  if (!types->is_array() || types->size() != kinds.dense.size()) {
+    throw keys.error("mlp_layer_types", fmt::format("must be a list of {} types", config.num_layers));
+  }
+  for (size_t i = 0; i < kinds.dense.size(); ++i) {
+    if (types->at(i) != "dense" && types->at(i) != "sparse") {
+      throw keys.error("mlp_layer_types", "must be a list of \"dense\" and \"sparse\"");
+    }
+    kinds.dense[i] = types->at(i) == "dense" ? 1 : 0;
+  }
+  set_layers(config, kinds);
+}
+
 // What all of them have in common.
 void read_common(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
@@ -31,23 +53,12 @@ void read_common(Keys& keys, HfModel& model) {
   moe.expert_dim = keys.at_least(1, {"moe_intermediate_size"});
   moe.top_k = keys.at_least(1, {"num_experts_per_tok"});
   read_mla(keys, config);
-  config.num_dense_layers = keys.at_least(0, {"first_k_dense_replace"});
+  read_layers(keys, model);
   keys.only("moe_layer_freq", 1, "in nmoe every layer behind the dense ones has experts");
   keys.only("ep_size", 1, "weights split over devices are not supported");
   moe.num_experts = keys.at_least(1, routed_experts_key(model.type));
   moe.num_shared_experts = keys.at_least(0, {"n_shared_experts"}, 0);
   moe.routed_scale = keys.positive("routed_scaling_factor");
-}
-
-// GLM-4-MoE-Lite says it twice.
-void read_mlp_types(Keys& keys, const ModelConfig& config) {
-  const Json* types = keys.find("mlp_layer_types");
-  if (types == nullptr) return;
-  Json wanted = Json::array();
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    wanted.push_back(layer < config.num_dense_layers ? "dense" : "sparse");
-  }
-  if (*types != wanted) keys.lacks("mlp_layer_types", "in nmoe dense layers are the first_k_dense_replace first");
 }
 
 void read_deepseek(Keys& keys, HfModel& model) {
@@ -60,7 +71,6 @@ void read_deepseek(Keys& keys, HfModel& model) {
   read_groups(keys, moe);
   model.config.rope.layout = keys.flag("rope_interleave", true) ? RopeLayout::kInterleaved : RopeLayout::kHalfSplit;
   model.num_nextn_predict_layers = keys.at_least(0, kNextnKey, 0);
-  if (model.type == ModelType::kGlm4MoeLite) read_mlp_types(keys, model.config);
 }
 
 void read_deepseek_v2(Keys& keys, HfModel& model) {
@@ -113,6 +123,11 @@ void write_deepseek(Json& json, const HfModel& model) {
   json["topk_method"] = "noaux_tc";
   json["rope_interleave"] = model.config.rope.layout == RopeLayout::kInterleaved;
   json[kNextnKey.name] = model.num_nextn_predict_layers;
+  if (model.type != ModelType::kGlm4MoeLite) return;
+  json["mlp_layer_types"] = Json::array();
+  for (const char dense : layer_kinds(model.config).dense) {
+    json["mlp_layer_types"].push_back(dense != 0 ? "dense" : "sparse");
+  }
 }
 
 void write_deepseek_v2(Json& json, const HfModel& model) {

@@ -1,4 +1,6 @@
 // Llama and Qwen3: grouped-query attention, and no experts.
+#include <algorithm>
+
 #include "hf/types/types.h"
 
 namespace nmoe {
@@ -20,13 +22,18 @@ void read_dense(Keys& keys, HfModel& model) {
   config.dense_dim = keys.at_least(1, {"intermediate_size"});
   config.moe.num_experts = 0;
   keys.only("mlp_bias", false, "MLPs have no biases here");
-  if (model.type == ModelType::kQwen3) read_no_windows(keys, config, /*has_switch=*/true);
+  if (model.type != ModelType::kQwen3) return;
+  LayerKinds kinds(config);
+  std::ranges::fill(kinds.dense, 1);
+  read_windows(keys, {}, kinds);
+  set_layers(config, kinds);
 }
 
 void write_dense(Json& json, const HfModel& model) {
   write_gqa(json, model.config);
   json["intermediate_size"] = model.config.dense_dim;
   json["attention_bias"] = model.config.gqa.bias == AttentionBias::kAll;
+  if (model.type == ModelType::kQwen3) write_windows(json, layer_kinds(model.config), /*has_switch=*/true);
 }
 
 void require_dense(Fit& fit, const ModelConfig& config, ModelType type) {

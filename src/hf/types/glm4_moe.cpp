@@ -1,5 +1,7 @@
 // GLM-4-MoE and dots1: grouped-query attention with DeepSeek-V3's experts. GLM's queries, keys and values may have
 // biases, a part of each head rotates, and norms of queries and keys are there or not; dots1 always has those.
+#include <algorithm>
+
 #include "hf/config_json_keys.h"
 #include "hf/types/types.h"
 
@@ -42,7 +44,10 @@ void read_glm4_moe(Keys& keys, HfModel& model) {
     // Its releases call the selection by bias a scoring function.
     if (keys.text("scoring_func", "sigmoid") != "noaux_tc") keys.only("scoring_func", "sigmoid");
     keys.only("topk_method", "noaux_tc");
-    read_no_windows(keys, config, /*has_switch=*/false);
+    LayerKinds kinds(config);
+    std::fill_n(kinds.dense.begin(), std::min(config.num_dense_layers, config.num_layers), 1);
+    read_windows(keys, {.has_switch = false}, kinds);
+    set_layers(config, kinds);
   }
 }
 
@@ -64,7 +69,7 @@ void write_glm4_moe(Json& json, const HfModel& model) {
     json["use_qk_norm"] = config.gqa.qk_norm;
     json[kNextnKey.name] = model.num_nextn_predict_layers;
   } else {
-    json["sliding_window"] = nullptr;
+    write_windows(json, layer_kinds(config), /*has_switch=*/false);
   }
 }
 

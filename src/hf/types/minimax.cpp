@@ -18,7 +18,7 @@ void read_released(Keys& keys, const ModelConfig& config) {
   keys.only("use_routing_bias", true, "its routers have a selection bias");
   keys.only("scoring_func", "sigmoid");
   keys.only("shared_intermediate_size", 0, "it has no shared experts");
-  keys.none("sliding_window", "in nmoe the last layer has no window");
+  keys.none("sliding_window", "transformers' MiniMax-M2 does not look at it");
   for (const char* key : {"layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"}) {
     keys.only(key, 1.0, "residuals are not scaled here");
   }

@@ -1,6 +1,8 @@
 // Mixtral and OLMoE: grouped-query attention, and routers by softmax in every layer; OLMoE's queries and keys have
 // norms over all heads. What Mixtral calls softmax of the chosen logits is the chosen ones' share of all of their
 // softmax.
+#include <algorithm>
+
 #include "hf/config_json_keys.h"
 #include "hf/types/types.h"
 
@@ -38,7 +40,9 @@ void read_mixtral(Keys& keys, HfModel& model) {
     moe.normalise_weights = true;
     keys.only("attention_bias", false);
     keys.only("router_jitter_noise", 0.0, "training adds no noise here");
-    keys.none("sliding_window", "in nmoe the last layer has no window");
+    LayerKinds kinds(config);
+    std::ranges::fill(kinds.windows, keys.at_least(1, {"sliding_window"}, 0));
+    set_layers(config, kinds);
   }
   keys.only("output_router_logits", false, "it adds the balance loss to the model's loss");
 }
@@ -50,7 +54,10 @@ void write_mixtral(Json& json, const HfModel& model) {
   json[routed_experts_key(model.type).name] = moe.num_experts;
   json["num_experts_per_tok"] = moe.top_k;
   write_gqa(json, config);
-  if (!is_olmoe(model.type)) return;
+  if (!is_olmoe(model.type)) {
+    if (const int64_t window = layer_kinds(config).windows.front(); window > 0) json["sliding_window"] = window;
+    return;
+  }
   json["norm_topk_prob"] = moe.normalise_weights;
   json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "hf/types/types.h"
 
@@ -45,48 +44,107 @@ void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits) {
   fit.require(traits.rotates_part || gqa.rotated() == gqa.head_dim, "model.gqa.rotary_dim", "whole heads that rotate");
 }
 
-void read_no_windows(Keys& keys, const ModelConfig& config, bool has_switch) {
-  if (has_switch) {
-    keys.only("use_sliding_window", false, "transformers' windows are not nmoe's");
-  } else {
-    keys.ignore("use_sliding_window");
+void set_layers(ModelConfig& config, const LayerKinds& kinds) {
+  const auto sparse = std::ranges::find(kinds.dense, 0);
+  config.num_dense_layers = sparse - kinds.dense.begin();
+  const bool are_first = std::find(sparse, kinds.dense.end(), 1) == kinds.dense.end();
+  if (are_first && std::ranges::all_of(kinds.windows, [](int64_t window) { return window == 0; })) return;
+  std::vector<LayerSpec> layers;
+  for (size_t i = 0; i < kinds.dense.size(); ++i) {
+    layers.push_back({.parts = {{.kind = config.attention, .window = kinds.windows[i]},
+                                {.kind = kinds.dense[i] != 0 ? PartKind::kDense : PartKind::kMoe}}});
   }
-  // Without a switch a file that says nothing has the windows of transformers' Dots1Config.
-  const int64_t first = keys.at_least(0, {"max_window_layers"}, has_switch ? config.num_layers : 62);
-  const bool has_window = keys.find("sliding_window") != nullptr || !keys.says_null("sliding_window");
-  if (const Json* layers = keys.find("layer_types")) {
-    const bool all_full =
-        layers->is_array() && std::ranges::all_of(*layers, [](const Json& layer) { return layer == "full_attention"; });
-    if (!all_full) keys.lacks("layer_types", "only \"full_attention\" is supported");
-  } else if (!has_switch && has_window && first < config.num_layers) {
-    keys.lacks("sliding_window", fmt::format("layers from {} on have windows", first));
-  }
+  config.layers = write_layer_pattern(layers);
 }
 
-void read_dense_layers(Keys& keys, ModelConfig& config) {
-  keys.only("decoder_sparse_step", 1, "in nmoe every layer behind the dense ones has experts");
-  config.num_dense_layers = 0;
+LayerKinds layer_kinds(const ModelConfig& config) {
+  const std::vector<LayerSpec> layers = layer_specs(config);
+  LayerKinds kinds(config);
+  NMOE_CHECK(layers.size() == kinds.dense.size(), "{} layers of {}", layers.size(), kinds.dense.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    kinds.dense[i] = layers[i].parts.back().kind == PartKind::kDense ? 1 : 0;
+    kinds.windows[i] = layers[i].parts.front().window;
+  }
+  return kinds;
+}
+
+namespace {
+
+constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+
+// Whether each layer has a window, by what the file says of them.
+std::vector<bool> read_windowed(Keys& keys, const WindowKeys& has, int64_t num_layers, bool is_on) {
+  std::vector<bool> windowed(static_cast<size_t>(num_layers));
+  // Where a file says nothing, what transformers' classes of configurations do: Qwen's, and dots1's.
+  const int64_t limit = keys.at_least(0, {"max_window_layers"}, has.has_switch ? 28 : 62);
+  const Json* types = keys.find("layer_types");
+  if (types != nullptr && (!types->is_array() || types->size() != windowed.size())) {
+    throw keys.error("layer_types", fmt::format("must be a list of {} types", num_layers));
+  }
+  for (int64_t i = 0; i < num_layers; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (types == nullptr) {
+      windowed[at] = is_on && (has.is_qwen2 ? i % 2 == 0 && i < limit : i >= limit);
+    } else if (types->at(at) != kFull && types->at(at) != kSliding) {
+      keys.lacks("layer_types", fmt::format("nmoe has no {}", types->at(at).dump()));
+      break;
+    } else {
+      windowed[at] = types->at(at) == kSliding;
+    }
+  }
+  return windowed;
+}
+
+}  // namespace
+
+void read_windows(Keys& keys, const WindowKeys& has, LayerKinds& kinds) {
+  const bool is_on = !has.has_switch || keys.flag("use_sliding_window", false);
+  for (const char* key : {"use_sliding_window", "sliding_window"}) keys.ignore(key);
+  const int64_t size = keys.says_null("sliding_window") ? 0 : keys.at_least(0, {"sliding_window"}, 4096);
+  const std::vector<bool> windowed =
+      read_windowed(keys, has, std::ssize(kinds.windows), is_on && !keys.says_null("sliding_window"));
+  if (std::ranges::find(windowed, true) == windowed.end()) return;
+  if (!is_on || size == 0) {
+    throw keys.error(is_on ? "sliding_window" : "use_sliding_window",
+                     "layers have windows, and nothing says how large");
+  }
+  for (size_t i = 0; i < windowed.size(); ++i) kinds.windows[i] = windowed[i] ? size : 0;
+}
+
+void write_windows(Json& json, const LayerKinds& kinds, bool has_switch) {
+  const int64_t size = std::ranges::max(kinds.windows);
+  if (size == 0) {
+    if (!has_switch) json["sliding_window"] = nullptr;
+    return;
+  }
+  if (has_switch) json["use_sliding_window"] = true;
+  json["sliding_window"] = size;
+  json["layer_types"] = Json::array();
+  for (const int64_t window : kinds.windows) json["layer_types"].push_back(window > 0 ? kSliding : kFull);
+}
+
+void read_dense_layers(Keys& keys, LayerKinds& kinds) {
+  const int64_t step = keys.at_least(1, {"decoder_sparse_step"}, 1);
   const Json* layers = keys.find("mlp_only_layers");
-  if (layers == nullptr) return;
-  std::set<Json> dense;
-  if (layers->is_array()) dense.insert(layers->begin(), layers->end());
-  for (const Json& layer : dense) {
-    if (layer == config.num_dense_layers) ++config.num_dense_layers;
-  }
-  if (!layers->is_array() || static_cast<size_t>(config.num_dense_layers) != dense.size()) {
-    keys.lacks("mlp_only_layers", "in nmoe dense layers are the first n: 0, 1, ... n - 1");
+  if (layers != nullptr && !layers->is_array()) throw keys.error("mlp_only_layers", "must be a list of layers");
+  for (int64_t i = 0; i < std::ssize(kinds.dense); ++i) {
+    const bool is_listed = layers != nullptr && std::ranges::find(*layers, Json(i)) != layers->end();
+    kinds.dense[static_cast<size_t>(i)] = is_listed || (i + 1) % step != 0 ? 1 : 0;
   }
 }
 
-void write_dense_layers(Json& json, const ModelConfig& config) {
-  std::vector<int64_t> dense_layers(static_cast<size_t>(config.num_dense_layers));
-  std::iota(dense_layers.begin(), dense_layers.end(), 0);
+void write_dense_layers(Json& json, const LayerKinds& kinds) {
   json["decoder_sparse_step"] = 1;
-  json["mlp_only_layers"] = dense_layers;
+  json["mlp_only_layers"] = Json::array();
+  for (size_t i = 0; i < kinds.dense.size(); ++i) {
+    if (kinds.dense[i] != 0) json["mlp_only_layers"].push_back(i);
+  }
 }
 
 int64_t written_dense_dim(const ModelConfig& config) {
-  return config.num_dense_layers > 0 ? config.dense_dim : ModelConfig().dense_dim;
+  const LayerKinds kinds = layer_kinds(config);
+  const bool has_dense = std::ranges::find(kinds.dense, 1) != kinds.dense.end();
+  return has_dense ? config.dense_dim : ModelConfig().dense_dim;
 }
 
 void read_groups(Keys& keys, MoeConfig& moe) {

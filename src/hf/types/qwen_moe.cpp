@@ -1,5 +1,7 @@
 // Qwen2-MoE and Qwen3-MoE: grouped-query attention and routers by softmax; Qwen2's with gated shared experts, Qwen3's
 // with norms of queries and keys.
+#include <algorithm>
+
 #include "hf/config_json_keys.h"
 #include "hf/types/types.h"
 
@@ -21,6 +23,20 @@ void read_no_shared_experts(Keys& keys) {
   keys.only("qkv_bias", false);
   for (const char* key : {"shared_expert_intermediate_size", "num_shared_experts", "n_shared_experts"}) {
     keys.only(key, 0, "Qwen3-MoE has no shared experts");
+  }
+}
+
+// Qwen3-MoE's windows are of all layers, whatever max_window_layers.
+void read_window_of_all(Keys& keys, LayerKinds& kinds) {
+  keys.ignore("max_window_layers");
+  keys.ignore("sliding_window");
+  if (keys.flag("use_sliding_window", false) && !keys.says_null("sliding_window")) {
+    std::ranges::fill(kinds.windows, keys.at_least(1, {"sliding_window"}, 4096));
+  }
+  const Json* types = keys.find("layer_types");
+  const auto is_full = [](const Json& type) { return type == "full_attention"; };
+  if (types != nullptr && !(types->is_array() && std::ranges::all_of(*types, is_full))) {
+    keys.lacks("layer_types", "transformers' Qwen3-MoE does not look at it");
   }
 }
 
@@ -48,8 +64,14 @@ void read_qwen_moe(Keys& keys, HfModel& model) {
   }
   keys.only("mlp_bias", false);
   keys.only("output_router_logits", false, "it adds the balance loss to the model's loss");
-  read_no_windows(keys, config, /*has_switch=*/true);
-  read_dense_layers(keys, config);
+  LayerKinds kinds(config);
+  read_dense_layers(keys, kinds);
+  if (is_qwen2(model.type)) {
+    read_windows(keys, {.is_qwen2 = true}, kinds);
+  } else {
+    read_window_of_all(keys, kinds);
+  }
+  set_layers(config, kinds);
 }
 
 void write_qwen_moe(Json& json, const HfModel& model) {
@@ -68,7 +90,14 @@ void write_qwen_moe(Json& json, const HfModel& model) {
   } else {
     json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
   }
-  write_dense_layers(json, config);
+  const LayerKinds kinds = layer_kinds(config);
+  write_dense_layers(json, kinds);
+  if (is_qwen2(model.type)) {
+    write_windows(json, kinds, /*has_switch=*/true);
+  } else if (kinds.windows.front() > 0) {
+    json["use_sliding_window"] = true;
+    json["sliding_window"] = kinds.windows.front();
+  }
 }
 
 void require_qwen_moe(Fit& fit, const ModelConfig& config, ModelType type) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/text.h"
 #include "hf/types/types.h"
 
 namespace nmoe {
@@ -120,9 +121,17 @@ void read_scaling(Keys& keys, std::string_view key, ModelConfig& model) {
   }
 }
 
+// Whether the file says that transformers 5 or a later one wrote it.
+bool is_of_transformers_5(Keys& file) {
+  const std::string version = file.text("transformers_version", "");
+  const auto major = try_parse_count(std::string_view(version).substr(0, version.find('.')));
+  return major && *major >= 5;
+}
+
 // How many values of a head rotate. transformers 5 keeps a share of them within rope_parameters; older files have it
 // beside, and MiniMax's a number.
-// NOTE: where there are rope_parameters, transformers ignores MiniMax's rotary_dim: one that says otherwise is refused.
+// NOTE: where there are rope_parameters, transformers goes by those, and ignores MiniMax's rotary_dim. What says
+// otherwise beside them is left over in a file that transformers wrote, and refused in any other.
 void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, ModelConfig& model) {
   constexpr std::string_view kShare = "partial_rotary_factor";
   if (!may_rotate_part(type)) {
@@ -132,7 +141,7 @@ void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, Mo
   const int64_t head_dim = model.gqa.head_dim;
   const double absent = type == ModelType::kGlm4Moe ? 0.5 : 1.0;
   const double beside = file.positive(kShare, absent), share = keys.positive(kShare, beside);
-  if (file.has(kShare) && beside != share) {
+  if (file.has(kShare) && beside != share && !is_of_transformers_5(file)) {
     throw file.error(kShare, fmt::format("rope_parameters.{} = {} says otherwise", kShare, share),
                      "keep one of the two keys");
   }
@@ -143,7 +152,7 @@ void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, Mo
     if (!in_parameters && has_share && said != rotated) {
       throw file.error("rotary_dim", fmt::format("{} = {} says otherwise", kShare, share), "keep one of the two keys");
     }
-    if (in_parameters && said != rotated) {
+    if (in_parameters && said != rotated && !is_of_transformers_5(file)) {
       throw file.error(
           "rotary_dim",
           fmt::format("rope_parameters, by which transformers goes, have {} of a head's values rotate", rotated),

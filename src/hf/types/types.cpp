@@ -14,6 +14,25 @@ void Fit::require(bool holds, std::string_view key, std::string_view has) {
   obstacles_.push_back(fmt::format("{} = {}: {} has {}", key, value, type_, has));
 }
 
+LayerFreedom layer_freedom(ModelType type) {
+  switch (type) {
+    case ModelType::kQwen2Moe:
+      return {.dense = true, .windows = LayerFreedom::Windows::kAny};
+    case ModelType::kQwen3Moe:
+      return {.dense = true, .windows = LayerFreedom::Windows::kAllLayers};
+    case ModelType::kMixtral:
+      return {.windows = LayerFreedom::Windows::kAllLayers};
+    case ModelType::kGlm4MoeLite:
+    case ModelType::kErnie45Moe:
+      return {.dense = true};
+    case ModelType::kQwen3:
+    case ModelType::kDots1:
+      return {.windows = LayerFreedom::Windows::kAny};
+    default:
+      return {};
+  }
+}
+
 const TypeText& text_of(ModelType type) {
   static const TypeText deepseek = deepseek_text(), deepseek_v2 = deepseek_v2_text(), dense = dense_text(),
                         qwen_moe = qwen_moe_text(), mixtral = mixtral_text(), minimax = minimax_text(),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/layers.h"
 #include "hf/hf_model.h"
 #include "hf/types/keys.h"
 
@@ -35,6 +36,14 @@ struct TypeText {
   void (*require)(Fit& fit, const ModelConfig& config, ModelType type);
 };
 const TypeText& text_of(ModelType type);
+
+// What layers of a type's models may have each its own; all else is common to them.
+struct LayerFreedom {
+  enum class Windows { kNone, kAllLayers, kAny };
+  bool dense = false;                // whether layers without experts may be others than the first ones
+  Windows windows = Windows::kNone;  // which may have a window, of one size: all or none of them, or any
+};
+LayerFreedom layer_freedom(ModelType type);
 
 TypeText deepseek_text();  // DeepSeek-V3, Kimi-K2 and GLM-4-MoE-Lite
 TypeText deepseek_v2_text();
@@ -72,12 +81,29 @@ void read_gqa(Keys& keys, ModelConfig& config, const GqaTraits& traits, bool kv_
 void write_gqa(Keys::Json& json, const ModelConfig& config);
 void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits);
 
-// Keys of windows, which nmoe's layers of these types do not have. Without `has_switch`, use_sliding_window means
-// nothing to the type.
-void read_no_windows(Keys& keys, const ModelConfig& config, bool has_switch);
-// The first layers that have no experts, which mlp_only_layers lists.
-void read_dense_layers(Keys& keys, ModelConfig& config);
-void write_dense_layers(Keys::Json& json, const ModelConfig& config);
+// Of every layer, what a file says of it: whether it has no experts, and its window, 0 where it has none.
+struct LayerKinds {
+  explicit LayerKinds(const ModelConfig& config)
+      : dense(static_cast<size_t>(config.num_layers)), windows(dense.size()) {}
+  std::vector<char> dense;
+  std::vector<int64_t> windows;
+};
+// Into num_dense_layers, or a pattern where that does not say it.
+void set_layers(ModelConfig& config, const LayerKinds& kinds);
+// The other way. The layers must have a mixer of one kind each, followed by a feed-forward part.
+LayerKinds layer_kinds(const ModelConfig& config);
+
+// Windows by layer_types or, without, of the layers that max_window_layers says: those behind them, or (`is_qwen2`)
+// every other one up to them. Without `has_switch`, use_sliding_window means nothing to the type.
+struct WindowKeys {
+  bool has_switch = true;
+  bool is_qwen2 = false;
+};
+void read_windows(Keys& keys, const WindowKeys& has, LayerKinds& kinds);
+void write_windows(Keys::Json& json, const LayerKinds& kinds, bool has_switch);
+// Layers that have no experts: mlp_only_layers, and all but every decoder_sparse_step-th.
+void read_dense_layers(Keys& keys, LayerKinds& kinds);
+void write_dense_layers(Keys::Json& json, const LayerKinds& kinds);
 // Without dense layers their width means nothing, and a configuration's text does not have it; transformers wants some
 // number.
 int64_t written_dense_dim(const ModelConfig& config);

@@ -34,6 +34,8 @@ class CudaMoe : public CudaTest, public ::testing::WithParamInterface<PlanCase> 
   int64_t num_copies_ = 0;
 };
 
+class CudaMoeSums : public CudaTest {};
+
 INSTANTIATE_TEST_SUITE_P(Cases, CudaMoe,
                          ::testing::Values(PlanCase{13, 3, 7}, PlanCase{1, 5, 5, -1, 11},
                                            PlanCase{9, 2, 300},              // nearly all experts empty
@@ -110,6 +112,19 @@ TEST_P(CudaMoe, CombineMatchesTheCpu) {
       EXPECT_TRUE(same_bits(down(y), rounded(expected, act))) << dtype_name(act) << ", accumulate " << accumulate;
     }
   }
+}
+
+// Of a token's bf16 rows the sum is taken in fp32 and rounded once: added in bf16, ones would leave 256 as it is.
+TEST_F(CudaMoeSums, RowsAreAddedInFp32) {
+  constexpr int64_t kRows = 8;
+  MoePlan plan;
+  plan.offsets = up(pool_.ints({kRows + 1}, {0, 1, 2, 3, 4, 5, 6, 7, 8}));
+  plan.row_of = up(pool_.ints({1, kRows}, {0, 1, 2, 3, 4, 5, 6, 7}));
+  const Tensor rows = up(pool_.of({kRows, 8}, std::vector<double>(kRows * 8, 1.0)), DType::kBF16);
+  gpu().fill({rows.rows(0, 1), 256.0});
+  const Tensor y = up(pool_.zeros({1, 8}), DType::kBF16);
+  gpu().moe_combine({rows, plan, y, /*accumulate=*/false});
+  EXPECT_EQ(values(down(y)), std::vector<double>(8, 264.0));  // 263, to the nearest bf16
 }
 
 TEST_P(CudaMoe, WeightsMatchTheCpu) {
