@@ -222,18 +222,24 @@ TEST(Plans, ValuesThatNobodyWantsHaveScratchWhereKernelsMakeThem) {
   EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), Shape({256, 128}));
 }
 
-// Logits are F32 and exist for a part of the rows whose gradients wait; validation has no gradients.
+// Logits, where they are in memory, are F32 and exist for a part of the rows whose gradients wait; validation has no
+// gradients. On Hopper they are not in memory, where rows of the product are whole 16 bytes.
 TEST(Plans, HeadsHaveLogitsOfAFewRowsAndGradientsOfMany) {
   struct Case {
+    cuda::KernelSet kernels;
     DType act;
-    int64_t tokens, dim, vocab, gradient_rows, logit_rows;
+    int64_t tokens, dim, vocab, gradient_rows, logit_rows;  // 0: none
   };
-  for (const Case& c : {Case{DType::kBF16, 32'768, 2048, 163'840, 4096, 1024},
-                        {DType::kBF16, 65'536, 768, 50'304, 13'184, 3328},
-                        {DType::kBF16, 100, 64, 1000, 100, 100},
-                        {DType::kF32, 32'768, 2048, 163'840, 2048, 1024},
-                        {DType::kBF16, 0, 64, 1000, 0, 0}}) {
-    SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}", c.tokens, c.vocab));
+  for (const Case& c : {Case{kHopper, DType::kBF16, 32'768, 2048, 163'840, 4096, 0},
+                        {kHopper, DType::kBF16, 65'536, 768, 50'304, 13'184, 0},
+                        {kHopper, DType::kBF16, 100, 64, 1000, 100, 0},
+                        {kHopper, DType::kBF16, 100, 64, 1001, 100, 100},
+                        {kHopper, DType::kBF16, 100, 63, 1000, 100, 100},
+                        {kHopper, DType::kBF16, 4, 8, 500'000, 4, 0},
+                        {kHopper, DType::kF32, 32'768, 2048, 163'840, 2048, 1024},
+                        {kBlackwell, DType::kBF16, 32'768, 2048, 163'840, 4096, 1024},
+                        {kBlackwell, DType::kBF16, 65'536, 768, 50'304, 13'184, 3328}}) {
+    SCOPED_TRACE(fmt::format("{} tokens, vocabulary {}, {}", c.tokens, c.vocab, c.kernels.major));
     HeadLoss args{.x = without_values(c.act, {c.tokens, c.dim}),
                   .w = without_values(c.act, {c.vocab, c.dim}),
                   .targets = without_values(DType::kI32, {c.tokens}),
@@ -242,18 +248,29 @@ TEST(Plans, HeadsHaveLogitsOfAFewRowsAndGradientsOfMany) {
                   .dx = without_values(c.act, {c.tokens, c.dim}),
                   .dw = without_values(DType::kF32, {c.vocab, c.dim}),
                   .predictions = {}};
-    const cuda::HeadLossPlan plan = plan_of(kHopper, args);
+    const auto expect_logits = [&](const cuda::HeadLossPlan& plan) {
+      EXPECT_EQ(plan.logits.defined(), c.logit_rows > 0);
+      if (c.logit_rows > 0) {
+        EXPECT_EQ(plan.logits.shape(), Shape({c.logit_rows, c.vocab}));
+      }
+      const int64_t rows = c.logit_rows > 0 ? c.logit_rows : c.gradient_rows;
+      EXPECT_EQ(plan.tiles.sums.shape(), Shape({(c.vocab + 191) / 192, rows, 2}));
+      EXPECT_EQ(plan.tiles.targets.shape(), Shape({rows}));
+    };
+    const cuda::HeadLossPlan plan = plan_of(c.kernels, args);
     EXPECT_EQ(plan.gradients.dtype(), c.act);
     EXPECT_EQ(plan.gradients.shape(), Shape({c.gradient_rows, c.vocab}));
-    EXPECT_EQ(plan.logits.dtype(), DType::kF32);
-    EXPECT_EQ(plan.logits.shape(), Shape({c.logit_rows, c.vocab}));
+    EXPECT_FALSE(plan.tiles.best.defined());
+    expect_logits(plan);
     args.dx = args.dw = args.grad_scale = Tensor();
-    const cuda::HeadLossPlan of_losses = plan_of(kHopper, args);
+    args.predictions = without_values(DType::kI32, {c.tokens});
+    const cuda::HeadLossPlan of_losses = plan_of(c.kernels, args);
     EXPECT_FALSE(of_losses.gradients.defined());
-    EXPECT_EQ(of_losses.logits.dim(0), c.logit_rows);
+    EXPECT_EQ(of_losses.tiles.best.shape(), Shape({(c.vocab + 191) / 192, of_losses.tiles.num_rows()}));
+    expect_logits(of_losses);
   }
-  HeadLoss wide{.x = without_values(DType::kBF16, {4, 8}), .w = without_values(DType::kBF16, {500'000, 8})};
-  EXPECT_THROW(plan_of(kHopper, wide), CheckFailure);
+  const HeadLoss nothing{.x = without_values(DType::kBF16, {0, 64}), .w = without_values(DType::kBF16, {1000, 64})};
+  EXPECT_EQ(plan_of(kHopper, nothing).tiles.num_rows(), 0);
 }
 
 TEST(Plans, OperandsRoundedAheadArePartOfThePlan) {
