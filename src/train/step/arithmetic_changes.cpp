@@ -38,6 +38,10 @@ bool multiplies_in_bf16(const Config& config) {
   return config.run.device == "cuda" && config.run.precision != Precision::kFp32;
 }
 
+bool computes_fp32_on_a_gpu(const Config& config) {
+  return runs_on_a_gpu(config) && config.run.precision == Precision::kFp32;
+}
+
 bool muon_trains_gate_and_up(const Config& config) {
   return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
     return weight.num_matrices > 1 && group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
@@ -65,6 +69,10 @@ std::span<const ArithmeticChange> arithmetic_changes() {
        "multiply-adds",
        runs_on_a_gpu},
       {"on a GPU, a step's logits are FP32 until losses and gradients are made of them", multiplies_in_bf16},
+      {"on a GPU in fp32, forward products and attention have generation's order of sums", computes_fp32_on_a_gpu},
+      {"on a GPU, exponentials of logits are summed by tiles of 192 ids, and in bf16 on Hopper gradients are made of "
+       "rounded ones",
+       runs_on_a_gpu},
   };
   return changes;
 }
