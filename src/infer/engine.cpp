@@ -67,7 +67,7 @@ std::string_view finish_reason_name(FinishReason reason) {
 
 InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model) : model_(std::move(model)), slots_(*model_) {
   load_.max_sequences = model_->num_slots();
-  load_.num_pages = slots_.pages().num_pages();
+  load_.num_pages = slots_.num_pages();
 }
 
 InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
@@ -167,8 +167,8 @@ void InferenceEngine::publish_load() {
   const std::lock_guard lock(mutex_);
   load_.running = static_cast<int64_t>(running_.size());
   load_.waiting = static_cast<int64_t>(waiting_.size());
-  load_.pages_used = slots_.pages().num_used();
-  load_.pages_kept = slots_.pages().num_kept();
+  load_.pages_used = slots_.num_used();
+  load_.pages_kept = slots_.num_kept();
   load_.preemptions = num_preemptions_;
 }
 
