@@ -26,6 +26,11 @@ struct SampleTokens {
   Tensor draws;       // as above
   Tensor tokens;      // = [N] i32; -1 where the largest logit is not finite
 };
+struct PickLogits {
+  Tensor logits;  // [N, V] F32
+  Tensor ids;     // [M, 2] i32: a row and an id of it
+  Tensor picked;  // = [M] F32
+};
 
 // Of a device (Device::token_sampler), on its compute lane. Weights are integers, multiples of 2^-40 of the likeliest
 // token's: their sums have no order, and a row's token depends on the row alone. The CPU has none: infer/sampler.h
@@ -35,6 +40,7 @@ class TokenSampler {
   virtual ~TokenSampler() = default;
   virtual void sample_tokens(const SampleTokens& args) = 0;
   virtual void penalise_logits(const PenaliseLogits& args) = 0;
+  virtual void pick_logits(const PickLogits& args) = 0;
 };
 
 }  // namespace nmoe
