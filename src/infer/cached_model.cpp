@@ -82,6 +82,13 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
       device_(ops_.device()),
       activations_(room.activations),
       states_(make_states(model.states(), ops_, room.states, sizes_of(options))) {
+  if (device_.token_sampler() != nullptr && model_.vocab_size() > kMostSampledIds) {
+    throw usage_error(
+        fmt::format("model.vocab_size is {}: generation on a GPU samples from up to {} ids", model_.vocab_size(),
+                    kMostSampledIds),
+        "generate on the CPU (--device cpu); in a run, leave out train.sample_prompts and tasks of [eval] "
+        "that write answers");
+  }
   options_.max_rows = rows_of(options, device_);
   allocate(room);
   if (ops_.counting()) {

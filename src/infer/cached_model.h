@@ -80,7 +80,7 @@ class CachedModel {
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Over passes of `model`, which outlives it, as the room does, in which all of its memory is taken here. Made in a
-  // counting run, it makes its largest passes.
+  // counting run, it makes its largest passes. Error (usage): more ids than its device samples from.
   CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, SequenceModel& model,
               const RunnerRoom& room, const CachedModelOptions& options);
   CachedModel(const CachedModel&) = delete;

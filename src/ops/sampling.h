@@ -20,9 +20,11 @@ struct PenaliseLogits {
   Tensor draws;   // [N * sizeof(TokenDraw)] u8: a TokenDraw a row
   Tensor seen;    // [M, 2] i32: the rows and ids that are penalised, each pair once
 };
+// Ids that a token is sampled from: with weights up to 2^40 their sums are below 2^60.
+constexpr int64_t kMostSampledIds = int64_t{1} << 20;
 struct SampleTokens {
   Tensor logits;      // [N, V] F32
-  int64_t vocab = 0;  // ids below it, at most V
+  int64_t vocab = 0;  // ids below it, at most V and kMostSampledIds
   Tensor draws;       // as above
   Tensor tokens;      // = [N] i32; -1 where the largest logit is not finite
 };

@@ -9,6 +9,7 @@
 #include "infer/recurrent_model.h"
 #include "infer/transcript.h"
 #include "ops/checked/wrapped_device.h"
+#include "support/errors.h"
 #include "support/tiny_run.h"
 
 namespace nmoe {
@@ -172,6 +173,29 @@ TEST_F(DeviceSampling, OnlyWhatIsAskedForTravels) {
   with_logprobs.max_tokens = 0;
   with_logprobs.prompt = {'l', 'o', 'n', 'g'};
   EXPECT_EQ(run({with_logprobs}, got), (4 * (1 + kLogSumMembers) + 3) * kNumber);
+}
+
+class ModelOfManyIds final : public SequenceModel {
+ public:
+  explicit ModelOfManyIds(Ops& ops) : ops_(ops) {}
+  Ops& ops() const override { return ops_; }
+  int64_t vocab_size() const override { return kMostSampledIds + 1; }
+  std::vector<StateSpec> states() const override { return {{.widths = {1}}}; }
+  void cached_logits(const CachedRows&, const ModelStates&, Arena&, Tensor, Tensor) override {}
+  void cached_scores(const CachedRows&, const ModelStates&, Arena&, const ScoredRows&) override {}
+
+ private:
+  Ops& ops_;
+};
+
+TEST_F(DeviceSampling, MoreIdsThanASamplerTakesAreRefused) {
+  ModelOfManyIds model(device_.ops(Arithmetic::kBatchInvariant));
+  const Error told = test::error_of([&] {
+    CachedModel(model_->config(), byte_tokenizer(), model, RunnerRoom{kept_, states_, activations_},
+                {.num_slots = 1, .capacity = 128});
+  });
+  EXPECT_TRUE(test::contains(told.what(), "model.vocab_size is 1048577"));
+  EXPECT_TRUE(test::contains(told.remedy(), "--device cpu"));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ using Weight = unsigned long long;
 constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
 constexpr int kBinBits = 12, kBins = 1 << kBinBits;
 constexpr float kBinsPerUnit = 128.0F;  // of d, in the first histogram: a power of 2, so that edges are exact
-constexpr float kUnit = 0x1p40F;        // of weights: 2^20 ids have sums below 2^60
+constexpr float kUnit = 0x1p40F;        // of weights
 constexpr unsigned kInfinityBits = 0x7F800000U;
 
 struct Shared {
@@ -380,7 +380,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void sample_tokens(Context& ctx, const SampleTokens& args) {
   const int64_t num_rows = args.logits.dim(0), width = args.logits.dim(1);
-  NMOE_CHECK(args.logits.dtype() == DType::kF32 && args.vocab >= 1 && args.vocab <= width && args.vocab <= 1 << 20 &&
+  NMOE_CHECK(args.logits.dtype() == DType::kF32 && args.vocab >= 1 && args.vocab <= width &&
+                 args.vocab <= kMostSampledIds &&
                  args.draws.num_bytes() == num_rows * static_cast<int64_t>(sizeof(TokenDraw)) &&
                  args.tokens.dim(0) == num_rows,
              "sampling {} of logits {}, draws {}, tokens {}", args.vocab, args.logits.shape(), args.draws.shape(),
