@@ -23,12 +23,15 @@ void CacheSlots::forget(Slot& slot) {
   slot.left.clear();
 }
 
+int64_t CacheSlots::num_left() const {
+  int64_t num_pages = 0;
+  for (const Slot& slot : slots_) num_pages += slot.busy ? 0 : std::ssize(slot.chain.pages);
+  return num_pages;
+}
+
 bool CacheSlots::free_pages(int64_t num_pages) {
-  while (pages_.num_available() < num_pages) {
-    Slot* const slot = oldest(/*with_pages=*/true);
-    if (slot == nullptr) return false;
-    forget(*slot);
-  }
+  if (pages_.num_available() + num_left() < num_pages) return false;
+  while (pages_.num_available() < num_pages) forget(*oldest(/*with_pages=*/true));
   return true;
 }
 
@@ -66,13 +69,13 @@ std::optional<CacheSlots::Place> CacheSlots::enter_left(std::span<const int32_t>
     held = size;
     slot = &other;
   }
-  if (held == 0) forget(*slot);
-  slot->busy = true;  // its pages stay
-  const int64_t has = std::ssize(slot->chain.pages);
+  slot->busy = held > 0;  // then its pages stay
+  const int64_t has = held > 0 ? std::ssize(slot->chain.pages) : 0;
   if (!free_pages(PageTable::pages_for(num_positions) - has + spare)) {
     slot->busy = false;
     return std::nullopt;
   }
+  if (held == 0) forget(*slot);
   NMOE_CHECK(pages_.grow(slot->chain, num_positions), "{} positions have no pages", num_positions);
   slot->left.clear();
   return Place{.slot = slot - slots_.data(), .num_held = static_cast<int64_t>(held)};

@@ -27,7 +27,8 @@ class CacheSlots {
     int64_t num_held = 0;  // positions that need not be run
   };
   // A free slot with pages for `num_positions` positions, in which a sequence that begins with `ids` goes on behind as
-  // many of them as are held. Nothing where there is no slot, or not that many pages and `spare` more.
+  // many of them as are held. Nothing where there is no slot, or not that many pages and `spare` more; then nothing
+  // that is held is given up.
   std::optional<Place> enter(std::span<const int32_t> ids, int64_t num_positions, int64_t spare);
   // Gives the sequence in a slot pages for `num_positions` positions. False where there are none.
   bool grow(int64_t slot, int64_t num_positions);
@@ -36,7 +37,10 @@ class CacheSlots {
   // The sequence leaves, and others may go on from `ids`, which the slot's states have seen.
   void leave(int64_t slot, std::span<const int32_t> ids);
 
-  const PageTable& pages() const { return pages_; }
+  // Pages: all, those of running sequences, and those of none of them that hold what another may go on from.
+  int64_t num_pages() const { return pages_.num_pages(); }
+  int64_t num_used() const { return pages_.num_used() - num_left(); }
+  int64_t num_kept() const { return pages_.num_kept() + num_left(); }
 
  private:
   struct Slot {
@@ -51,7 +55,10 @@ class CacheSlots {
   std::optional<Place> enter_left(std::span<const int32_t> ids, int64_t num_positions, int64_t spare);
   // Of the free slots, the one that has been left for longest: of all, or of those that have pages.
   Slot* oldest(bool with_pages);
-  // Gives up what is left in free slots until so many pages are to be had. False where there are not.
+  // Pages that free slots have.
+  int64_t num_left() const;
+  // Gives up what is left in free slots until so many pages are to be had. False, and nothing is given up, where there
+  // are not.
   bool free_pages(int64_t num_pages);
   void forget(Slot& slot);
 

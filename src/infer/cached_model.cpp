@@ -82,6 +82,13 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
       device_(ops_.device()),
       activations_(room.activations),
       states_(make_states(model.states(), ops_, room.states, sizes_of(options))) {
+  if (device_.token_sampler() != nullptr && model_.vocab_size() > kMostSampledIds) {
+    throw usage_error(
+        fmt::format("model.vocab_size is {}: generation on a GPU samples from up to {} ids", model_.vocab_size(),
+                    kMostSampledIds),
+        "generate on the CPU (--device cpu); in a run, leave out train.sample_prompts and tasks of [eval] "
+        "that write answers");
+  }
   options_.max_rows = rows_of(options, device_);
   allocate(room);
   if (ops_.counting()) {
@@ -97,6 +104,7 @@ CachedModel::CachedModel(const Config& config, std::shared_ptr<const Tokenizer> 
   host_sampled_.resize(static_cast<size_t>(max_logits()));
   host_ids_.resize(static_cast<size_t>(options_.max_scores));
   host_logits_.resize(static_cast<size_t>(logits_.num_elements()));
+  host_picked_.resize(static_cast<size_t>(max_logits()));
   host_sums_.resize(static_cast<size_t>(max_logits()));
 }
 
@@ -110,6 +118,8 @@ void CachedModel::allocate(const RunnerRoom& room) {
     draws_ = Tensor(draws.raw(), DType::kU8, {draws.num_bytes()});
     seen_ = room.kept.allocate(DType::kI32, {kMaxSeen, 2});
     sampled_ = room.kept.allocate(DType::kI32, {max_logits()});
+    picked_ids_ = room.kept.allocate(DType::kI32, {max_logits(), 2});
+    picked_ = room.kept.allocate(DType::kF32, {max_logits()});
   }
   scored_ = {.rows = room.kept.allocate(DType::kI32, {options_.max_scores}),
              .targets = room.kept.allocate(DType::kI32, {options_.max_scores}),
@@ -224,15 +234,43 @@ void CachedModel::enqueue(std::span<const CacheRow> rows, std::span<const int32_
   step.recording->run();
 }
 
-LogitRows CachedModel::download_logits(int64_t num_logits, bool with_sums) {
-  if (num_logits == 0) return {};
-  const Tensor logits = logits_.rows(0, num_logits), sums = sums_.rows(0, num_logits);
-  const auto count = static_cast<size_t>(num_logits), vocab = static_cast<size_t>(vocab_size());
-  if (with_sums) {
-    ops_.logit_sums({.logits = logits, .sums = sums});
-    device_.download(host_sums_.data(), sums);
+void CachedModel::download_sums(int64_t num_logits) {
+  const Tensor sums = sums_.rows(0, num_logits);
+  ops_.logit_sums({.logits = logits_.rows(0, num_logits), .sums = sums});
+  device_.download(host_sums_.data(), sums);
+}
+
+void CachedModel::download_logits(int64_t begin, int64_t end) {
+  device_.download(host_logits_.data() + begin * vocab_size(), logits_.rows(begin, end));
+}
+
+void CachedModel::download_all(std::span<const ToldLogits> told) {
+  for (size_t begin = 0, end = 0; begin < told.size(); begin = end + 1) {
+    for (end = begin; end < told.size() && told[end].what == ToldLogits::kAll;) ++end;
+    if (begin < end) download_logits(static_cast<int64_t>(begin), static_cast<int64_t>(end));
   }
-  device_.download(host_logits_.data(), logits);
+}
+
+void CachedModel::download_one(std::span<const ToldLogits> told) {
+  host_picked_ids_.clear();
+  for (size_t i = 0; i < told.size(); ++i) {
+    const int32_t id = told[i].id >= 0 ? told[i].id : host_sampled_[i];
+    if (told[i].what == ToldLogits::kOne && id >= 0) host_picked_ids_.push_back({static_cast<int32_t>(i), id});
+  }
+  if (host_picked_ids_.empty()) return;
+  const int64_t count = std::ssize(host_picked_ids_);
+  const Tensor ids = picked_ids_.rows(0, count), picked = picked_.rows(0, count);
+  device_.upload(ids, host_picked_ids_.data());
+  device_.token_sampler()->pick_logits({.logits = logits_.rows(0, std::ssize(told)), .ids = ids, .picked = picked});
+  device_.download(host_picked_.data(), picked);
+  for (size_t i = 0; i < host_picked_ids_.size(); ++i) {
+    const auto [row, id] = host_picked_ids_[i];
+    host_logits_[static_cast<size_t>(row * vocab_size() + id)] = host_picked_[i];
+  }
+}
+
+LogitRows CachedModel::host_logits(int64_t num_logits, bool with_sums) const {
+  const auto count = static_cast<size_t>(num_logits), vocab = static_cast<size_t>(vocab_size());
   return {.logits = std::span<const float>(host_logits_).first(count * vocab),
           .sums = std::span<const LogSum>(host_sums_).first(with_sums ? count : 0),
           .vocab = vocab};
@@ -240,20 +278,25 @@ LogitRows CachedModel::download_logits(int64_t num_logits, bool with_sums) {
 
 LogitRows CachedModel::run(std::span<const CacheRow> rows, std::span<const int32_t> wanted, bool with_sums) {
   enqueue(rows, wanted);
-  return download_logits(static_cast<int64_t>(wanted.size()), with_sums);
+  const int64_t num_logits = std::ssize(wanted);
+  if (num_logits == 0) return {};
+  if (with_sums) download_sums(num_logits);
+  download_logits(0, num_logits);
+  return host_logits(num_logits, with_sums);
 }
 
 CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::span<const int32_t> wanted,
-                                         std::span<const TokenDraw> draws, std::span<const SeenId> seen,
-                                         bool with_logits) {
+                                         std::span<const TokenDraw> draws, std::span<const IdOfRow> seen,
+                                         std::span<const ToldLogits> told) {
   const auto num_logits = static_cast<int64_t>(wanted.size());
-  NMOE_CHECK(samples() && draws.size() == wanted.size(), "{} draws for {} rows", draws.size(), num_logits);
+  NMOE_CHECK(samples() && draws.size() == wanted.size() && (told.empty() || told.size() == wanted.size()),
+             "{} draws for {} rows, {} of them told", draws.size(), num_logits, told.size());
   const Tensor device_draws = draws_.rows(0, num_logits * static_cast<int64_t>(sizeof(TokenDraw)));
   const Tensor logits = logits_.rows(0, num_logits), tokens = sampled_.rows(0, num_logits);
   std::memcpy(host_inputs_.data(), draws.data(), draws.size_bytes());
   enqueue(rows, wanted);
-  Samples samples;
-  if (with_logits) samples.logits = download_logits(num_logits, /*with_sums=*/true);
+  if (!told.empty()) download_sums(num_logits);
+  download_all(told);
   for (; !seen.empty(); seen = seen.subspan(std::min<size_t>(kMaxSeen, seen.size()))) {
     const Tensor some = seen_.rows(0, std::min<int64_t>(kMaxSeen, static_cast<int64_t>(seen.size())));
     device_.upload(some, seen.data());
@@ -262,8 +305,9 @@ CachedModel::Samples CachedModel::sample(std::span<const CacheRow> rows, std::sp
   device_.token_sampler()->sample_tokens(
       {.logits = logits, .vocab = tokenizer_->vocab_size(), .draws = device_draws, .tokens = tokens});
   device_.download(host_sampled_.data(), tokens);
-  samples.tokens = std::span<const int32_t>(host_sampled_).first(static_cast<size_t>(num_logits));
-  return samples;
+  download_one(told);
+  return {.tokens = std::span<const int32_t>(host_sampled_).first(static_cast<size_t>(num_logits)),
+          .logits = told.empty() ? LogitRows() : host_logits(num_logits, /*with_sums=*/true)};
 }
 
 std::span<const TokenScore> CachedModel::score(std::span<const CacheRow> rows, std::span<const ScoredToken> scored) {

@@ -65,6 +65,12 @@ struct ScoredToken {
   int32_t token = 0;
 };
 
+// What the host is told of a row's logits.
+struct ToldLogits {
+  enum What { kNothing, kAll, kOne } what = kNothing;
+  int32_t id = -1;  // with kOne; -1: of the row's token. Where ids are penalised it is, too, unlike all of a row.
+};
+
 class CachedModel {
  public:
   static constexpr int64_t kMaxRows = 256;  // of one call, at least (CachedModelOptions::max_rows)
@@ -74,7 +80,7 @@ class CachedModel {
   static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
 
   // Over passes of `model`, which outlives it, as the room does, in which all of its memory is taken here. Made in a
-  // counting run, it makes its largest passes.
+  // counting run, it makes its largest passes. Error (usage): more ids than its device samples from.
   CachedModel(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, SequenceModel& model,
               const RunnerRoom& room, const CachedModelOptions& options);
   CachedModel(const CachedModel&) = delete;
@@ -99,19 +105,19 @@ class CachedModel {
 
   // Whether sample() can be called.
   bool samples() const { return draws_.defined(); }
-  // The same, and a token for each of `wanted` by its draw; -1 where the largest logit is not finite. Their logits and
-  // sums are returned with `with_logits`, else nothing. Penalised are the ids `seen`, a row's index in `wanted` and an
-  // id, each pair once; the logits that are returned are not.
+  // The same, and a token for each of `wanted` by its draw; -1 where the largest logit is not finite. Penalised are the
+  // ids `seen`, each pair once. Of a row's logits only what is told of it travels to the host; nothing, no sums either,
+  // with an empty `told`.
   struct Samples {
     std::span<const int32_t> tokens;
     LogitRows logits;
   };
-  struct SeenId {
+  struct IdOfRow {
     int32_t wanted_idx = 0;
     int32_t id = 0;
   };
   Samples sample(std::span<const CacheRow> rows, std::span<const int32_t> wanted, std::span<const TokenDraw> draws,
-                 std::span<const SeenId> seen, bool with_logits);
+                 std::span<const IdOfRow> seen, std::span<const ToldLogits> told);
 
   const Config& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -140,7 +146,12 @@ class CachedModel {
   int32_t* host_input(int64_t i, int64_t num_rows);
   void fill_inputs(std::span<const CacheRow> rows, int64_t num_rows);
   void enqueue(std::span<const CacheRow> rows, std::span<const int32_t> wanted);
-  LogitRows download_logits(int64_t num_logits, bool with_sums);
+  void download_sums(int64_t num_logits);
+  void download_logits(int64_t begin, int64_t end);
+  // Of the rows of which all is told, or one logit.
+  void download_all(std::span<const ToldLogits> told);
+  void download_one(std::span<const ToldLogits> told);
+  LogitRows host_logits(int64_t num_logits, bool with_sums) const;
 
   const Config config_;
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -157,6 +168,8 @@ class CachedModel {
   Tensor draws_;       // [max_logits * sizeof(TokenDraw)] u8, of inputs_; as those below, undefined if the host samples
   Tensor seen_;        // [N, 2] i32, of those that are penalised at once
   Tensor sampled_;     // [max_logits] i32
+  Tensor picked_ids_;  // [max_logits, 2] i32
+  Tensor picked_;      // [max_logits] F32
   ScoredRows scored_;  // of max_scores
   struct Step {
     bool has_run = false;
@@ -167,7 +180,8 @@ class CachedModel {
   int64_t changed_begin_ = 0, changed_end_ = 0;  // of host_pages_: what the device has not got yet lies between
   std::vector<int32_t> host_inputs_, host_sampled_;
   std::vector<int32_t> host_ids_;  // of what is scored
-  std::vector<float> host_logits_;
+  std::vector<float> host_logits_, host_picked_;
+  std::vector<IdOfRow> host_picked_ids_;
   std::vector<LogSum> host_sums_;
   std::vector<float> host_losses_;
   std::vector<TokenScore> host_scores_;

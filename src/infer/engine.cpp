@@ -67,7 +67,7 @@ std::string_view finish_reason_name(FinishReason reason) {
 
 InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model) : model_(std::move(model)), slots_(*model_) {
   load_.max_sequences = model_->num_slots();
-  load_.num_pages = slots_.pages().num_pages();
+  load_.num_pages = slots_.num_pages();
 }
 
 InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
@@ -167,8 +167,8 @@ void InferenceEngine::publish_load() {
   const std::lock_guard lock(mutex_);
   load_.running = static_cast<int64_t>(running_.size());
   load_.waiting = static_cast<int64_t>(waiting_.size());
-  load_.pages_used = slots_.pages().num_used();
-  load_.pages_kept = slots_.pages().num_kept();
+  load_.pages_used = slots_.num_used();
+  load_.pages_kept = slots_.num_kept();
   load_.preemptions = num_preemptions_;
 }
 
@@ -225,12 +225,12 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
     return part.first_logits + (part.sequence->reading_prompt_logprobs() ? part.num_rows - 1 : 0);
   };
   std::vector<TokenDraw> draws(wanted.size(), TokenDraw{.temperature = 0.0});  // for rows that no token comes from
-  std::vector<CachedModel::SeenId> seen;
-  bool with_logits = false;
+  std::vector<CachedModel::IdOfRow> seen;
+  std::vector<ToldLogits> told(wanted.size());
   for (const Part& part : parts) {
     const Sequence& sequence = *part.sequence;
     const SamplingOptions& sampling = sequence.request.sampling;
-    with_logits = with_logits || sequence.wants_logprobs();
+    tell(part, std::span(told).subspan(static_cast<size_t>(part.first_logits)));
     const auto row = static_cast<int32_t>(last_of(part));
     draws[static_cast<size_t>(row)] = {.temperature = sampling.temperature,
                                        .top_p = sampling.top_p,
@@ -241,8 +241,28 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
     if (sampling.repetition_penalty == 1.0) continue;
     for (const int32_t id : sequence.seen.ids()) seen.push_back({.wanted_idx = row, .id = id});
   }
-  const auto [tokens, logits] = model_->sample(rows, wanted, draws, seen, with_logits);
+  if (std::ranges::none_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); })) told.clear();
+  const auto [tokens, logits] = model_->sample(rows, wanted, draws, seen, told);
   for (const Part& part : parts) advance(part, logits, tokens[static_cast<size_t>(last_of(part))]);
+}
+
+void InferenceEngine::tell(const Part& part, std::span<ToldLogits> told) {
+  const Sequence& sequence = *part.sequence;
+  const GenerationRequest& request = sequence.request;
+  if (!sequence.wants_logprobs()) return;
+  // Penalties change logits where they lie.
+  const bool all = request.top_logprobs > 0 || request.sampling.repetition_penalty != 1.0;
+  const bool reads = sequence.reading_prompt_logprobs();
+  const int64_t num_rows = reads ? part.num_rows : 1;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const int64_t next = sequence.num_computed + i + 1;
+    const bool in_prompt = reads && next < std::ssize(sequence.prompt);
+    if (!in_prompt && !request.logprobs) continue;
+    told[static_cast<size_t>(i)] = {
+        .what = all ? ToldLogits::kAll : ToldLogits::kOne,
+        .id = in_prompt ? sequence.prompt[static_cast<size_t>(next)].id : -1,
+    };
+  }
 }
 
 void InferenceEngine::take_submissions() {

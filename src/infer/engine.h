@@ -33,6 +33,7 @@ namespace nmoe {
 
 class CachedModel;
 struct CacheRow;
+struct ToldLogits;
 
 struct GenerationRequest {
   // encode_prompt() makes it from text. At least one id; empty only with data.mask_documents: the text is a document
@@ -181,6 +182,8 @@ class InferenceEngine {
   // sampled it, else one drawn from the step's logits [., V], which are there also where their probabilities are
   // wanted.
   void advance(const Part& part, const LogitRows& logits, std::optional<int32_t> token);
+  // What the host needs of the logits of a part's rows, for log-probabilities.
+  static void tell(const Part& part, std::span<ToldLogits> told);
   // Runs the rows on a device that samples, and advances all parts.
   void sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, const LogitRows& logits) const;

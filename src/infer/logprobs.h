@@ -16,7 +16,8 @@ struct TokenLogprob {
 };
 
 // Rows of logits of the model's whole vocabulary on the host, and of each, if somebody wants log-probabilities, the sum
-// that they are taken from: the device's (LogitSums, ops/contracts/head.h), which its losses have, too.
+// that they are taken from: the device's (LogitSums, ops/contracts/head.h), which its losses have, too. Where one logit
+// of a row was asked for, the others are anything.
 struct LogitRows {
   std::span<const float> logits;  // [N, vocab]
   std::span<const LogSum> sums;   // [N], or empty

@@ -93,6 +93,12 @@ PageTable::Found PageTable::find(std::span<const int32_t> ids) const {
   return found;
 }
 
+PageTable::Found PageTable::look_up(std::span<const int32_t> ids) {
+  if (refused_ && std::ranges::equal(refused_->ids, ids)) return refused_->found;
+  ++num_lookups_;
+  return find(ids);
+}
+
 std::tuple<uint64_t, int64_t, int32_t> PageTable::turn_of(int32_t page) const {
   return {at(page).last_release, -at(page).depth, page};
 }
@@ -121,6 +127,7 @@ void PageTable::stop_using(int32_t page) {
 }
 
 void PageTable::attach(int32_t page, int32_t before, std::span<const int32_t> ids) {
+  refused_.reset();
   Page& named = at(page);
   named.before = before;
   named.depth = before == kNone ? 0 : at(before).depth + 1;
@@ -134,6 +141,7 @@ void PageTable::detach(int32_t page) {
   const Page& named = at(page);
   NMOE_CHECK(named.users == 0 && named.followers == 0, "page {} has {} users, {} pages behind it", page, named.users,
              named.followers);
+  refused_.reset();
   kept_.erase(turn_of(page));
   if (!is_tail(page)) erase_pair(sealed_, hash_of(named.before, named.ids), page);
   erase_pair(behind_, behind(named.before, named.ids.front()), page);
@@ -145,12 +153,15 @@ std::optional<PageTable::Begun> PageTable::begin(PageChain& chain, std::span<con
                                                  int64_t spare) {
   NMOE_CHECK(chain.pages.empty() && std::ssize(ids) <= num_positions, "a chain of {} pages begins with {} ids of {}",
              chain.pages.size(), ids.size(), num_positions);
-  Found found = find(ids);
+  Found found = look_up(ids);
   const auto is_kept = [&](int32_t page) { return at(page).users == 0; };
   const int64_t num_sealed = std::ssize(found.sealed);
   const int64_t available = num_available() - std::ranges::count_if(found.sealed, is_kept);
   const int64_t wanted = pages_for(num_positions) - num_sealed;
-  if (available < wanted + spare) return std::nullopt;
+  if (available < wanted + spare) {
+    refused_ = {.ids = {ids.begin(), ids.end()}, .found = std::move(found)};
+    return std::nullopt;
+  }
   if (found.copied != kNone && available - (is_kept(found.copied) ? 1 : 0) < wanted) {  // it has to go itself
     found.copied = kNone;
     found.positions = num_sealed * kPagePositions;

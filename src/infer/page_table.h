@@ -44,7 +44,8 @@ class PageTable {
     int32_t copied = kNone;
   };
   // Gives an empty chain pages for `num_positions` positions, of which the first hold a beginning of `ids` already: as
-  // long a one as is found. Nothing, and changes nothing, where there are not as many pages, or not `spare` more.
+  // long a one as is found. Nothing, and changes nothing, where there are not as many pages, or not `spare` more; asked
+  // again with the same ids, they are looked up again only once some page has got or lost its name.
   std::optional<Begun> begin(PageChain& chain, std::span<const int32_t> ids, int64_t num_positions, int64_t spare);
   // Gives a chain pages for `num_positions` positions, if it has fewer. False where there are none.
   bool grow(PageChain& chain, int64_t num_positions);
@@ -64,6 +65,7 @@ class PageTable {
   int64_t num_used() const { return num_pages() - num_kept() - static_cast<int64_t>(free_.size()); }  // of running ones
   // To be had by chains.
   int64_t num_available() const { return static_cast<int64_t>(free_.size()) + num_kept(); }
+  int64_t num_lookups() const { return num_lookups_; }  // of beginnings, so far
 
  private:
   struct Page {
@@ -84,7 +86,13 @@ class PageTable {
     int32_t copied = kNone;  // if there is no such tail
     int64_t positions = 0;   // of all of that
   };
+  // Those ids had no pages to begin with, and since then no page has got or lost its name.
+  struct Refused {
+    std::vector<int32_t> ids;
+    Found found;
+  };
   Found find(std::span<const int32_t> ids) const;
+  Found look_up(std::span<const int32_t> ids);  // the same, or what refused_ knows
   int32_t find_sealed(int32_t before, std::span<const int32_t> ids) const;
 
   Page& at(int32_t page) { return pages_[static_cast<size_t>(page)]; }
@@ -105,7 +113,9 @@ class PageTable {
   Kept kept_;
   std::unordered_multimap<uint64_t, int32_t> sealed_;  // by hash_of
   std::unordered_multimap<uint64_t, int32_t> behind_;  // sealed ones and tails, by the page before and their first id
+  std::optional<Refused> refused_;
   uint64_t num_releases_ = 0;
+  int64_t num_lookups_ = 0;
 };
 
 }  // namespace nmoe

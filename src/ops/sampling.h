@@ -20,11 +20,18 @@ struct PenaliseLogits {
   Tensor draws;   // [N * sizeof(TokenDraw)] u8: a TokenDraw a row
   Tensor seen;    // [M, 2] i32: the rows and ids that are penalised, each pair once
 };
+// Ids that a token is sampled from: with weights up to 2^40 their sums are below 2^60.
+constexpr int64_t kMostSampledIds = int64_t{1} << 20;
 struct SampleTokens {
   Tensor logits;      // [N, V] F32
-  int64_t vocab = 0;  // ids below it, at most V
+  int64_t vocab = 0;  // ids below it, at most V and kMostSampledIds
   Tensor draws;       // as above
   Tensor tokens;      // = [N] i32; -1 where the largest logit is not finite
+};
+struct PickLogits {
+  Tensor logits;  // [N, V] F32
+  Tensor ids;     // [M, 2] i32: a row and an id of it
+  Tensor picked;  // = [M] F32
 };
 
 // Of a device (Device::token_sampler), on its compute lane. Weights are integers, multiples of 2^-40 of the likeliest
@@ -35,6 +42,7 @@ class TokenSampler {
   virtual ~TokenSampler() = default;
   virtual void sample_tokens(const SampleTokens& args) = 0;
   virtual void penalise_logits(const PenaliseLogits& args) = 0;
+  virtual void pick_logits(const PickLogits& args) = 0;
 };
 
 }  // namespace nmoe

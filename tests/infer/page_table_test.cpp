@@ -151,6 +151,40 @@ TEST(PageTableTest, WithoutPagesEnoughNothingChanges) {
   EXPECT_TRUE(table.grow(other, 400));
 }
 
+// One that waits for pages asks at every step: its beginning is looked up once until some page holds something else.
+TEST(PageTableTest, WhatHasNoPagesIsLookedUpOnce) {
+  PageTable table(5);
+  const Ids ids = ids_of(400, 0);
+  PageChain running, other, waiting;
+  ASSERT_TRUE(table.begin(running, first_of(ids, 383), 384, 0).has_value());
+  ASSERT_TRUE(table.begin(other, {}, 128, 0).has_value());
+  const int64_t before = table.num_lookups();
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(table.begin(waiting, first_of(ids, 399), 400, i % 2).has_value());
+  EXPECT_EQ(table.num_lookups(), before + 1);
+  EXPECT_FALSE(table.begin(waiting, first_of(ids, 398), 400, 0).has_value());
+  EXPECT_FALSE(table.begin(waiting, first_of(ids, 399), 400, 0).has_value());
+  EXPECT_EQ(table.num_lookups(), before + 3) << "only the last one is known";
+  // Two of its pages are there now, which is not enough yet.
+  table.seal(running, first_of(ids, 256));
+  EXPECT_FALSE(table.begin(waiting, first_of(ids, 399), 400, 0).has_value());
+  EXPECT_EQ(table.num_lookups(), before + 4);
+  // A page that nobody has a name for changes nothing of that, and is enough.
+  table.release(other, {});
+  EXPECT_EQ(table.begin(waiting, first_of(ids, 399), 400, 0)->positions, 256);
+  EXPECT_EQ(table.num_lookups(), before + 4);
+}
+
+TEST(PageTableTest, WhatWasFoundForOneThatWaitsMayGo) {
+  PageTable table(4);
+  const Ids ids = ids_of(256, 0);
+  run(table, ids);
+  PageChain waiting, chain;
+  EXPECT_FALSE(table.begin(waiting, ids, 600, 0).has_value());
+  ASSERT_TRUE(table.begin(chain, {}, 384, 0).has_value());  // in place of its second page
+  table.release(chain, {});
+  EXPECT_EQ(table.begin(waiting, ids, 300, 0)->positions, 128);
+}
+
 // Many sequences over few beginnings, against a plain model of the cache: what every position of every page holds is
 // written down, as the whole text up to it. Whatever a chain is said to hold must be there, nobody else's pages may be
 // written, and no page may get lost.

@@ -82,6 +82,31 @@ TEST(RecurrentGeneration, FewPagesAreEnough) {
   EXPECT_GT(engine->load().preemptions, 0);
 }
 
+// A text that waits for pages takes nothing from those that have ended before it can have what it needs.
+TEST(RecurrentGeneration, OneThatWaitsForPagesTakesNothing) {
+  const auto engine = make_recurrent(3, 4 * kPagePositions);
+  const GenerationRequest first = recurrent_request(ids_of("the wild river"), 6, 2);
+  const Transcript said = generate(*engine, first);
+  EXPECT_EQ(engine->load().pages_used, 0);
+  EXPECT_EQ(engine->load().pages_kept, 1) << "what has ended is no running sequence's";
+  const GenerationRequest running = recurrent_request(ids_of(test::tiny_text(100, 1)), 200, 3);
+  Transcript got;
+  engine->submit(running, got.listener());
+  engine->step();
+  const RequestId waits = engine->submit(recurrent_request(ids_of(test::tiny_text(300, 2)), 4, 5), {});
+  engine->step();
+  EXPECT_EQ(engine->load().waiting, 1);
+  EXPECT_EQ(engine->load().pages_used, 1);
+  EXPECT_EQ(engine->load().pages_kept, 1);
+  engine->cancel(waits);
+  GenerationRequest second = recurrent_request(first.prompt, 4, 4);
+  second.prompt.insert(second.prompt.end(), said.ids.begin(), said.ids.end());
+  const Transcript next = generate(*engine, second);
+  EXPECT_EQ(next.result->cached_tokens, std::ssize(first.prompt) + 5);
+  expect_right(second, next);
+  expect_right(running, got);
+}
+
 TEST(RecurrentGeneration, APrefixIsReusedOnlyWhereAStateStandsBehindIt) {
   const auto engine = make_recurrent(1);
   const GenerationRequest first = recurrent_request(ids_of("the wild river"), 6, 2);

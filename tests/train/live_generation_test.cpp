@@ -34,10 +34,27 @@ std::vector<Transcript> write(const Config& config, Engine& trained, const std::
     request.max_tokens = kTokens;
     request.sampling = {.temperature = 0.0};
     request.ignore_eos = true;
+    request.logprobs = true;
     generation.engine().submit(request, texts[i].listener());
   }
   run_all(generation.engine());
   return texts;
+}
+
+// What was written pass by pass, from recordings where the device has them, is read at once with the same bits.
+void expect_read_alike(const Config& config, Engine& trained, const std::vector<int32_t>& prompt,
+                       const Transcript& text) {
+  LiveGeneration generation(config, trained, byte_tokenizer(), kNeeds);
+  GenerationRequest request;
+  request.prompt = prompt;
+  request.prompt.insert(request.prompt.end(), text.ids.begin(), text.ids.end());
+  request.max_tokens = 0;
+  request.prompt_logprobs = true;
+  const Transcript read = generate(generation.engine(), request);
+  ASSERT_EQ(read.prompt.size(), request.prompt.size());
+  for (size_t i = 0; i < text.ids.size(); ++i) {
+    EXPECT_EQ(read.prompt[prompt.size() + i].logprob, text.tokens[i].logprob) << "token " << i;
+  }
 }
 
 // part: of a GPU that need not be present.
@@ -74,7 +91,11 @@ TEST_P(LiveGenerationTest, TenTokensBetweenTwoStepsChangeNoBitOfTheRun) {
     const StepResult got = random_step(generates.engine, config, step);
     EXPECT_EQ(got.loss(kNextToken), expected.loss(kNextToken)) << "step " << step;
     EXPECT_EQ(got.grad_norm, expected.grad_norm) << "step " << step;
-    for (const Transcript& text : write(config, generates.engine, prompts)) texts.push_back(text.ids);
+    const std::vector<Transcript> written = write(config, generates.engine, prompts);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      texts.push_back(written[i].ids);
+      expect_read_alike(config, generates.engine, prompts[i], written[i]);
+    }
   }
   EXPECT_TRUE(differences(snapshot(generates.engine), snapshot(plain.engine)).empty());
 

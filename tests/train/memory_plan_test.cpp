@@ -192,8 +192,23 @@ TEST(MemoryPlanTest, FitMovesWhatHasNoRoom) {
     EXPECT_LT(half.storage[ArenaKind::kHostState], all.storage[ArenaKind::kHostState]);
     const MemoryPlan none_left = fit(all.device_bytes - kGranularity);
     EXPECT_EQ(none_left.storage[ArenaKind::kHostState], all.storage[ArenaKind::kHostState]);
-    EXPECT_THROW(check_memory(none_left, with("fit", ranks, fmt::format("{} B", all.device_bytes - kGranularity))),
-                 Error);
+    const Config too_small = with("fit", ranks, fmt::format("{} B", all.device_bytes - kGranularity));
+    try {
+      check_memory(none_left, too_small);
+      ADD_FAILURE() << "a plan of " << none_left.device_bytes << " bytes is not refused";
+    } catch (const Error& error) {
+      EXPECT_NE(
+          error.remedy().find("optim.offload = \"fit\" has " + human_bytes(none_left.storage[ArenaKind::kHostState])),
+          std::string::npos)
+          << error.remedy();
+    }
+    // Whatever there is room for: what the choice comes to is no more than that, or all has moved.
+    for (int64_t room = all.device_bytes; room < none.device_bytes;
+         room += (none.device_bytes - all.device_bytes) / 5) {
+      const MemoryPlan fitted = fit(room);
+      EXPECT_TRUE(fitted.device_bytes <= room || fitted.state_on_device == 0)
+          << fitted.device_bytes << " bytes in " << room;
+    }
   }
 }
 

@@ -66,6 +66,18 @@ struct Attending {
   int64_t task_heads() const { return std::min(group(), kTaskHeads); }
 };
 
+template <class Args>
+Attending attending(const Args& args, int64_t num_kv_heads) {
+  return {.scale = args.scale,
+          .window = args.window,
+          .q = args.q,
+          .slots = args.slots,
+          .positions = args.positions,
+          .pages = args.pages,
+          .out = args.out,
+          .num_kv_heads = num_kv_heads};
+}
+
 // Calls fn(first, count, place) for each part of `count` positions from `key` on that lies in one page: positions
 // [first, first + count) behind `key`, in the cache's rows from `place` on.
 template <class Fn>
@@ -140,16 +152,8 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   const Tensor values = has_values ? args.values : args.keys;
   const int64_t value_width = values.dim(2);
   if (!ctx.counting()) check_places(args, args.keys);
-  const Attending rows{.scale = args.scale,
-                       .window = args.window,
-                       .q = args.q,
-                       .slots = args.slots,
-                       .positions = args.positions,
-                       .pages = args.pages,
-                       .out = args.out,
-                       .num_kv_heads = args.num_kv_heads};
   attend<Real>(
-      ctx, rows,
+      ctx, attending(args, args.num_kv_heads),
       [&](int64_t place, int64_t, int64_t kv_head, int) -> Rows<const Real> {
         return {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width};
       },
@@ -161,24 +165,16 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
 // Keys are put together in scratch, as training's are: a score is then the same sum.
 template <class Real>
 void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args) {
-  const int64_t H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2), rope = args.k_rope.dim(2),
-                nope = Dk - rope, width = args.kv.dim(2);
+  const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2), rope = args.k_rope.dim(2), nope = Dk - rope,
+                width = args.kv.dim(2);
   ArenaScope scope(ctx.scratch);
   const Tensor assembled = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kPagePositions, Dk});
   if (!ctx.counting()) check_places(args, args.kv);
-  const Attending rows{.scale = args.scale,
-                       .window = args.window,
-                       .q = args.q,
-                       .slots = args.slots,
-                       .positions = args.positions,
-                       .pages = args.pages,
-                       .out = args.out,
-                       .num_kv_heads = H};
   const auto own_at = [&](int64_t place, int64_t head) {
     return args.kv.data<Real>() + place * width + head * (nope + Dv);
   };
   attend<Real>(
-      ctx, rows,
+      ctx, attending(args, args.q.dim(1)),
       [&](int64_t place, int64_t count, int64_t head, int thread) -> Rows<const Real> {
         const Real* own = own_at(place, head);
         const Real* shared = args.k_rope.data<Real>() + place * rope;

@@ -45,7 +45,15 @@ int64_t fitting_state(Config config, Device& device, const std::function<Storage
     return limit - use->used_bytes - arena_bytes_on(device, plan(config));
   };
   if (left_with(kAll) >= 0) return kAll;
-  return std::max<int64_t>(0, (left_with(0) - limit / 100) / kGranularity * kGranularity);
+  const auto rounded = [](int64_t bytes) { return std::max<int64_t>(0, bytes / kGranularity * kGranularity); };
+  int64_t state = rounded(left_with(0) - limit / 100);
+  // Planned with that choice, too: what a plan takes besides may depend on what stays. Less stays until it fits.
+  while (state > 0) {
+    const int64_t left = left_with(state);
+    if (left >= 0) break;
+    state = rounded(state - std::max(-left, kGranularity));
+  }
+  return state;
 }
 
 }  // namespace
@@ -228,6 +236,10 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
     remedy +=
         fmt::format("; or set optim.offload = \"fit\", by which up to {} of the optimizer lie in the host's memory",
                     human_bytes(plan.storage[ArenaKind::kOptimizer]));
+  }
+  if (on_device && in_host > 0) {
+    remedy += fmt::format("; optim.offload = \"{}\" has {} of each rank's optimizer in the host's memory already",
+                          config.optim.offload == Offload::kFit ? "fit" : "state", human_bytes(in_host / plan.ranks));
   }
   const ExpertElements experts = on_device ? expert_elements(config, plan.ranks) : ExpertElements();
   const int64_t saved = 2 * experts.all - 4 * experts.largest;

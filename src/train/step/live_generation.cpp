@@ -38,9 +38,8 @@ LiveGeneration::LiveGeneration(const Config& config, Engine& engine, std::shared
     : scope_(engine.room_between_steps().activations),
       runner_(config.model, engine.model().weights(), engine.rank().device, engine.room_between_steps(),
               generation_runner(needs.capacity, config.generation.arithmetic)),
-      cached_(std::make_shared<CachedModel>(
-          config, std::move(tokenizer), runner_.model(), engine.room_between_steps(),
-          CachedModelOptions{.num_slots = kSequences, .capacity = needs.capacity, .records = false})),
+      cached_(std::make_shared<CachedModel>(config, std::move(tokenizer), runner_.model(), engine.room_between_steps(),
+                                            CachedModelOptions{.num_slots = kSequences, .capacity = needs.capacity})),
       inference_(cached_) {}
 
 }  // namespace nmoe

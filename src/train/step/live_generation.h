@@ -1,5 +1,6 @@
 // Generation from the weights that an engine trains, between two of its steps: in the same process, without a copy of
-// them, and in memory of the steps' activations, which are empty then. Nothing of a step changes.
+// them, and in memory of the steps' activations, which are empty then. Nothing of a step changes. On a GPU passes are
+// recorded as any generation's (infer/cached_model.h); recordings hold addresses in that memory, and go with it.
 //
 // Where ranks share the experts, no rank has all weights, and none generates in this way (is_possible).
 //

@@ -110,6 +110,25 @@ TEST_F(CudaSampling, TokensAreTheCpus) {
   }
 }
 
+TEST_F(CudaSampling, PicksLogitsByRowAndId) {
+  constexpr int64_t kRows = 3, kWidth = 50304;
+  const std::vector<float> logits = normal_logits(kRows * kWidth, 1.0, 5);
+  std::vector<int32_t> pairs;
+  for (int32_t i = 0; i < 2000; ++i) pairs.insert(pairs.end(), {i % 3, i * 7919 % static_cast<int32_t>(kWidth)});
+  const auto count = static_cast<int64_t>(pairs.size()) / 2;
+  const ArenaScope scope(arena_);
+  const Tensor device_logits = arena_.allocate(DType::kF32, {kRows, kWidth});
+  const Tensor ids = arena_.allocate(DType::kI32, {count, 2}), picked = arena_.allocate(DType::kF32, {count});
+  device_->upload(device_logits, logits.data());
+  device_->upload(ids, pairs.data());
+  device_->token_sampler()->pick_logits({.logits = device_logits, .ids = ids, .picked = picked});
+  std::vector<float> values(static_cast<size_t>(count));
+  device_->download(values.data(), picked);
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_EQ(values[i], logits[static_cast<size_t>(pairs[2 * i] * kWidth + pairs[2 * i + 1])]) << i;
+  }
+}
+
 // Equal logits are in the order of their ids, in every search.
 TEST_F(CudaSampling, Ties) {
   Sampler sampler;

@@ -15,6 +15,7 @@ namespace nmoe::test {
 namespace {
 
 using cuda::CublasLt;
+using cuda::SumOrder;
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 // Algorithms of a product: the heuristic's first, which training takes where the product table has none. Of those
@@ -149,7 +150,8 @@ TEST_F(CudaOneOrder, IsToldFromOthers) {
                               {.a = x.raw(), .b = w.raw(), .d = other.raw(), .workspace = workspace_.raw()}, stream());
           const int64_t different = num_different(own, bytes(other), output);
           num_others += different > 0 ? 1 : 0;
-          EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), different == 0)
+          EXPECT_EQ(cuda::order_of_sums(ctx, problem, algorithm, workspace_.raw()),
+                    different == 0 ? SumOrder::kSame : SumOrder::kOther)
               << fmt::format("{} rows of {} into {}, algorithm {} in {} parts: {} values differ", rows, depth,
                              dtype_name(output), algorithm.id, algorithm.split_k, different);
         }
@@ -177,7 +179,7 @@ TEST_F(CudaOneOrder, IsKeptWhateverTheTableSays) {
   const auto check = [&](const GemmProblem& of, const ProductAlgorithm& algorithm) {
     ++num_checks;
     EXPECT_EQ(algorithm, split);
-    return cuda::sums_in_order(ctx, of, algorithm, workspace_.raw());
+    return cuda::order_of_sums(ctx, of, algorithm, workspace_.raw());
   };
   testing::internal::CaptureStderr();
   EXPECT_FALSE(splits.multiply_in_order(problem, operands, stream(), check));
@@ -187,7 +189,7 @@ TEST_F(CudaOneOrder, IsKeptWhateverTheTableSays) {
   EXPECT_EQ(std::ranges::count(told, '\n'), 1) << told;
   EXPECT_NE(told.find("[256, 2048] x [2048, 1408] of BF16 into BF16 has another order"), std::string::npos) << told;
   EXPECT_TRUE(library.multiply_in_order(problem, operands, stream(), [&](const auto& of, const auto& algorithm) {
-    return cuda::sums_in_order(ctx, of, algorithm, workspace_.raw());
+    return cuda::order_of_sums(ctx, of, algorithm, workspace_.raw());
   }));
 }
 
@@ -197,13 +199,38 @@ TEST_F(CudaOneOrder, IsFoundOutsideOfRecordings) {
   CublasLt library{ProductTable{}};
   cuda::Context ctx = static_cast<cuda::CudaOps&>(gpu()).context();
   const ProductAlgorithm algorithm = library.candidates(problem, kMaxCandidates).at(0);
-  std::optional<bool> inside = true;
+  SumOrder inside = SumOrder::kSame;
   device_->record([&] {
-    inside = cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw());
+    inside = cuda::order_of_sums(ctx, problem, algorithm, workspace_.raw());
     gpu().fill({Tensor(workspace_.raw(), DType::kF32, {64}), 0.0});
   });
-  EXPECT_FALSE(inside);
-  EXPECT_EQ(cuda::sums_in_order(ctx, problem, algorithm, workspace_.raw()), true);
+  EXPECT_EQ(inside, SumOrder::kUnknown);
+  EXPECT_EQ(cuda::order_of_sums(ctx, problem, algorithm, workspace_.raw()), SumOrder::kSame);
+}
+
+// What cannot be compared is not told as another order.
+TEST_F(CudaOneOrder, IsNotToldOfWhatCouldNotBeComputed) {
+  CublasLt library{ProductTable{}};
+  cuda::Context ctx = static_cast<cuda::CudaOps&>(gpu()).context();
+  const GemmProblem problem = forward_problem(96, 1408, 384, DType::kBF16);
+  const ProductAlgorithm algorithm = library.candidates(problem, kMaxCandidates).at(0);
+  GemmProblem narrow = problem;
+  narrow.workspace_bytes = 1024;
+  EXPECT_EQ(cuda::order_of_sums(ctx, narrow, algorithm, workspace_.raw()), SumOrder::kNotMade);
+  ArenaScope scope(tensors_);
+  const Tensor x = matrix({96, 384}), w = matrix({1408, 384}, 4096), y = result(scope, DType::kBF16, {96, 1408});
+  int64_t num_checks = 0;
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(library.multiply_in_order(
+        problem, {.a = x.raw(), .b = w.raw(), .d = y.raw(), .workspace = workspace_.raw()}, stream(),
+        [&](const auto&, const auto&) { return ++num_checks, SumOrder::kNotMade; }));
+  }
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(num_checks, 1);
+  EXPECT_EQ(std::ranges::count(told, '\n'), 1) << told;
+  EXPECT_EQ(told.find("another order"), std::string::npos) << told;
+  EXPECT_NE(told.find("could not compute the part"), std::string::npos) << told;
 }
 
 // What training computes a product by has them too, with something added.

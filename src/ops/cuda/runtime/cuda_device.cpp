@@ -192,6 +192,12 @@ void CudaDevice::Sampler::penalise_logits(const PenaliseLogits& args) {
   cuda::penalise_logits(device_.state(Lane::kCompute).invariant.context(), args);
 }
 
+void CudaDevice::Sampler::pick_logits(const PickLogits& args) {
+  if (device_.counting()) return;
+  device_.make_current();
+  cuda::pick_logits(device_.state(Lane::kCompute).invariant.context(), args);
+}
+
 std::string CudaDevice::Algorithms::identity() const { return device_.libraries_.cublas_lt.identity(); }
 
 std::vector<ProductUse> CudaDevice::Algorithms::uses() const { return device_.libraries_.cublas_lt.uses(); }

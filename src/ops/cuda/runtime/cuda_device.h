@@ -62,6 +62,7 @@ class CudaDevice final : public Device {
     explicit Sampler(CudaDevice& device) : device_(device) {}
     void sample_tokens(const SampleTokens& args) override;
     void penalise_logits(const PenaliseLogits& args) override;
+    void pick_logits(const PickLogits& args) override;
 
    private:
     CudaDevice& device_;

@@ -248,20 +248,21 @@ bool CublasLt::multiply_in_order(const GemmProblem& problem, const GemmOperands&
 bool CublasLt::keeps_order(const GemmProblem& problem, const OrderCheck& check) {
   std::unique_lock lock(mutex_);
   Planned& planned = plans_.at(problem);
-  if (planned.in_order) return *planned.in_order;
+  if (planned.order != SumOrder::kUnknown) return planned.order == SumOrder::kSame;
   const ProductAlgorithm algorithm = attributes_of(planned.plan.algorithm);
   lock.unlock();
-  const std::optional<bool> in_order = check(problem, algorithm);
+  const SumOrder order = check(problem, algorithm);
   lock.lock();
-  const bool is_news = in_order && !planned.in_order;
-  if (is_news) planned.in_order = in_order;
-  if (is_news && !*in_order) {
-    say("note: cuBLASLt's algorithm {} for [{}, {}] x [{}, {}] of {} into {} has another order of sums than "
-        "generation; a kernel of our own computes it\n",
+  const bool is_news = order != SumOrder::kUnknown && planned.order == SumOrder::kUnknown;
+  if (is_news) planned.order = order;
+  if (is_news && order != SumOrder::kSame) {
+    say("note: cuBLASLt's algorithm {} for [{}, {}] x [{}, {}] of {} into {} {}; a kernel of our own computes it\n",
         algorithm.id, problem.rows, problem.depth, problem.depth, problem.cols, dtype_name(problem.input),
-        dtype_name(problem.output));
+        dtype_name(problem.output),
+        order == SumOrder::kOther ? "has another order of sums than generation"
+                                  : "could not compute the part by which its order of sums is checked");
   }
-  return in_order.value_or(false);
+  return order == SumOrder::kSame;
 }
 
 void CublasLt::multiply_by(Plan plan, const GemmProblem& problem, const GemmOperands& operands,

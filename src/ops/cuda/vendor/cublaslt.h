@@ -38,6 +38,14 @@ struct GemmOperands {
   const void* b_scales = nullptr;
 };
 
+// What is known of the order in which an algorithm adds up a forward product.
+enum class SumOrder {
+  kUnknown,  // nobody could ask yet
+  kSame,     // as generation's
+  kOther,    // another
+  kNotMade,  // nothing was there to compare: the part of the product that is compared could not be computed
+};
+
 // Of the device that is current when it is made. Thread-safe.
 class CublasLt {
  public:
@@ -58,10 +66,10 @@ class CublasLt {
   void multiply(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream);
 
   // The same of a product whose sums have one order, where the algorithm keeps that: else false, and nothing is
-  // enqueued, for a kernel of our own to compute it. `check` says so of a problem's algorithm, and is asked once for
-  // each; where it cannot tell, as in a recording, the answer is no until it can. An algorithm with another order is
-  // named on standard error once.
-  using OrderCheck = std::function<std::optional<bool>(const GemmProblem& problem, const ProductAlgorithm& algorithm)>;
+  // enqueued, for a kernel of our own to compute it. `check` finds the order of a problem's algorithm, and is asked
+  // until it knows; while it does not, as in a recording, the answer is no. An algorithm with another order, or none
+  // that could be found, is named on standard error once.
+  using OrderCheck = std::function<SumOrder(const GemmProblem& problem, const ProductAlgorithm& algorithm)>;
   bool multiply_in_order(const GemmProblem& problem, const GemmOperands& operands, cudaStream_t stream,
                          const OrderCheck& check);
 
@@ -83,7 +91,7 @@ class CublasLt {
     Plan plan;
     int64_t plain = 0, added = 0;
     bool from_table = false;
-    std::optional<bool> in_order = {};  // unless it was never asked for
+    SumOrder order = SumOrder::kUnknown;
   };
   Planned make_plan(const GemmProblem& problem, const GemmOperands& operands) const;
   // A copy, for cuBLASLt takes no const descriptions.

@@ -73,7 +73,7 @@ void multiply(Context& ctx, const Product& p, const Tensor& workspace) {
   // NOTE: in place cuBLASLt may round the product to BF16 before it is added to what lies there.
   if (operands.c == operands.d && problem.output == DType::kBF16) return invariant_product(ctx, p.a, p.b, p.c, p.d);
   const auto check = [&](const GemmProblem& of, const ProductAlgorithm& algorithm) {
-    return sums_in_order(ctx, of, algorithm, workspace.raw());
+    return order_of_sums(ctx, of, algorithm, workspace.raw());
   };
   if (ctx.cublas_lt.multiply_in_order(problem, operands, ctx.stream, check)) return;
   invariant_product(ctx, p.a, p.b, p.c, p.d);

@@ -70,18 +70,17 @@ bool has_one_order(const GemmProblem& problem) {
          problem.align_a >= kVector && problem.align_b >= kVector;
 }
 
-std::optional<bool> sums_in_order(Context& ctx, const GemmProblem& problem, const ProductAlgorithm& algorithm,
-                                  void* workspace) {
+SumOrder order_of_sums(Context& ctx, const GemmProblem& problem, const ProductAlgorithm& algorithm, void* workspace) {
   cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
   NMOE_CUDA_CHECK(cudaStreamIsCapturing(ctx.stream, &recording));
-  if (recording != cudaStreamCaptureStatusNone) return {};
+  if (recording != cudaStreamCaptureStatusNone) return SumOrder::kUnknown;
   int64_t most = kCheckedRows;
   while (most > kLeastRows && sample_of(problem, most).problem.workspace_bytes < 0) most /= 2;
   const Sample sample = sample_of(problem, most);
   const GemmProblem& small = sample.problem;
-  if (small.workspace_bytes < 0) return false;
+  if (small.workspace_bytes < 0) return SumOrder::kNotMade;
   const auto plan = ctx.cublas_lt.plan_with(small, algorithm);
-  if (!plan) return false;
+  if (!plan) return SumOrder::kNotMade;
 
   char* const memory = static_cast<char*>(workspace);
   const Tensor x(memory + sample.a, small.input, {small.rows, small.depth});
@@ -103,7 +102,7 @@ std::optional<bool> sums_in_order(Context& ctx, const GemmProblem& problem, cons
   int different = 0;
   NMOE_CUDA_CHECK(cudaMemcpyAsync(&different, count, sizeof(different), cudaMemcpyDeviceToHost, ctx.stream));
   NMOE_CUDA_CHECK(cudaStreamSynchronize(ctx.stream));
-  return different == 0;
+  return different == 0 ? SumOrder::kSame : SumOrder::kOther;
 }
 
 }  // namespace nmoe::cuda

@@ -2,8 +2,6 @@
 // of our own products of generation (kernels/products/invariant_products.h): found by computing a product by both.
 #pragma once
 
-#include <optional>
-
 #include "ops/cuda/runtime/context.h"
 #include "ops/cuda/vendor/cublaslt.h"
 
@@ -18,10 +16,9 @@ bool has_one_order(const GemmProblem& problem);
 // takes away what the first half adds, so that what is left is what roundings on the way left. Another order shows in
 // almost every element.
 //
-// Works in `workspace`, the problem's, on the context's stream, and waits for it: some 0.1 ms. Nothing in a recording,
-// which cannot wait.
+// Works in `workspace`, the problem's, on the context's stream, and waits for it: some 0.1 ms. kUnknown in a recording,
+// which cannot wait; kNotMade where the workspace has no room for the part, or cuBLASLt refuses the algorithm for it.
 constexpr int64_t kCheckedRows = 256;
-std::optional<bool> sums_in_order(Context& ctx, const GemmProblem& problem, const ProductAlgorithm& algorithm,
-                                  void* workspace);
+SumOrder order_of_sums(Context& ctx, const GemmProblem& problem, const ProductAlgorithm& algorithm, void* workspace);
 
 }  // namespace nmoe::cuda

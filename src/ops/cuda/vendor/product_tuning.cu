@@ -140,7 +140,7 @@ class Bench {
   // forward product.
   bool is_right(const ProductAlgorithm& algorithm, const CublasLt::Plan& plan) {
     void* const workspace = memory_.get() + num_sets_ * set_bytes();
-    if (has_one_order(problem_) && !sums_in_order(ctx_, problem_, algorithm, workspace).value()) return false;
+    if (has_one_order(problem_) && order_of_sums(ctx_, problem_, algorithm, workspace) != SumOrder::kSame) return false;
     GemmOperands operands = operands_of(0, /*adds=*/false), again = operands;
     again.d = result_.get() + offset(problem_.align_d);
     library_.multiply(problem_, operands, stream_.get());

@@ -9,6 +9,7 @@
 // cluster read a part of it each, after the first time from their L1, and add their histograms up through each other's
 // shared memory, a slice of the bins each. All sums are of integers, so that it does not show how many there are.
 #include <cooperative_groups.h>
+#include <math_constants.h>
 
 #include <cmath>
 
@@ -26,7 +27,7 @@ using Weight = unsigned long long;
 constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
 constexpr int kBinBits = 12, kBins = 1 << kBinBits;
 constexpr float kBinsPerUnit = 128.0F;  // of d, in the first histogram: a power of 2, so that edges are exact
-constexpr float kUnit = 0x1p40F;        // of weights: 2^20 ids have sums below 2^60
+constexpr float kUnit = 0x1p40F;        // of weights
 constexpr unsigned kInfinityBits = 0x7F800000U;
 
 struct Shared {
@@ -366,11 +367,21 @@ __global__ void __launch_bounds__(kThreads) penalise_kernel(float* logits, const
   logit = logit > 0.0F ? logit / penalty : logit * penalty;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    pick_kernel(const float* logits, const int2* ids, float* picked, int64_t count, int64_t num_rows, int64_t width) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= count) return;
+  const auto [row, id] = ids[i];
+  const bool is_there = row >= 0 && row < num_rows && id >= 0 && id < width;
+  picked[i] = is_there ? logits[row * width + id] : CUDART_NAN_F;
+}
+
 }  // namespace
 
 void sample_tokens(Context& ctx, const SampleTokens& args) {
   const int64_t num_rows = args.logits.dim(0), width = args.logits.dim(1);
-  NMOE_CHECK(args.logits.dtype() == DType::kF32 && args.vocab >= 1 && args.vocab <= width && args.vocab <= 1 << 20 &&
+  NMOE_CHECK(args.logits.dtype() == DType::kF32 && args.vocab >= 1 && args.vocab <= width &&
+                 args.vocab <= kMostSampledIds &&
                  args.draws.num_bytes() == num_rows * static_cast<int64_t>(sizeof(TokenDraw)) &&
                  args.tokens.dim(0) == num_rows,
              "sampling {} of logits {}, draws {}, tokens {}", args.vocab, args.logits.shape(), args.draws.shape(),
@@ -399,6 +410,17 @@ void penalise_logits(Context& ctx, const PenaliseLogits& args) {
   penalise_kernel<<<grid_size(ceil_div<int64_t>(num_seen, kThreads)), kThreads, 0, ctx.stream>>>(
       args.logits.data<float>(), static_cast<const TokenDraw*>(args.draws.raw()),
       static_cast<const int2*>(args.seen.raw()), num_seen, num_rows, width);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+void pick_logits(Context& ctx, const PickLogits& args) {
+  const int64_t count = args.ids.dim(0);
+  NMOE_CHECK(args.logits.dtype() == DType::kF32 && args.ids.dim(1) == 2 && args.picked.dim(0) == count,
+             "picking {} of logits {} into {}", args.ids.shape(), args.logits.shape(), args.picked.shape());
+  if (count == 0) return;
+  pick_kernel<<<grid_size(ceil_div<int64_t>(count, kThreads)), kThreads, 0, ctx.stream>>>(
+      args.logits.data<float>(), static_cast<const int2*>(args.ids.raw()), args.picked.data<float>(), count,
+      args.logits.dim(0), args.logits.dim(1));
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

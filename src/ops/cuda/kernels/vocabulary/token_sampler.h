@@ -8,5 +8,6 @@ namespace nmoe::cuda {
 
 void sample_tokens(Context& ctx, const SampleTokens& args);
 void penalise_logits(Context& ctx, const PenaliseLogits& args);
+void pick_logits(Context& ctx, const PickLogits& args);
 
 }  // namespace nmoe::cuda
