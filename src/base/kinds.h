@@ -4,6 +4,8 @@
 namespace nmoe {
 
 enum class Activation { kSwiGlu, kReluSquared };
+// Pre-activations of a hidden unit: a gate and what it gates, or one.
+constexpr int activation_parts(Activation kind) { return kind == Activation::kSwiGlu ? 2 : 1; }
 
 enum class ScoreFunction { kSigmoid, kSoftmax };
 

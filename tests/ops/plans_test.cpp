@@ -172,6 +172,10 @@ TEST(Plans, AFusedActivationKeepsNoGradientOfHiddenUnits) {
   EXPECT_FALSE(fused.dh.defined());
   EXPECT_EQ(fused.row_sums.shape(), Shape({1, 256}));
   args.kind = Activation::kReluSquared;
+  args.pre = args.dpre = without_values(DType::kBF16, {256, 192});
+  EXPECT_TRUE(plan_of(kHopper, args).fused);
+  EXPECT_EQ(planned_bytes(kHopper, args), 256 * 4);
+  args.row_weight = args.drow_weight = {};
   const cuda::GroupedActivationBackwardPlan apart = plan_of(kHopper, args);
   EXPECT_FALSE(apart.fused);
   EXPECT_EQ(apart.dh.shape(), Shape({256, 192}));
@@ -217,7 +221,17 @@ TEST(Plans, ValuesThatNobodyWantsHaveScratchWhereKernelsMakeThem) {
   backward.h = without_values(DType::kBF16, {256, 128});
   EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), values);
   backward.h = {};
+
+  // Of one part, which is not gated: as many hidden units as pre-activations.
   forward.kind = backward.kind = Activation::kReluSquared;
+  forward.h = without_values(DType::kBF16, values);
+  const RowCodes half{.values = without_values(DType::kU8, {256, 128}), .scales = without_values(DType::kU8, {256, 1})};
+  backward.pre_codes = backward.dpre_codes = half;
+  backward.dpre_columns = {.values = without_values(DType::kU8, {10, 128, 128}),
+                           .scales = without_values(DType::kU8, {10, 128})};
+  EXPECT_FALSE(plan_of(kHopper, forward).pre.defined());
+  EXPECT_FALSE(plan_of(kHopper, backward).pre.defined());
+  forward.row_weight = backward.row_weight = backward.drow_weight = {};
   EXPECT_EQ(plan_of(kHopper, forward).pre.shape(), values);
   EXPECT_EQ(plan_of(kHopper, backward).pre.shape(), Shape({256, 128}));
 }

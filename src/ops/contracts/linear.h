@@ -174,8 +174,7 @@ struct GroupedActivationBackward {
 inline Tensor pre_of(const GroupedActivationBackward& args) {
   if (args.pre.defined()) return args.pre;
   if (args.dpre.defined()) return args.dpre;
-  const int64_t parts = args.kind == Activation::kSwiGlu ? 2 : 1;
-  return {nullptr, args.dy.source.dtype(), {args.dy.num_rows(), parts * args.w.dim(2)}};
+  return {nullptr, args.dy.source.dtype(), {args.dy.num_rows(), activation_parts(args.kind) * args.w.dim(2)}};
 }
 // The squares of an expert's gradient [rows, cols] are summed in parts of 16 x 128 elements.
 constexpr int64_t kSquareRows = 16, kSquareCols = 128;

@@ -316,15 +316,16 @@ TEST_F(CudaFp8Operations, WhatIsNotFiniteLeavesItsCodes) {
   set_specials(dtokens, 3);
   const Tensor offsets = up(of.offsets), index = up(of.index), weight = up(of.row_weight);
   const OperandRows x(up(tokens, DType::kBF16), index), dy(up(dtokens, DType::kBF16), index);
-  for (const int64_t F : {128, 112}) {
-    const int64_t W = 2 * F;
+  for (const auto& [kind, F] : hidden_layers({128, 112})) {
+    const int64_t W = activation_parts(kind) * F;
     const Tensor w_in = up(normal({E, W, D}, DType::kBF16, 0.05), DType::kBF16),
                  w_out = up(normal({E, D, F}, DType::kBF16, 0.05), DType::kBF16);
     const OperandRounding in = rounding(w_in), out = rounding(w_out);
     const Tensor pre = poisoned({R, W}), h = poisoned({R, F}), dpre = poisoned({R, W}), dweight = up(pool_.zeros({R}));
     const RowCodes h_codes = room_for_codes(R, F), dpre_codes = room_for_codes(R, W);
     run([&](Ops& ops) {
-      ops.grouped_activation_forward({.x = x,
+      ops.grouped_activation_forward({.kind = kind,
+                                      .x = x,
                                       .w = w_in,
                                       .offsets = offsets,
                                       .row_weight = weight,
@@ -335,7 +336,8 @@ TEST_F(CudaFp8Operations, WhatIsNotFiniteLeavesItsCodes) {
     });
     expect_codes(h_codes, h, of.count);
     run([&](Ops& ops) {
-      ops.grouped_activation_backward({.dy = dy,
+      ops.grouped_activation_backward({.kind = kind,
+                                       .dy = dy,
                                        .w = w_out,
                                        .offsets = offsets,
                                        .pre = pre,
@@ -370,8 +372,9 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     return to;
   };
   const Tensor x = picked(tokens), dy = picked(dtokens);
-  for (const int64_t F : {128, 384, 112}) {
-    const int64_t W = 2 * F;
+  for (const auto& [kind, F] : hidden_layers({128, 384, 112})) {
+    SCOPED_TRACE(fmt::format("activation {}, {} hidden units", static_cast<int>(kind), F));
+    const int64_t W = activation_parts(kind) * F;
     const Tensor device_offsets = up(offsets);
     const Tensor w_in = normal({E, W, D}, DType::kBF16, 0.05), w_out = normal({E, D, F}, DType::kBF16, 0.05);
     const Tensor device_in = up(w_in, DType::kBF16), device_out = up(w_out, DType::kBF16);
@@ -382,7 +385,8 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     const Tensor pre = poisoned({R, W}), h = poisoned({R, F});
     const RowCodes h_codes = room_for_codes(R, F);
     run([&](Ops& ops) {
-      ops.grouped_activation_forward({.x = device_tokens,
+      ops.grouped_activation_forward({.kind = kind,
+                                      .x = device_tokens,
                                       .w = device_in,
                                       .offsets = device_offsets,
                                       .row_weight = weight,
@@ -396,13 +400,13 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
       ops.grouped_linear_forward(
           {.x = device_x, .w = device_in, .offsets = device_offsets, .y = plain_pre, .rounding = in});
     });
-    gpu().activation_forward({.kind = Activation::kSwiGlu,
+    gpu().activation_forward({.kind = kind,
                               .pre = plain_pre,
                               .row_weight = weight,
                               .h = plain_h,
                               .num_rows = device_offsets.rows(E, E + 1)});
-    EXPECT_TRUE(same_bits(down(pre), down(plain_pre))) << F;
-    EXPECT_TRUE(same_bits(down(h), down(plain_h))) << F;
+    EXPECT_TRUE(same_bits(down(pre), down(plain_pre)));
+    EXPECT_TRUE(same_bits(down(h), down(plain_h)));
     expect_codes(h_codes, h, rows);
     // Tokens' codes are picked as tokens are.
     const Tensor pre_from_codes = poisoned({R, W}), h_from_codes = poisoned({R, F});
@@ -416,7 +420,8 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     };
     const OperandRounding in_with_codes = with_source_codes(in, device_tokens.source);
     run([&](Ops& ops) {
-      ops.grouped_activation_forward({.x = device_tokens,
+      ops.grouped_activation_forward({.kind = kind,
+                                      .x = device_tokens,
                                       .w = device_in,
                                       .offsets = device_offsets,
                                       .row_weight = weight,
@@ -424,17 +429,18 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
                                       .h = h_from_codes,
                                       .rounding = in_with_codes});
     });
-    EXPECT_TRUE(same_bits(down(pre), down(pre_from_codes))) << F;
-    EXPECT_TRUE(same_bits(down(h), down(h_from_codes))) << F;
+    EXPECT_TRUE(same_bits(down(pre), down(pre_from_codes)));
+    EXPECT_TRUE(same_bits(down(h), down(h_from_codes)));
     const Tensor expected_pre = pool_.zeros({R, W}), expected_h = pool_.zeros({R, F});
-    cpu().grouped_activation_forward({.x = x,
+    cpu().grouped_activation_forward({.kind = kind,
+                                      .x = x,
                                       .w = w_in,
                                       .offsets = offsets,
                                       .row_weight = row_weight,
                                       .pre = expected_pre,
                                       .h = expected_h,
                                       .rounding = {.format = kFp8}});
-    EXPECT_GT(signal_to_noise(down(pre).rows(0, rows), expected_pre.rows(0, rows)), kLeastRatio) << F;
+    EXPECT_GT(signal_to_noise(down(pre).rows(0, rows), expected_pre.rows(0, rows)), kLeastRatio);
 
     // Codes that come along are as good as those that the product makes.
     const Tensor y = poisoned({R, D}), y_from_codes = poisoned({R, D});
@@ -445,7 +451,7 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
       ops.grouped_linear_forward(
           {.x = h, .w = device_out, .offsets = device_offsets, .y = y_from_codes, .rounding = with_codes});
     });
-    EXPECT_TRUE(same_bits(down(y), down(y_from_codes))) << F;
+    EXPECT_TRUE(same_bits(down(y), down(y_from_codes)));
 
     const Tensor dpre = poisoned({R, W}), dweight = up(pool_.full({R}, 7.0)), dh = poisoned({R, F}),
                  plain_dpre = poisoned({R, W}), plain_dweight = up(pool_.full({R}, 7.0));
@@ -453,7 +459,8 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
     const OperandRows device_dy(up(dtokens, DType::kBF16), up(index), device_tokens.row_of);
     const Tensor dy_in_order = up(dy, DType::kBF16);
     run([&](Ops& ops) {
-      ops.grouped_activation_backward({.dy = device_dy,
+      ops.grouped_activation_backward({.kind = kind,
+                                       .dy = device_dy,
                                        .w = device_out,
                                        .offsets = device_offsets,
                                        .pre = pre,
@@ -465,20 +472,20 @@ TEST_F(CudaFp8Operations, ExpertsAreThoseOfTheCpuAndOfTheirParts) {
       ops.grouped_linear_backward_input(
           {.dy = dy_in_order, .w = device_out, .offsets = device_offsets, .dx = dh, .rounding = out});
     });
-    gpu().activation_backward({.kind = Activation::kSwiGlu,
+    gpu().activation_backward({.kind = kind,
                                .pre = pre,
                                .row_weight = weight,
                                .dh = dh,
                                .dpre = plain_dpre,
                                .drow_weight = plain_dweight,
                                .num_rows = device_offsets.rows(E, E + 1)});
-    EXPECT_TRUE(same_bits(down(dpre), down(plain_dpre))) << F;
-    EXPECT_TRUE(near(down(dweight).rows(0, rows), down(plain_dweight).rows(0, rows), 1e-4)) << F;
+    EXPECT_TRUE(same_bits(down(dpre), down(plain_dpre)));
+    EXPECT_TRUE(near(down(dweight).rows(0, rows), down(plain_dweight).rows(0, rows), 1e-4));
     expect_codes(dpre_codes, dpre, rows);
     const Tensor expected_dh = pool_.zeros({R, F});
     cpu().grouped_linear_backward_input(
         {.dy = dy, .w = w_out, .offsets = offsets, .dx = expected_dh, .rounding = {.format = kFp8}});
-    EXPECT_GT(signal_to_noise(down(dh).rows(0, rows), expected_dh.rows(0, rows)), kLeastRatio) << F;
+    EXPECT_GT(signal_to_noise(down(dh).rows(0, rows), expected_dh.rows(0, rows)), kLeastRatio);
     tensors_.rewind(0);
   }
 }

@@ -187,14 +187,17 @@ void CudaFp8Weight::expect_codes_of_experts() {
     EXPECT_TRUE(same_codes(down(actual.values), down(expected.values)));
     EXPECT_TRUE(same_bits(down(actual.scales), down(expected.scales)));
   };
-  for (const int64_t F : {128, 384, 112}) {
-    const Tensor w_in = up(normal({E, 2 * F, D}, DType::kBF16, 0.05), DType::kBF16),
+  for (const auto& [kind, F] : hidden_layers({128, 384, 112})) {
+    SCOPED_TRACE(fmt::format("activation {}, {} hidden units", static_cast<int>(kind), F));
+    const int64_t W = activation_parts(kind) * F;
+    const Tensor w_in = up(normal({E, W, D}, DType::kBF16, 0.05), DType::kBF16),
                  w_out = up(normal({E, D, F}, DType::kBF16, 0.05), DType::kBF16);
     const OperandRounding in = rounding(w_in), out = rounding(w_out);
-    const Tensor pre = poisoned({R, 2 * F}), h = poisoned({R, F}), same_pre = poisoned({R, 2 * F});
+    const Tensor pre = poisoned({R, W}), h = poisoned({R, F}), same_pre = poisoned({R, W});
     const RowCodes h_rows = room_for_codes(R, F), same_h_rows = room_for_codes(R, F);
     const ColumnCodes h_columns = room_for_columns(R, F, E), same_h_columns = room_for_columns(R, F, E);
-    gpu().grouped_activation_forward({.x = x,
+    gpu().grouped_activation_forward({.kind = kind,
+                                      .x = x,
                                       .w = w_in,
                                       .offsets = offsets,
                                       .row_weight = row_weight,
@@ -203,7 +206,8 @@ void CudaFp8Weight::expect_codes_of_experts() {
                                       .rounding = in,
                                       .h_codes = h_rows});
     cuda::quantize_fp8_columns(context(), h, offsets, h_columns);
-    gpu().grouped_activation_forward({.x = x,
+    gpu().grouped_activation_forward({.kind = kind,
+                                      .x = x,
                                       .w = w_in,
                                       .offsets = offsets,
                                       .row_weight = row_weight,
@@ -212,17 +216,18 @@ void CudaFp8Weight::expect_codes_of_experts() {
                                       .rounding = in,
                                       .h_codes = same_h_rows,
                                       .h_columns = same_h_columns});
-    EXPECT_TRUE(same_bits(down(same_pre), down(pre))) << F;
+    EXPECT_TRUE(same_bits(down(same_pre), down(pre)));
     expect_same(same_h_rows, h_rows);
     expect_same(same_h_columns, h_columns);
 
-    const Tensor dpre = poisoned({R, 2 * F}), drow_weight = up(pool_.full({R}, 7.0));
-    const RowCodes d_rows = room_for_codes(R, 2 * F);
-    const ColumnCodes d_columns = room_for_columns(R, 2 * F, E);
+    const Tensor dpre = poisoned({R, W}), drow_weight = up(pool_.full({R}, 7.0));
+    const RowCodes d_rows = room_for_codes(R, W);
+    const ColumnCodes d_columns = room_for_columns(R, W, E);
     const Tensor made = poisoned({R, F}), expected_made = poisoned({R, F});
     gpu().activation_forward(
-        {.pre = pre, .row_weight = row_weight, .h = expected_made, .num_rows = offsets.rows(E, E + 1)});
-    gpu().grouped_activation_backward({.dy = dy,
+        {.kind = kind, .pre = pre, .row_weight = row_weight, .h = expected_made, .num_rows = offsets.rows(E, E + 1)});
+    gpu().grouped_activation_backward({.kind = kind,
+                                       .dy = dy,
                                        .w = w_out,
                                        .offsets = offsets,
                                        .pre = pre,
@@ -232,13 +237,14 @@ void CudaFp8Weight::expect_codes_of_experts() {
                                        .rounding = out,
                                        .dpre_codes = d_rows,
                                        .h = made});
-    EXPECT_TRUE(same_bits(down(made), down(expected_made))) << F;
+    EXPECT_TRUE(same_bits(down(made), down(expected_made)));
     cuda::quantize_fp8_columns(context(), dpre, offsets, d_columns);
     for (const bool keeps : {true, false}) {
-      const Tensor same_dpre = poisoned({R, 2 * F}), same_drow_weight = up(pool_.full({R}, 7.0));
-      const RowCodes same_rows = room_for_codes(R, 2 * F);
-      const ColumnCodes same_columns = room_for_columns(R, 2 * F, E);
-      gpu().grouped_activation_backward({.dy = dy,
+      const Tensor same_dpre = poisoned({R, W}), same_drow_weight = up(pool_.full({R}, 7.0));
+      const RowCodes same_rows = room_for_codes(R, W);
+      const ColumnCodes same_columns = room_for_columns(R, W, E);
+      gpu().grouped_activation_backward({.kind = kind,
+                                         .dy = dy,
                                          .w = w_out,
                                          .offsets = offsets,
                                          .pre = pre,
@@ -249,8 +255,8 @@ void CudaFp8Weight::expect_codes_of_experts() {
                                          .dpre_codes = same_rows,
                                          .dpre_columns = same_columns,
                                          .keeps_dpre = keeps});
-      EXPECT_TRUE(!keeps || same_bits(down(same_dpre), down(dpre))) << F;
-      EXPECT_TRUE(same_bits(down(same_drow_weight), down(drow_weight))) << F;
+      EXPECT_TRUE(!keeps || same_bits(down(same_dpre), down(dpre)));
+      EXPECT_TRUE(same_bits(down(same_drow_weight), down(drow_weight)));
       expect_same(same_rows, d_rows);
       expect_same(same_columns, d_columns);
     }

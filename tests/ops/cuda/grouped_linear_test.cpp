@@ -215,21 +215,24 @@ TEST_P(CudaGroupedLinear, ActivationBackwardMatchesThatOfTheInputGradient) {
 
 // Against the CPU, in whose way nothing is rounded to BF16 in between.
 TEST_P(CudaGroupedLinear, ActivationBackwardMatchesTheCpu) {
-  const Tensor pre = normal({num_rows_, 2 * case_.in}, act_), weight = pool_.normal({num_rows_});
-  const Tensor expected_dpre = pool_.full(pre.shape(), 9.0), expected_dweight = pool_.full({num_rows_}, 9.0);
-  const Tensor dpre = up(expected_dpre, act_), dweight = up(expected_dweight);
-  gpu().grouped_activation_backward(
-      {Activation::kSwiGlu, up(dy_, act_), up(w_, act_), up(offsets_), up(pre, act_), up(weight), dpre, dweight});
-  cpu().grouped_activation_backward(
-      {Activation::kSwiGlu, dy_, w_, offsets_, pre, weight, expected_dpre, expected_dweight});
-  // In bf16 dh is rounded, and what it makes is too. A sum's error goes by its terms: seen relative to the largest sum.
-  const bool exact = act_ == DType::kF32;
-  EXPECT_TRUE(near(down(dpre), expected_dpre, exact ? 2e-3 : 2 * 4.4e-3));
-  const std::vector<double> sums = values(down(dweight)), expected_sums = values(expected_dweight);
-  double largest = 0;
-  for (const double sum : expected_sums) largest = std::max(largest, std::abs(sum));
-  for (size_t row = 0; row < sums.size(); ++row) {
-    EXPECT_LE(std::abs(sums[row] - expected_sums[row]), (exact ? 1e-5 : 0x1p-7) * largest) << "row " << row;
+  for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    const Tensor pre = normal({num_rows_, activation_parts(kind) * case_.in}, act_), weight = pool_.normal({num_rows_});
+    const Tensor expected_dpre = pool_.full(pre.shape(), 9.0), expected_dweight = pool_.full({num_rows_}, 9.0);
+    const Tensor dpre = up(expected_dpre, act_), dweight = up(expected_dweight);
+    gpu().grouped_activation_backward(
+        {kind, up(dy_, act_), up(w_, act_), up(offsets_), up(pre, act_), up(weight), dpre, dweight});
+    cpu().grouped_activation_backward({kind, dy_, w_, offsets_, pre, weight, expected_dpre, expected_dweight});
+    // In bf16 dh is rounded, and what it makes is too. A sum's error goes by its terms: seen relative to the largest
+    // sum.
+    const bool exact = act_ == DType::kF32;
+    EXPECT_TRUE(near(down(dpre), expected_dpre, exact ? 2e-3 : 2 * 4.4e-3));
+    const std::vector<double> sums = values(down(dweight)), expected_sums = values(expected_dweight);
+    double largest = 0;
+    for (const double sum : expected_sums) largest = std::max(largest, std::abs(sum));
+    for (size_t row = 0; row < sums.size(); ++row) {
+      EXPECT_LE(std::abs(sums[row] - expected_sums[row]), (exact ? 1e-5 : 0x1p-7) * largest) << "row " << row;
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/cuda_test.h"
@@ -28,6 +29,15 @@ class CudaRoundedTest : public CudaTest {
             .offsets = pool_.ints({5}, {0, half, half, half + 17, static_cast<double>(count)}),
             .index = pool_.ints({capacity}, picks),
             .row_weight = pool_.normal({capacity})};
+  }
+
+  // Experts of each activation with each of these numbers of hidden units.
+  static std::vector<std::pair<Activation, int64_t>> hidden_layers(const std::vector<int64_t>& widths) {
+    std::vector<std::pair<Activation, int64_t>> layers;
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+      for (const int64_t width : widths) layers.emplace_back(kind, width);
+    }
+    return layers;
   }
 
   // What products of a weight on the device get in FP8, its codes made.

@@ -66,8 +66,8 @@ inline Tensor claim_ordered(ArenaScope& scope, const OperandRows& rows) {
   if (!rows.index.defined()) return {};
   return scope.allocate(rows.source.dtype(), {rows.num_rows(), rows.width()});
 }
-// --- experts' first layer, with the activation behind it. On Hopper SwiGLU's is one kernel's work with the product:
-// of BF16, and of FP8 where a block of hidden units is in one tile, as wide as a block.
+// --- experts' first layer, with the activation behind it. On Hopper that is one kernel's work with the product, where
+// rows have weights: of BF16, and of FP8 where a block of hidden units is in one tile, as wide as a block.
 struct GroupedActivationForwardPlan {
   GroupedLinearPlan product = {};
   bool fused = false;  // the product leaves h
@@ -76,8 +76,8 @@ struct GroupedActivationForwardPlan {
   Tensor h = {};       // [R, F] act: what columns' codes are made of, or undefined
 };
 inline bool fuses_activation(GroupedEngine engine, const GroupedActivationForward& args) {
-  if (args.kind != Activation::kSwiGlu || !args.row_weight.defined()) return false;
-  const int64_t hidden = args.w.dim(1) / 2;
+  if (!args.row_weight.defined()) return false;
+  const int64_t hidden = args.w.dim(1) / activation_parts(args.kind);
   if (engine == GroupedEngine::kCodes) return hidden % block_size(OperandFormat::kFp8) == 0;
   return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && hidden % 8 == 0;
 }
@@ -177,8 +177,8 @@ inline GroupedWeightPlan plan(Planner& to, const GroupedLinearBackwardWeight& ar
   return plan;
 }
 
-// --- experts' second layer backwards, with the activation in front of it. On Hopper SwiGLU's is one kernel's work with
-// the product, which adds up the gradients of row weights by tiles of columns; elsewhere dh lies in memory.
+// --- experts' second layer backwards, with the activation in front of it. On Hopper that is one kernel's work with the
+// product, which adds up the gradients of row weights by tiles of columns; elsewhere dh lies in memory.
 constexpr int64_t kLeastActivationTileCols = 192;  // of the narrowest tiles
 struct GroupedActivationBackwardPlan {
   GroupedLinearPlan product = {};
@@ -193,9 +193,9 @@ inline bool stays_in_codes(const GroupedActivationBackwardPlan& plan, const Grou
   return plan.fused && plan.product.engine == GroupedEngine::kCodes && args.pre_codes.defined() &&
          args.dpre_columns.defined() && !args.keeps_dpre && !args.h.defined();
 }
-// Of BF16, and of FP8 where a block of gates' gradients is in one tile, as wide as a block.
+// Of BF16, and of FP8 where a block of a part's gradients is in one tile, as wide as a block.
 inline bool fuses_activation_backward(GroupedEngine engine, const GroupedActivationBackward& args) {
-  if (args.kind != Activation::kSwiGlu || !args.row_weight.defined()) return false;
+  if (!args.row_weight.defined()) return false;
   if (engine == GroupedEngine::kCodes) return args.w.dim(2) % block_size(OperandFormat::kFp8) == 0;
   return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct;
 }

@@ -39,7 +39,7 @@ struct UnitGradient {
 
 // SwiGLU (arXiv 2002.05202): silu(gate) * up, of gates and of what they gate.
 struct SwiGlu {
-  static constexpr int kParts = 2;
+  static constexpr int kParts = activation_parts(Activation::kSwiGlu);
 
   template <class T>
   static __device__ float forward(const float (&pre)[kParts]) {
@@ -55,7 +55,7 @@ struct SwiGlu {
 
 // Squared ReLU (arXiv 2109.08668): max(x, 0)^2.
 struct ReluSquared {
-  static constexpr int kParts = 1;
+  static constexpr int kParts = activation_parts(Activation::kReluSquared);
 
   template <class T>
   static __device__ float forward(const float (&pre)[kParts]) {

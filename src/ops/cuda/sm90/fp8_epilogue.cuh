@@ -86,15 +86,14 @@ class ColumnsEpilogue {
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kPairs = kParts * kFp8Cols / 2;  // of columns
   static constexpr int kTileBytes = kParts * kFp8Cols * 128;
-  static constexpr int kBytes = kTileBytes + kWarps * kPairs * 4 + kPairs * 8;  // and largest values by warps, factors
-  static_assert(kProducts * kWarps * kWarpRows == 128 && kThreads >= kPairs);
+  static constexpr int kBytes = kTileBytes + kWarps * kPairs * 4;  // and largest values by warps, then factors
+  static_assert(kProducts * kWarps * kWarpRows == 128 && kThreads >= kPairs && kWarps >= 2);
 
   // shared: kBytes, aligned to 128; they may be where these warps stage rows. barrier: a number for named barriers, of
   // these warps alone. warp, thread: among them.
   __device__ ColumnsEpilogue(std::byte* shared, int barrier, int warp, int thread)
       : tile_(shared),
         largest_(reinterpret_cast<uint32_t*>(shared + kTileBytes)),
-        factors_(reinterpret_cast<float2*>(shared + kTileBytes + kWarps * kPairs * 4)),
         barrier_(barrier),
         warp_(warp),
         thread_(thread) {}
@@ -111,9 +110,9 @@ class ColumnsEpilogue {
     if (thread_ < kPairs) {
       uint32_t pair = 0;
 #pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) pair = __vmaxu2(pair, largest_[warp * kPairs + thread_]);
+      for (int warp = 0; warp < kWarps; ++warp) pair = __vmaxu2(pair, largest_of(thread_)[warp]);
       const uint8_t low = e8m0_scale(amax_of_bits(pair << 16)), high = e8m0_scale(amax_of_bits(pair & 0xFFFF0000U));
-      factors_[thread_] = make_float2(e8m0_to_inverse(low), e8m0_to_inverse(high));
+      factors(thread_) = make_float2(e8m0_to_inverse(low), e8m0_to_inverse(high));
       const int part = thread_ / (kFp8Cols / 2), col = thread_ % (kFp8Cols / 2) * 2;
       *reinterpret_cast<uint16_t*>(scales + part * part_cols + col) =
           static_cast<uint16_t>(low | static_cast<unsigned>(high) << 8);
@@ -160,10 +159,14 @@ class ColumnsEpilogue {
       }
 #pragma unroll
       for (int j = 0; j < kFp8Octets / 8; ++j) {
-        largest_[warp_ * kPairs + (part * kFp8Octets + first + j) * 4 + lane % 4] = largest[j];
+        largest_of((part * kFp8Octets + first + j) * 4 + lane % 4)[warp_] = largest[j];
       }
     }
   }
+
+  // A pair's largest values by warps, and in their place, once they have served, its factors.
+  __device__ uint32_t* largest_of(int pair) const { return largest_ + pair * kWarps; }
+  __device__ float2& factors(int pair) const { return *reinterpret_cast<float2*>(largest_of(pair)); }
 
   // A column's chunks of 16 rows lie where eight columns' of the same are in different banks.
   __device__ std::byte* chunk_of(int col, int chunk) const { return tile_ + col * 128 + (chunk ^ (col % 8)) * 16; }
@@ -180,7 +183,7 @@ class ColumnsEpilogue {
 #pragma unroll
         for (int octet = 0; octet < kOctets; ++octet) {
           const int j = first + octet;
-          const float2 factor = factors_[part * (kFp8Cols / 2) + 4 * j + lane % 4];
+          const float2 factor = factors(part * (kFp8Cols / 2) + 4 * j + lane % 4);
 #pragma unroll
           for (int p = 0; p < kProducts; ++p) {
             const uint32_t upper = words(p).at(j, 0, part), lower = words(p).at(j, 1, part);
@@ -209,7 +212,6 @@ class ColumnsEpilogue {
 
   std::byte* tile_;
   uint32_t* largest_;
-  float2* factors_;
   int barrier_, warp_, thread_;
 };
 

@@ -10,6 +10,7 @@
 //   rows    tiles of 256 x 128: a consumer has 128 rows, its two products are of 64 rows each
 //           backwards through an activation, what a tile has becomes the gradients of pre-activations, as in
 //           grouped_linear.cu
+//           forwards with an activation of one part, as squared ReLU, it is behind each product
 //   SwiGLU  tiles of 128 x (128 gates and the 128 that they gate): a consumer has 64 rows, its products are of both;
 //           pre-activations leave as BF16, or as codes that wait for backward
 //
@@ -42,13 +43,12 @@ namespace {
 
 static_assert(kFp8ActivationCols == kTileCols);
 
-// --- the epilogues of activations that plans fuse (plans/grouped_linear.h); those to codes leave what SwiGLU makes, or
-// its gradient, as FP8 alone
-using SwiGluForward = Activate<SwiGlu, StorePre, StorePreCodes, StoreHidden, StoreHiddenCodes>;
-using SwiGluForwardToCodes = Activate<SwiGlu, StorePre, StoreHiddenCodes, StoreHiddenColumns>;
-using SwiGluBackward = ActivateBackward<SwiGlu>;
-using SwiGluBackwardToCodes = ActivateBackwardToCodes<SwiGlu, PreInRows>;
-using SwiGluBackwardOfCodes = ActivateBackwardToCodes<SwiGlu, PreInCodes>;
+// --- the epilogues of activations that plans fuse (plans/grouped_linear.h); those to codes leave what an activation
+// makes, or the gradient of what it is made of, as FP8 alone
+template <class A>
+using Forward = Activate<A, StorePre, StorePreCodes, StoreHidden, StoreHiddenCodes>;
+template <class A>
+using ForwardToCodes = Activate<A, StorePre, StoreHiddenCodes, StoreHiddenColumns>;
 
 template <class L>
 __device__ void load_tiles(const Product& p, const typename L::Pipeline& pipeline) {
@@ -313,33 +313,33 @@ void grouped_fp8(Context& ctx, const GroupedFp8& args) {
 }
 
 void grouped_fp8_activation(Context& ctx, const GroupedFp8Activation& args) {
-  const int64_t R = args.x.values.dim(0), F = args.w.dim(1) / 2;
+  const int64_t R = args.x.values.dim(0), W = args.w.dim(1), F = W / activation_parts(args.kind);
   const bool has_columns = args.h_columns.defined(), has_pre_codes = args.pre_codes.defined();
   NMOE_CHECK(
-      F % kFp8ActivationCols == 0 && args.w.dim(1) == 2 * F && args.row_weight.shape() == Shape({R}) &&
-          (has_pre_codes ? !has_columns : args.pre.shape() == Shape({R, 2 * F}) && aligned16(args.pre.raw())) &&
+      F % kFp8ActivationCols == 0 && W == activation_parts(args.kind) * F && args.row_weight.shape() == Shape({R}) &&
+          (has_pre_codes ? !has_columns : args.pre.shape() == Shape({R, W}) && aligned16(args.pre.raw())) &&
           (args.h.defined() ? args.h.shape() == Shape({R, F}) && aligned16(args.h.raw()) : args.h_codes.defined()),
       "FP8 rows {} and weights {} into {} and {}, weights of rows {}", args.x.values.shape(), args.w.shape(),
       args.pre.shape(), args.h.shape(), args.row_weight.shape());
   fp8::Product product = fp8::product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
   product.codes = fp8::code_rows(args.h_codes, R, F);
-  product.pre_codes = fp8::code_rows(args.pre_codes, R, 2 * F);
+  product.pre_codes = fp8::code_rows(args.pre_codes, R, W);
   if (!has_pre_codes) product.y = args.pre.data<__nv_bfloat16>();
-  if (has_columns) {
-    fp8::set_columns(product, args.h_columns, R, F, args.offsets);
-    return fp8::launch<fp8::SwiGluForwardToCodes>(ctx, product);
-  }
-  if (args.h.defined()) product.h = args.h.data<__nv_bfloat16>();
-  fp8::launch<fp8::SwiGluForward>(ctx, product);
+  if (has_columns) fp8::set_columns(product, args.h_columns, R, F, args.offsets);
+  if (!has_columns && args.h.defined()) product.h = args.h.data<__nv_bfloat16>();
+  dispatch_activation(args.kind, [&]<class A>(A) {
+    has_columns ? fp8::launch<fp8::ForwardToCodes<A>>(ctx, product) : fp8::launch<fp8::Forward<A>>(ctx, product);
+  });
 }
 
 void grouped_fp8_activation_backward(Context& ctx, const GroupedFp8ActivationBackward& args) {
   const int64_t R = args.x.values.dim(0), F = args.w.dim(1), num_tiles = F / kFp8ActivationCols, E = args.w.dim(0);
+  const int64_t W = activation_parts(args.kind) * F;
   const bool codes_alone = args.dpre_columns.defined();
   const bool reads_codes = args.pre_codes.defined();
   NMOE_CHECK(F % kFp8ActivationCols == 0 && (!reads_codes || codes_alone) &&
-                 (reads_codes || (args.pre.shape() == Shape({R, 2 * F}) && aligned16(args.pre.raw()))) &&
+                 (reads_codes || (args.pre.shape() == Shape({R, W}) && aligned16(args.pre.raw()))) &&
                  (codes_alone || (args.dpre.shape() == args.pre.shape() && aligned16(args.dpre.raw()))) &&
                  args.row_weight.shape() == Shape({R}) && args.drow_weight.shape() == Shape({R}) &&
                  args.row_sums.shape() == Shape({num_tiles, R}),
@@ -347,18 +347,18 @@ void grouped_fp8_activation_backward(Context& ctx, const GroupedFp8ActivationBac
              args.w.shape(), args.dpre.shape(), args.pre.shape(), args.drow_weight.shape(), args.row_sums.shape());
   fp8::Product product = fp8::product_of(args.x, args.w, args.w_scales, args.offsets, F);
   product.row_weight = args.row_weight.data<float>();
-  product.pre_codes = fp8::code_rows(args.pre_codes, R, 2 * F);
+  product.pre_codes = fp8::code_rows(args.pre_codes, R, W);
   if (!reads_codes) product.pre = args.pre.data<__nv_bfloat16>();
   product.row_sums = num_tiles > 1 ? args.row_sums.data<float>() : args.drow_weight.data<float>();
-  product.codes = fp8::code_rows(args.dpre_codes, R, 2 * F);
-  if (codes_alone) {
-    fp8::set_columns(product, args.dpre_columns, R, 2 * F, args.offsets);
-    reads_codes ? fp8::launch<fp8::SwiGluBackwardOfCodes>(ctx, product)
-                : fp8::launch<fp8::SwiGluBackwardToCodes>(ctx, product);
-  } else {
-    product.y = args.dpre.data<__nv_bfloat16>();
-    fp8::launch<fp8::SwiGluBackward>(ctx, product);
-  }
+  product.codes = fp8::code_rows(args.dpre_codes, R, W);
+  if (codes_alone) fp8::set_columns(product, args.dpre_columns, R, W, args.offsets);
+  if (!codes_alone) product.y = args.dpre.data<__nv_bfloat16>();
+  dispatch_activation(args.kind, [&]<class A>(A) {
+    using fp8::ActivateBackward, fp8::ActivateBackwardToCodes;
+    if (!codes_alone) return fp8::launch<ActivateBackward<A>>(ctx, product);
+    reads_codes ? fp8::launch<ActivateBackwardToCodes<A, fp8::PreInCodes>>(ctx, product)
+                : fp8::launch<ActivateBackwardToCodes<A, fp8::PreInRows>>(ctx, product);
+  });
   if (num_tiles > 1) add_row_sums(ctx, args.row_sums, args.offsets.rows(E, E + 1), args.drow_weight);
 }
 

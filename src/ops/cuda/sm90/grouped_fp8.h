@@ -25,36 +25,39 @@ struct GroupedFp8 {
 // the addend if there is one.
 void grouped_fp8(Context& ctx, const GroupedFp8& args);
 
-// The same with w [E, 2F, K] of gates and of what they gate, and SwiGLU behind it (contracts/activation.h): h from pre
-// as it is stored, and h's own codes.
+// The same with w [E, W, K], W = 2F for SwiGLU (gates and what they gate), else F, and the activation behind it
+// (contracts/activation.h): h from pre as it is stored, and h's own codes.
 struct GroupedFp8Activation {
+  Activation kind;
   RowCodes x;             // [R, K]
-  Tensor w;               // [E, 2F, K] u8
-  Tensor w_scales;        // [E, 2F / 128, ceil(K / 128)] u8
+  Tensor w;               // [E, W, K] u8
+  Tensor w_scales;        // [E, W / 128, ceil(K / 128)] u8
   Tensor offsets;         // [E + 1] i32
   Tensor row_weight;      // [R] F32
-  Tensor pre;             // = [R, 2F] BF16, unless there are pre_codes
-  RowCodes pre_codes;     // = [R, 2F] instead of pre, never with h_columns; undefined: not wanted
+  Tensor pre;             // = [R, W] BF16, unless there are pre_codes
+  RowCodes pre_codes;     // = [R, W] instead of pre, never with h_columns; undefined: not wanted
   Tensor h;               // = [R, F] BF16; undefined: codes alone
   RowCodes h_codes;       // = [R, F]; undefined: not wanted
   ColumnCodes h_columns;  // = of [R, F] in groups by offsets, with h_codes and without h; undefined: not wanted
 };
-// F is a multiple of this: a row's gates in a tile share a scale, as do what they gate and what is made of both.
+// F is a multiple of this: a part of a row in a tile shares a scale, as does what is made of its parts.
 constexpr int64_t kFp8ActivationCols = block_size(OperandFormat::kFp8);
 void grouped_fp8_activation(Context& ctx, const GroupedFp8Activation& args);
 
-// Backwards through SwiGLU: dh = x w^T, of which dpre is made, with its codes, and the gradients of rows' weights.
+// Backwards through the activation: dh = x w^T, of which dpre is made, with its codes, and the gradients of rows'
+// weights.
 struct GroupedFp8ActivationBackward {
+  Activation kind;
   RowCodes x;                // [R, K]: dy
   Tensor w;                  // [E, F, K] u8, transposed weights
   Tensor w_scales;           // [E, F / 128, ceil(K / 128)] u8
   Tensor offsets;            // [E + 1] i32
-  Tensor pre;                // [R, 2F] BF16, unless there are pre_codes
-  RowCodes pre_codes;        // [R, 2F] instead of pre, with dpre_columns; or undefined
+  Tensor pre;                // [R, W] BF16, unless there are pre_codes
+  RowCodes pre_codes;        // [R, W] instead of pre, with dpre_columns; or undefined
   Tensor row_weight;         // [R] F32
-  Tensor dpre;               // = [R, 2F] BF16, may be pre; undefined: codes of both kinds alone
-  RowCodes dpre_codes;       // = [R, 2F]; undefined: not wanted
-  ColumnCodes dpre_columns;  // = of [R, 2F] in groups by offsets, with dpre_codes; undefined: dpre is wanted
+  Tensor dpre;               // = [R, W] BF16, may be pre; undefined: codes of both kinds alone
+  RowCodes dpre_codes;       // = [R, W]; undefined: not wanted
+  ColumnCodes dpre_columns;  // = of [R, W] in groups by offsets, with dpre_codes; undefined: dpre is wanted
   Tensor row_sums;           // scratch [F / 128, R] F32
   Tensor drow_weight;        // = [R] F32
 };

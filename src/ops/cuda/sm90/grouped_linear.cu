@@ -16,9 +16,10 @@
 // and not stored. Where rows are what is summed over, those behind the expert's are made zeros in shared memory.
 //
 // With an activation (grouped_epilogues.cuh), a tile has all parts of its hidden units: of SwiGLU 128 columns of gates
-// and the 128 of what they gate. Backwards, what a tile has is not stored: it meets the pre-activations of its rows and
-// columns, and their gradients go where they were. A row weight's gradient is a sum over the row, of which a tile has a
-// part; where there are several tiles a row, a second kernel adds them in order.
+// and the 128 of what they gate, of squared ReLU 256 of the only part. Backwards, what a tile has is not stored: it
+// meets the pre-activations of its rows and columns, and their gradients go where they were. A row weight's gradient is
+// a sum over the row, of which a tile has a part; where there are several tiles a row, a second kernel adds them in
+// order.
 //
 // A sum has one order, that of k, whatever the other rows are, and every value of C is written, or added to, once a
 // launch. Where an expert has many rows to be summed over, that launch has the first piece of them (kPieceRows), and
@@ -366,8 +367,10 @@ const float* scale_of(const OperandRounding& rounding) {
 }
 
 // --- the epilogues of activations that plans fuse (fuses_activation() in plans/grouped_linear.h)
-using SwiGluForward = Activate<SwiGlu, StorePre, StoreHidden>;
-using SwiGluBackward = ActivateBackward<SwiGlu, StorePreGradients, StoreHidden>;
+template <class A>
+using Forward = Activate<A, StorePre, StoreHidden>;
+template <class A>
+using Backward = ActivateBackward<A, StorePreGradients, StoreHidden>;
 
 GatheredRows gathered_rows(const OperandRows& rows) {
   NMOE_CHECK(rows.source.num_elements() / 8 < UINT32_MAX, "picked rows of {}", rows.source.shape());
@@ -498,24 +501,28 @@ void grouped_product(Context& ctx, const ExpertProduct& p) {
 }
 
 void grouped_activation(Context& ctx, const GroupedActivationForward& args) {
-  rows_product<Operands::kForward, SwiGluForward, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre,
-                                                                     args.h.dim(1), scale_of(args.rounding),
-                                                                     {.row_weight = args.row_weight.data<float>(),
-                                                                      .hidden = args.h.data<__nv_bfloat16>(),
-                                                                      .pre = nullptr,
-                                                                      .row_sums = nullptr});
+  dispatch_activation(args.kind, [&]<class A>(A) {
+    rows_product<Operands::kForward, Forward<A>, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre,
+                                                                    args.h.dim(1), scale_of(args.rounding),
+                                                                    {.row_weight = args.row_weight.data<float>(),
+                                                                     .hidden = args.h.data<__nv_bfloat16>(),
+                                                                     .pre = nullptr,
+                                                                     .row_sums = nullptr});
+  });
 }
 
 void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& args, Tensor row_sums) {
   const int64_t num_experts = args.w.dim(0), width = args.w.dim(2);
   const int64_t num_tiles = ceil_div<int64_t>(width, activation_gradient_tile_cols(width));
   float* const dweights = args.drow_weight.data<float>();
-  rows_product<Operands::kInputGradient, SwiGluBackward, /*kGathers=*/true>(
-      ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
-      {.row_weight = args.row_weight.data<float>(),
-       .hidden = args.h.defined() ? args.h.data<__nv_bfloat16>() : nullptr,
-       .pre = args.pre.data<__nv_bfloat16>(),
-       .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
+  dispatch_activation(args.kind, [&]<class A>(A) {
+    rows_product<Operands::kInputGradient, Backward<A>, /*kGathers=*/true>(
+        ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
+        {.row_weight = args.row_weight.data<float>(),
+         .hidden = args.h.defined() ? args.h.data<__nv_bfloat16>() : nullptr,
+         .pre = args.pre.data<__nv_bfloat16>(),
+         .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
+  });
   if (num_tiles > 1) {
     add_row_sums(ctx, row_sums.rows(0, num_tiles), args.offsets.rows(num_experts, num_experts + 1), args.drow_weight);
   }

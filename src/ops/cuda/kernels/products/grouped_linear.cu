@@ -271,7 +271,8 @@ void codes_activation(Context& ctx, const GroupedActivationForward& args, const 
     static_assert(sm90::kFp8ActivationCols == block_size(OperandFormat::kFp8));
     const WeightCodes& w = args.rounding.weight;
     sm90::grouped_fp8_activation(
-        ctx, {.x = product_codes(ctx, args.rounding, args.x, num_rows_of(args.offsets), plan.product.codes),
+        ctx, {.kind = args.kind,
+              .x = product_codes(ctx, args.rounding, args.x, num_rows_of(args.offsets), plan.product.codes),
               .w = w.values,
               .w_scales = w.scales,
               .offsets = args.offsets,
@@ -309,7 +310,8 @@ void codes_activation_backward(Context& ctx, const GroupedActivationBackward& ar
                                .num_rows = num_rows_of(offsets)});
     }
     sm90::grouped_fp8_activation_backward(
-        ctx, {.x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), plan.product.codes),
+        ctx, {.kind = args.kind,
+              .x = product_codes(ctx, args.rounding, args.dy, num_rows_of(offsets), plan.product.codes),
               .w = w.transposed_values,
               .w_scales = w.transposed_scales,
               .offsets = offsets,
