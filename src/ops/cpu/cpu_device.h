@@ -4,8 +4,8 @@
 
 #include "base/thread_pool.h"
 #include "ops/cpu/context.h"
-#include "ops/cpu/memory.h"
 #include "ops/ops.h"
+#include "tensor/page_memory.h"
 
 namespace nmoe::cpu {
 

@@ -2,29 +2,31 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
-#include <cstring>
-
 #include "base/text.h"
 #include "ops/cuda/kernel_set.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/current_device.h"
+#include "tensor/page_memory.h"
 
 namespace nmoe::cuda {
 namespace {
 
-// Zeroed; null where the host has no more memory to lock.
-void* try_to_pin(int device_index, int64_t bytes) {
+// False where the host has no more memory to lock.
+bool lock_pages(int device_index, void* block, int64_t bytes) {
   make_current(device_index);
-  void* block = nullptr;
-  const cudaError_t status = cudaHostAlloc(&block, static_cast<size_t>(bytes), cudaHostAllocDefault);
-  if (status == cudaErrorMemoryAllocation) {
+  const cudaError_t status =
+      cudaHostRegister(block, static_cast<size_t>(bytes), cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (status == cudaErrorMemoryAllocation || status == cudaErrorOperatingSystem) {
     cudaGetLastError();  // or the next check would report it again
-    return nullptr;
+    return false;
   }
   NMOE_CUDA_CHECK(status);
-  std::memset(block, 0, static_cast<size_t>(bytes));
-  return block;
+  return true;
+}
+
+void unlock_pages(int device_index, void* block) {
+  try_make_current(device_index);
+  cudaHostUnregister(block);
 }
 
 }  // namespace
@@ -59,42 +61,32 @@ void DeviceMemory::release(void* block, int64_t) noexcept {
 int64_t DeviceMemory::allocation_bytes(int64_t bytes) const { return device_allocation_bytes(bytes); }
 
 void* MappedMemory::allocate(int64_t bytes) {
-  if (bytes == 0) return nullptr;
-  void* const block = try_to_pin(device_index_, bytes);
-  if (block == nullptr) {
-    throw runtime_error(fmt::format("cannot pin {} of host memory, which GPUs then reach", human_bytes(bytes)),
-                        "free memory of the host, or raise the memory limit of this process or container");
-  }
-  return block;
+  void* const block = PageMemory().allocate(bytes);
+  if (block == nullptr || lock_pages(device_index_, block, bytes)) return block;
+  PageMemory().release(block, bytes);
+  throw runtime_error(fmt::format("cannot pin {} of host memory, which GPUs then reach", human_bytes(bytes)),
+                      "free memory of the host, or raise the memory limit of this process or container");
 }
 
-void MappedMemory::release(void* block, int64_t) noexcept {
+void MappedMemory::release(void* block, int64_t bytes) noexcept {
   if (block == nullptr) return;
-  try_make_current(device_index_);
-  cudaFreeHost(block);
+  unlock_pages(device_index_, block);
+  PageMemory().release(block, bytes);
 }
 
 void* TransferMemory::allocate(int64_t bytes) {
-  if (bytes == 0) return nullptr;
-  if (void* const pinned = try_to_pin(device_index_, bytes)) return pinned;
-  void* const block = std::calloc(static_cast<size_t>(bytes), 1);
-  if (block == nullptr) {
-    throw runtime_error(fmt::format("cannot allocate {} of host memory", human_bytes(bytes)),
-                        "lower train.microbatch_seqs or the model's size, free memory, or raise the memory limit of "
-                        "this process");
-  }
+  void* const block = PageMemory().allocate(bytes);
+  if (block != nullptr) lock_pages(device_index_, block, bytes);
   return block;
 }
 
-void TransferMemory::release(void* block, int64_t) noexcept {
+void TransferMemory::release(void* block, int64_t bytes) noexcept {
   if (block == nullptr) return;
-  try_make_current(device_index_);
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, block) == cudaSuccess && attributes.type == cudaMemoryTypeHost) {
-    cudaFreeHost(block);
-  } else {
-    std::free(block);
+    unlock_pages(device_index_, block);
   }
+  PageMemory().release(block, bytes);
 }
 
 }  // namespace nmoe::cuda
