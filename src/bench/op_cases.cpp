@@ -8,8 +8,7 @@
 #include <numbers>
 #include <utility>
 
-#include "model/parts/moe.h"
-#include "model/spec/moe.h"
+#include "bench/moe_layer.h"
 
 namespace nmoe {
 namespace {
@@ -24,9 +23,7 @@ struct Sizes {
     int64_t B, S, H, G, Dk, Dv;
     int64_t document_tokens = 0;  // 0: every sequence is one document
   };
-  struct Layer {
-    int64_t T, D, F, E, K;
-  };
+  using Layer = MoeLayer::Sizes;
   struct Head {
     int64_t T, D, V;
   };
@@ -35,6 +32,7 @@ struct Sizes {
   std::vector<Heads> attentions;
   std::vector<Heads> caches;  // B sequences of S positions, a token each
   std::vector<Layer> layers;
+  std::vector<Layer> latent_layers;  // timed whole
   std::vector<Head> heads;
   // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
   // above.
@@ -42,7 +40,7 @@ struct Sizes {
   std::vector<std::pair<int64_t, int64_t>> generating;
 };
 
-// Of `super` and `moonlet`, and a slice of DeepSeek-V3's experts.
+// Of `super` and `moonlet`, a slice of DeepSeek-V3's experts, and a layer of LatentMoE with Nemotron 3 Super's widths.
 Sizes full_sizes() {
   return {.copy_elements = int64_t{1} << 29,
           .gemm = 8192,
@@ -60,6 +58,7 @@ Sizes full_sizes() {
                      {64, 1024, 16, 16, 192, 128},
                      {256, 256, 12, 12, 64, 64}},
           .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
+          .latent_layers = {{32768, 4096, 2688, 512, 22, 1024, Activation::kReluSquared}},
           .heads = {{16384, 2048, 163840}, {65536, 768, 50304}},
           .generated = {1, 16, 64, 256},
           .generating = {{2048, 3648}, {2048, 2048}, {2048, 5632}, {2816, 2048}, {2048, 163840}}};
@@ -73,6 +72,7 @@ Sizes small_sizes() {
           .attentions = {{4, 256, 4, 2, 64, 64}, {2, 256, 4, 4, 64, 64, 64}, {2, 256, 4, 4, 192, 128}},
           .caches = {{4, 256, 4, 2, 64, 64}},
           .layers = {{2048, 256, 128, 16, 2}},
+          .latent_layers = {{512, 256, 128, 16, 2, 64, Activation::kReluSquared}},
           .heads = {{1024, 256, 4096}},
           .generated = {4},
           .generating = {{512, 512}}};
@@ -112,6 +112,7 @@ class Cases {
       add_swiglu(cases, size);
       if (has_codes_) add_codes(cases, size.T * size.K, size);
     }
+    for (const auto& size : sizes_.latent_layers) add_layer(cases, size);
     for (const auto& size : sizes_.heads) add_head(cases, size);
     add_weights(cases);
     for (const int64_t tokens : sizes_.generated) {
@@ -338,94 +339,34 @@ class Cases {
                      }});
   }
 
-  // A whole layer of routed experts, as the model has it: router, plan, dispatch, experts, combine.
-  struct MoeLayer {
-    // format, grad_format: of the experts' products, and of those that make their weights' gradients.
-    MoeLayer(Workbench& w, const Sizes::Layer& size, OperandFormat format, OperandFormat grad_format)
-        : model(config_of(size)),
-          weights(weights_of(part())),
-          moe(part(), weights),
-          x(w.act({size.T, size.D})),
-          y(w.act({size.T, size.D})),
-          dx(w.empty({size.T, size.D})),
-          batch{.num_seqs = 1, .seq_len = size.T, .tokens = {}, .positions = {}},
-          pass{.ops = w.ops(),
-               .activations = w.arena(),
-               .batch = batch,
-               .rope = rope,
-               .keep = Keep(w.ops(), w.arena())} {
-      weights.allocate(w.ops(), w.arena(), w.arena());
-      weights.initialise(w.ops(), 1, 3.0);
-      for (Weight* weight : moe.expert_weights()) {
-        weight->copies.format = format;
-        weight->copies.grad_format = grad_format;
-        allocate_weight_codes(*weight, w.ops(), w.arena());
-      }
-      if (moe.takes_codes(w.ops())) codes = push_row_codes(w.arena(), size.T, size.D);
-      moe.keep_stats({.counts = w.arena().allocate(DType::kI32, {size.E}),
-                      .aux_loss = w.arena().allocate(DType::kF64, {2}),
-                      .entropy = w.arena().allocate(DType::kF64, {1})});
-    }
-    static ModelConfig config_of(const Sizes::Layer& size) {
-      ModelConfig config;
-      config.dim = size.D;
-      config.moe.num_experts = size.E;
-      config.moe.top_k = size.K;
-      config.moe.expert_dim = size.F;
-      config.moe.num_shared_experts = 0;
-      return config;
-    }
-
-    void forward() {
-      weights.begin_step();  // codes of weights are made, gradients written, as in a step of one microbatch
-      applied = moe.forward(pass, coded(x), y, y);
-    }
-    void backward() { moe.backward(pass, applied, x, coded(y), dx); }
-    // With their codes, where there are any: as norms leave them in a model.
-    Rows coded(Tensor rows) {
-      if (codes.defined()) pass.ops.quantize(quantize_rows(rows, codes));
-      return {OperandRows(rows), codes};
-    }
-
-    LayerPart part() const {
-      return {.config = model, .spec = {.kind = PartKind::kMoe, .hidden = model.moe.expert_dim}, .prefix = ""};
-    }
-    static std::vector<WeightSpec> weights_of(const LayerPart& part) {
-      WeightList list(part.config);
-      describe_moe(part, list);
-      return list.take();
-    }
-
-    ModelConfig model;
-    WeightSet weights;
-    Moe moe;
-    Tensor x, y, dx;
-    RowCodes codes = {};
-    Batch batch;
-    RopeTables rope;
-    Pass pass;
-    Application applied;
-  };
-
   void add_layer(std::vector<OpCase>& cases, const Sizes::Layer& size) const {
-    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
-    const std::string shape = shape_of(size);
-    const double forward = 6 * count(T, K, D, F), weights = 3 * count(E, D, F);
-    const auto forward_work = [=](OperandFormat format) {
+    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K, L = size.latent;
+    const std::string shape = shape_of(size), name = L > 0 ? "LatentMoE layer" : "MoE layer";
+    // Of the experts alone: router and projections are in the time.
+    const int64_t expert_weights = size.matrices() * size.travelling() * F;
+    const double forward = 2 * count(T, K, expert_weights), weights = count(E, expert_weights) + count(2, L, D);
+    // The call and its part that does not count have one layer, most of which are weights.
+    const auto layer_of = [=](OperandFormat format) {
+      return [=, shared = std::make_shared<std::weak_ptr<MoeLayer>>()](Workbench& w) {
+        std::shared_ptr<MoeLayer> layer = shared->lock();
+        if (!layer) *shared = layer = std::make_shared<MoeLayer>(w, size, format);
+        return layer;
+      };
+    };
+    const OperandFormat own = OperandFormat::kAct, fp8 = OperandFormat::kFp8;
+    const auto forward_work = [=](const auto& made) {
       return [=](Workbench& w) -> Work {
-        const auto layer = std::make_shared<MoeLayer>(w, size, format, OperandFormat::kAct);
-        return [&w, layer] {
+        return [&w, layer = made(w)] {
           const ArenaScope scope(w.arena());
-          layer->forward();
+          layer->forward(own);
         };
       };
     };
-    const auto step_work = [=](OperandFormat format, OperandFormat grad_format) {
+    const auto step_work = [=](const auto& made, OperandFormat grad_format) {
       return [=](Workbench& w) -> Work {
-        const auto layer = std::make_shared<MoeLayer>(w, size, format, grad_format);
-        return [&w, layer] {
+        return [&w, layer = made(w), grad_format] {
           const ArenaScope scope(w.arena());
-          layer->forward();
+          layer->forward(grad_format);
           layer->backward();
         };
       };
@@ -433,17 +374,19 @@ class Cases {
     // What flows between the kernels is not in the definition.
     const double forward_bytes = act_ * (3 * count(T, D) + weights);
     const double backward_bytes = act_ * (3 * count(T, D) + weights) + stat_ * weights;
-    const OperandFormat own = OperandFormat::kAct, fp8 = OperandFormat::kFp8;
-    cases.push_back({"MoE layer, forward", shape, forward, forward_bytes, forward_work(format_)});
+    const auto of_format = layer_of(format_), of_fp8 = layer_of(fp8);
+    cases.push_back({name + ", forward", shape, forward, forward_bytes, forward_work(of_format)});
     cases.push_back(
-        {"MoE layer, backward", shape, 2 * forward, backward_bytes, step_work(format_, own), forward_work(format_)});
+        {name + ", backward", shape, 2 * forward, backward_bytes, step_work(of_format, own), forward_work(of_format)});
     if (has_codes_) {
-      cases.push_back({"MoE layer, backward, FP8 weight gradients", shape, 2 * forward, backward_bytes,
-                       step_work(fp8, fp8), forward_work(fp8)});
+      cases.push_back({name + ", backward, FP8 weight gradients", shape, 2 * forward, backward_bytes,
+                       step_work(of_fp8, fp8), forward_work(of_fp8)});
     }
   }
   static std::string shape_of(const Sizes::Layer& size) {
-    return fmt::format("{} tokens, {} x {}, {} experts top-{}", size.T, size.D, size.F, size.E, size.K);
+    const std::string latent = size.latent > 0 ? fmt::format("{} to ", size.D) : "";
+    return fmt::format("{} tokens, {}{} x {}, {} experts top-{}", size.T, latent, size.travelling(), size.F, size.E,
+                       size.K);
   }
 
   // Rows sorted to experts as a router with random weights does it.

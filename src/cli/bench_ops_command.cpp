@@ -42,10 +42,10 @@ void bench_ops_command(const BenchOpsArguments& arguments) {
   print_bench_origin(bench.device, bench.software, /*width=*/9);
   print("bounds   {} copied, read and written; {} in a large GEMM: both measured here\n\n",
         human_quantity(bench.copy_bytes_per_s, "B/s"), human_quantity(bench.gemm_flops, "FLOP/s"));
-  print("{:<42}{:<46}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");
+  print("{:<48}{:<56}{:>10}{:>10}{:>10}  {}\n", "operation", "shape", "ms", "TFLOP/s", "GB/s", "share of bound");
   for (const OpTiming& op : bench.ops) {
     const std::string rate = op.flops > 0 ? fmt::format("{:.2f}", op.flops / op.ms / 1e9) : "";
-    print("{:<42}{:<46}{:>10.3f}{:>10}{:>10.0f}  {:>5.1f} % of {}\n", op.name, op.shape, op.ms, rate,
+    print("{:<48}{:<56}{:>10.3f}{:>10}{:>10.0f}  {:>5.1f} % of {}\n", op.name, op.shape, op.ms, rate,
           op.bytes / op.ms / 1e6, 100.0 * bench.bound_ms(op) / op.ms, bench.is_memory_bound(op) ? "memory" : "compute");
   }
 }

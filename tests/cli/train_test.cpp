@@ -309,8 +309,10 @@ TEST_F(TrainCommandTest, BenchOfOperations) {
                 1e-6 * op["share_of_bound"].get<double>());
   }
   const std::string table = output(with({"MoE layer"}));
-  EXPECT_TRUE(contains(table, "MoE layer, forward "));
-  EXPECT_TRUE(contains(table, "MoE layer, backward "));
+  for (const char* name : {"MoE layer", "LatentMoE layer"}) {
+    EXPECT_TRUE(contains(table, fmt::format("\n{}, forward ", name)));
+    EXPECT_TRUE(contains(table, fmt::format("\n{}, backward ", name)));
+  }
   expect_error(n(with({"convolution"})), 2, "--only convolution", "RMS norm, forward");
 }
 
