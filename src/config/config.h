@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/kinds.h"
+#include "config/per_layer.h"
 
 namespace nmoe {
 
@@ -65,8 +66,9 @@ struct PrecisionConfig {
   bool fp8_weight_gradients = false;            // FP8: routed experts' weight gradients too; else as with kDevice
   bool nvfp4_transform = true;                  // NVFP4: transform the operands of weight gradients
   bool nvfp4_random_rounding = true;            // NVFP4: round gradients of outputs stochastically
-  RowFormat wire = RowFormat::kDevice;   // on the way to routed experts, on their own rank too; with any run.precision
-  RowFormat saved = RowFormat::kDevice;  // pre-activations of MLPs and experts, kept for backward; likewise
+  RowFormat wire = RowFormat::kDevice;  // on the way to routed experts, on their own rank too; with any run.precision
+  // Pre-activations of MLPs and experts, kept for backward; likewise.
+  PerLayer<RowFormat> saved = RowFormat::kDevice;
   PrecisionFallback fallback = PrecisionFallback::kReport;
   int64_t check_every = 100;  // steps between measurements of what rounding loses
 };
@@ -261,7 +263,7 @@ struct TrainConfig {
   // Sequences per forward and backward pass; times parallel.ranks, it must divide batch_seqs. Unless a configuration
   // sets it, loading chooses the largest that does, up to this.
   int64_t microbatch_seqs = 16;
-  Recompute recompute = Recompute::kNone;
+  PerLayer<Recompute> recompute = Recompute::kNone;
   GradientFormat gradients = GradientFormat::kFp32;
   std::string memory_limit;                 // such as "8 GiB"; empty: what the machine has
   int64_t log_every = 10;                   // steps

@@ -162,6 +162,16 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
                 "lower one of them, or remove run.precision");
 }
 
+// A list for layers has all of them, and says something that one value for all does not.
+template <class T>
+void check_list(Rules& rules, const std::string& key, const PerLayer<T>& choice, size_t num_layers) {
+  if (choice.num_layers() == 0) return;
+  rules.require(choice.num_layers() == static_cast<int64_t>(num_layers), {key},
+                fmt::format("a list for {} layers, of {}", choice.num_layers(), num_layers),
+                "let its counts add up to the model's layers, or write one value for all");
+  rules.require(choice.runs().size() > 1, {key}, "all layers have the same", "write it once, without a count");
+}
+
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
   rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
                 {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
@@ -210,6 +220,8 @@ std::vector<Issue> find_issues(const Config& config) {
     check_attention(rules, config.model, layers);
     check_moe(rules, config.model, layers);
     check_precision(rules, config, layers.size());
+    check_list(rules, "precision.saved", config.precision.saved, layers.size());
+    check_list(rules, "train.recompute", config.train.recompute, layers.size());
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);

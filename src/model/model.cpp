@@ -44,6 +44,9 @@ Model::Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t ma
       final_norm_(weights_, "final_norm", config_.norm_eps),
       head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (Moe* moe : moe_layers_) moe->send_as(passes_.wire);
+  for (int64_t layer = 0; layer < std::ssize(blocks_); ++layer) {
+    keep_.push_back({.recompute = passes_.recompute.of(layer), .saved = passes_.saved.of(layer)});
+  }
 }
 
 void Model::allocate(Arena& state) {
@@ -147,8 +150,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Shape stream({batch.num_tokens(), config_.dim});
 
   const auto has_codes = [](const Weight& weight) { return weight.copies.codes.defined(); };
-  pass.keep = Keep(ops_, activations, {.recompute = passes_.recompute, .saved = passes_.saved});
-  pass.keep.begin(stream, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
+  pass.keep.begin(stream, keep_, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
   const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");
   const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, weights_.all().size()};
   weights_.begin_application(before_blocks);
@@ -159,6 +161,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   std::vector<Block::Kept> kept(blocks_.size());
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    pass.keep.begin_forward();
     x = blocks_[layer]->forward(pass, x, kept[layer]);
     pass.keep.end_forward();
   }

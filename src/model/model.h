@@ -22,9 +22,9 @@ namespace nmoe {
 
 // What passes keep, in which formats, and what they minimise.
 struct PassOptions {
-  Recompute recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
-  RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
-  RowFormat saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
+  PerLayer<Recompute> recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
+  RowFormat wire = RowFormat::kDevice;               // of tokens sent to routed experts, except in cached passes
+  PerLayer<RowFormat> saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
   Objectives objectives = next_token_alone();
   GenerationArithmetic generation = GenerationArithmetic::kLatent;  // of cached passes
 };
@@ -103,6 +103,7 @@ class Model final : public SequenceModel {
   Ops& ops_;
   int64_t max_positions_;
   PassOptions passes_;
+  std::vector<KeepOptions> keep_;  // of each layer, in forward_backward
   Inspector inspect_;
   ModelSpec spec_;
   WeightSet& weights_;

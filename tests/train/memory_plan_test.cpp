@@ -87,6 +87,23 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   EXPECT_LT(activations("blocks"), activations("experts"));
 }
 
+// Every layer adds what it keeps itself, at the bottom of the stack.
+TEST(MemoryPlanTest, EveryLayerCountsAsItsOwnLevelSays) {
+  const auto activations = [](const std::string& key) {
+    return plan_engine_storage(planned_config({"model.num_layers=9", key}))[ArenaKind::kActivations];
+  };
+  for (const auto& [key, less, more] : {std::tuple{"train.recompute=", "blocks", "none"},
+                                        {"train.recompute=", "experts", "norms"},
+                                        {"precision.saved=", "fp8", "device"}}) {
+    const auto with = [&](int64_t first) {
+      return activations(fmt::format("{}1 x {}, {} x {}, {} x {}", key, more, first, less, 8 - first, more));
+    };
+    const int64_t of_a_layer = with(1) - with(2);
+    EXPECT_GT(of_a_layer, 0) << key << less;
+    EXPECT_EQ(with(2) - with(5), 3 * of_a_layer) << key << less;
+  }
+}
+
 // A layer keeps a byte of each pre-activation and one for each 128, instead of four of each and of each hidden unit.
 TEST(MemoryPlanTest, SavedCodesTakeTheirBytes) {
   const auto activations = [](const std::string& saved, int64_t layers) {
