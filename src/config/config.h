@@ -249,7 +249,15 @@ enum class Recompute {
   kNorms,    // the outputs of a block's norms and activation functions: memory-bound work, a few per cent of a step
   kExperts,  // also dispatched rows and pre-activations: the first of a feed-forward's two products is repeated
   kBlocks,   // everything except a block's input: all of forward is repeated
+  kHost,     // that too, once it is in host memory
 };
+// With kHost, block inputs are on the device in so many slots, in turn; the last ones stay there.
+inline constexpr size_t kInputSlots = 2;
+// Whether a block's input does: behind a block that keeps something, it lies among that (model/block_inputs.h). Before
+// the first block is nothing that keeps anything.
+constexpr bool input_travels(Recompute before, Recompute own) {
+  return own == Recompute::kHost && before >= Recompute::kBlocks;
+}
 
 // In what the gradients of routed experts' weights are added up over a step's microbatches; others are fp32.
 enum class GradientFormat {

@@ -150,7 +150,8 @@ constexpr Named<DecayShape> kDecayShapes[] = {
 constexpr Named<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
                                             {Recompute::kNorms, "norms"},
                                             {Recompute::kExperts, "experts"},
-                                            {Recompute::kBlocks, "blocks"}};
+                                            {Recompute::kBlocks, "blocks"},
+                                            {Recompute::kHost, "host"}};
 
 void describe_run(FieldList& f, RunConfig& run) {
   f.section("run");
@@ -450,7 +451,7 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("microbatch_seqs", train.microbatch_seqs, kSize,
         "sequences per forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
-  f.key("recompute", train.recompute, kRecomputes, "what backward recomputes", "3 x norms, 24 x blocks")
+  f.key("recompute", train.recompute, kRecomputes, "redone in backward", "3 x norms, 24 x blocks")
       .not_in_fingerprint();
   f.key("gradients", train.gradients, kGradientFormats, "format of experts' gradients; bf16: rounded stochastically")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")

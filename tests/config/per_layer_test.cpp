@@ -47,10 +47,22 @@ TEST(PerLayer, AListHasEveryLayer) {
 TEST(PerLayer, RefusesWhatIsNoList) {
   for (const char* text : {"", ",", "norms,", "3 norms", "x norms", "0 x norms, 5 x none", "2 x , 3 x none",
                            "2 x fp8, 3 x none", "-1 x none, 6 x norms", "99999999999999999999 x none, norms"}) {
-    EXPECT_NE(refusal_of(text).find("it must be \"none\", \"norms\", \"experts\" or \"blocks\", or a list for layers, "
-                                    "as \"3 x norms, 24 x blocks\""),
+    EXPECT_NE(refusal_of(text).find(
+                  "it must be \"none\", \"norms\", \"experts\", \"blocks\" or \"host\", or a list for layers, "
+                  "as \"3 x norms, 24 x blocks\""),
               std::string::npos)
         << text << ": " << refusal_of(text);
+  }
+}
+
+// Two inputs stay on the device, as do those that lie among what the block before keeps.
+TEST(PerLayer, RefusesAHostToWhichNothingGoes) {
+  for (const char* levels : {"host", "norms, 4 x host", "blocks, 3 x host, none", "2 x host, norms, 2 x host"}) {
+    EXPECT_EQ(refusal_of(levels), "") << levels;
+  }
+  for (const char* levels : {"2 x host, 3 x norms", "norms, 3 x host, norms", "host, none, host, none, host"}) {
+    EXPECT_NE(refusal_of(levels).find("block inputs that could go to the host none would"), std::string::npos)
+        << levels;
   }
 }
 

@@ -150,13 +150,16 @@ struct StepResult {
 StepResult step_of(const ModelConfig& config, const PassOptions& options) {
   constexpr int64_t kPositions = 6;
   const ReadyDevice ops = cpu_device(DType::kF32, 2);
+  ops.device().scratch(Lane::kCopy).reserve(ops.device().memory(), 1 << 20);
   TensorPool pool(DType::kF32, 3), doubles(DType::kF64);
-  Arena values("values"), grads("grads"), state("state"), activations("activations");
+  Arena values("values"), grads("grads"), state("state"), activations("activations"), host("host inputs");
   for (Arena* arena : {&values, &grads, &state, &activations}) arena->reserve(ops.device().memory(), 4 << 20);
+  host.reserve(ops.device().mapped_memory(), 1 << 20);
   WeightSet weights(describe_model(config).weights);
   Model model(config, weights, *ops, kPositions, options);
   weights.allocate(*ops, values, grads);
   model.allocate(state);
+  model.keep_inputs_in(host);
   weights.initialise(*ops, 7, config.init.truncation);
   const Batch batch{.num_seqs = 1,
                     .seq_len = kPositions,
@@ -224,6 +227,24 @@ TEST_P(SavedInFp8, LayersMayDiffer) {
       EXPECT_TRUE(with(levels, in_first) == saved);
     }
   }
+}
+
+// Inputs of blocks that wait in host memory: of all blocks, and behind and before others.
+TEST_P(SavedInFp8, InputsMayWaitInTheHost) {
+  const ModelConfig& config = GetParam().config;
+  const int64_t num_layers = std::ssize(layer_specs(config));
+  if (num_layers < 4) GTEST_SKIP() << num_layers << " layers";
+  const auto plain = step_of(config, {});
+  const auto expect_same = [&](const PerLayer<Recompute>& levels) {
+    const StepResult host = step_of(config, {.recompute = levels});
+    EXPECT_EQ(host.losses, plain.losses);
+    EXPECT_TRUE(host.grads == plain.grads);
+  };
+  using Levels = std::vector<LayerRun<Recompute>>;
+  expect_same(Recompute::kHost);
+  expect_same(PerLayer<Recompute>(Levels{{num_layers - 1, Recompute::kHost}, {1, Recompute::kNorms}}));
+  expect_same(PerLayer<Recompute>(Levels{{1, Recompute::kNone}, {num_layers - 1, Recompute::kHost}}));
+  expect_same(PerLayer<Recompute>(Levels{{1, Recompute::kBlocks}, {num_layers - 1, Recompute::kHost}}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, SavedInFp8, ::testing::ValuesIn(small_models()),

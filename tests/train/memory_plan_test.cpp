@@ -104,6 +104,31 @@ TEST(MemoryPlanTest, EveryLayerCountsAsItsOwnLevelSays) {
   }
 }
 
+// Two slots on the device, and all inputs but the last two in the host, whatever the number of layers.
+TEST(MemoryPlanTest, InputsThatWaitInTheHostAreCountedThere) {
+  const auto with = [](int64_t layers, const std::string& levels) {
+    return planned_config({fmt::format("model.num_layers={}", layers), "train.recompute=" + levels});
+  };
+  const Config config = with(8, "host");
+  const int64_t input =
+      config.train.microbatch_seqs * config.data.seq_len * config.model.dim * dtype_bytes(DType::kF32);
+  for (const int64_t layers : {5, 8}) {
+    const StoragePlan blocks = plan_engine_storage(with(layers, "blocks")),
+                      host = plan_engine_storage(with(layers, "host"));
+    EXPECT_EQ(blocks[ArenaKind::kHostInputs], 0);
+    EXPECT_EQ(host[ArenaKind::kHostInputs], (layers - 2) * input);
+    EXPECT_EQ(blocks[ArenaKind::kActivations] - host[ArenaKind::kActivations], (layers - 2) * input);
+    // Behind a layer that keeps something, the input lies there.
+    const std::string list = fmt::format("norms, {} x host", layers - 1);
+    EXPECT_EQ(plan_engine_storage(with(layers, list))[ArenaKind::kHostInputs], (layers - 4) * input);
+  }
+  const MemoryPlan plan = plan_memory(config, 0, 1);
+  const auto line = std::ranges::find(plan.lines, "host inputs", &MemoryLine::owner);
+  ASSERT_NE(line, plan.lines.end());
+  EXPECT_EQ(line->bytes, 6 * input);
+  EXPECT_TRUE(contains(print_plan(plan, config), human_bytes(6 * input) + " of block inputs wait in host memory"));
+}
+
 // A layer keeps a byte of each pre-activation and one for each 128, instead of four of each and of each hidden unit.
 TEST(MemoryPlanTest, SavedCodesTakeTheirBytes) {
   const auto activations = [](const std::string& saved, int64_t layers) {

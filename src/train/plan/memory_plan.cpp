@@ -184,6 +184,11 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of each rank {} of optimizer state lie in host memory, and travel both ways in every step\n",
                         human_bytes(in_host));
   }
+  if (const int64_t in_host = plan.storage[ArenaKind::kHostInputs]; in_host > 0) {
+    text +=
+        fmt::format("  of each rank {} of block inputs wait in host memory, and travel both ways in every microbatch\n",
+                    human_bytes(in_host));
+  }
   if (config.train.gradients == GradientFormat::kBf16) {
     const ExpertElements elements = expert_elements(config, plan.ranks);
     text += fmt::format(
@@ -224,7 +229,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const int64_t weights = ranks * (plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer]);
   const bool smaller_fits = needed - activations + activations / config.train.microbatch_seqs <= limit;
   const bool activations_decide = activations > weights || smaller_fits;
-  const bool repeats_all = !config.train.recompute.any([](Recompute level) { return level < Recompute::kBlocks; });
+  const bool can_leave = on_device && layer_specs(config.model).size() > kInputSlots;
+  const Recompute highest = can_leave ? Recompute::kHost : Recompute::kBlocks;
+  const bool repeats_all = !config.train.recompute.any([&](Recompute level) { return level < highest; });
   std::string remedy =
       config.train.microbatch_seqs > 1 && activations_decide
           ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
