@@ -259,7 +259,7 @@ ExchangeBench bench_rank(const Config& config, const ExchangeBenchOptions& optio
   bench.row_bytes = bench.width * static_cast<int64_t>(dtype_bytes(device.ops().compute_dtype()));
   bench.sent_row_bytes = config.precision.wire == RowFormat::kFp8 ? row_code_bytes(bench.width) : bench.row_bytes;
   bench.expected_rows_per_token =
-      exchange_cost(config, device.ops().compute_dtype(), communicator.count()).rows_per_token();
+      exchange_cost(config, device.ops().compute_dtype(), communicator.count(), /*layer=*/0).rows_per_token();
 
   exchange.route(draw_experts(config, communicator.index(), bench.tokens, options.skew));
   exchange.plan();

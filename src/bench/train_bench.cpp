@@ -197,13 +197,13 @@ void time_phases(Steps& steps, TrainBench& bench) {
 }
 
 // bench.layers are there.
-void add_traffic(std::span<const LayerTraffic> traffic, const ExchangeCost& cost, TrainBench& bench) {
+void add_traffic(std::span<const LayerTraffic> traffic, std::span<const ExchangeCost> costs, TrainBench& bench) {
   for (const LayerTraffic& from : traffic) {
     TrainBench::Layer& layer = *std::ranges::find(bench.layers, from.layer, &TrainBench::Layer::layer);
     layer.rank_load_max_over_mean = rank_load_max_over_mean(from);
     bench.rank_load_max_over_mean = std::max(bench.rank_load_max_over_mean, layer.rank_load_max_over_mean);
     for (const RankTraffic& rank : from.ranks) {
-      layer.sent_bytes.push_back(sent_bytes(rank, cost));
+      layer.sent_bytes.push_back(sent_bytes(rank, costs[static_cast<size_t>(from.layer)]));
       layer.waited_ms.push_back(rank.waited_ms);
       layer.lasted_ms.push_back(rank.lasted_ms);
       layer.exposed_ms.push_back(rank.exposed_ms);
@@ -284,7 +284,7 @@ TrainBench bench_rank(const Task& task, Communicator& communicator) {
   bench.peak_source = device.peak_source();
   const std::vector<LayerTraffic> traffic = steps.traffic();
   time_phases(steps, bench);
-  add_traffic(traffic, exchange_cost(config, device.ops().compute_dtype(), Mesh(communicator).experts().count()),
+  add_traffic(traffic, exchange_costs(config, device.ops().compute_dtype(), Mesh(communicator).experts().count()),
               bench);
   bench.tokens_per_s = 1e3 * static_cast<double>(bench.tokens_per_step) / bench.ms_per_step;
   bench.flops = bench.flops_per_token * bench.tokens_per_s;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/kinds.h"
+#include "config/per_layer.h"
 
 namespace nmoe {
 
@@ -65,8 +66,9 @@ struct PrecisionConfig {
   bool fp8_weight_gradients = false;            // FP8: routed experts' weight gradients too; else as with kDevice
   bool nvfp4_transform = true;                  // NVFP4: transform the operands of weight gradients
   bool nvfp4_random_rounding = true;            // NVFP4: round gradients of outputs stochastically
-  RowFormat wire = RowFormat::kDevice;   // on the way to routed experts, on their own rank too; with any run.precision
-  RowFormat saved = RowFormat::kDevice;  // pre-activations of MLPs and experts, kept for backward; likewise
+  RowFormat wire = RowFormat::kDevice;  // on the way to routed experts, on their own rank too; with any run.precision
+  // Pre-activations of MLPs and experts, kept for backward; likewise.
+  PerLayer<RowFormat> saved = RowFormat::kDevice;
   PrecisionFallback fallback = PrecisionFallback::kReport;
   int64_t check_every = 100;  // steps between measurements of what rounding loses
 };
@@ -247,7 +249,15 @@ enum class Recompute {
   kNorms,    // the outputs of a block's norms and activation functions: memory-bound work, a few per cent of a step
   kExperts,  // also dispatched rows and pre-activations: the first of a feed-forward's two products is repeated
   kBlocks,   // everything except a block's input: all of forward is repeated
+  kHost,     // that too, once it is in host memory
 };
+// With kHost, block inputs are on the device in so many slots, in turn; the last ones stay there.
+inline constexpr size_t kInputSlots = 2;
+// Whether a block's input does: behind a block that keeps something, it lies among that (model/block_inputs.h). Before
+// the first block is nothing that keeps anything.
+constexpr bool input_travels(Recompute before, Recompute own) {
+  return own == Recompute::kHost && before >= Recompute::kBlocks;
+}
 
 // In what the gradients of routed experts' weights are added up over a step's microbatches; others are fp32.
 enum class GradientFormat {
@@ -261,7 +271,7 @@ struct TrainConfig {
   // Sequences per forward and backward pass; times parallel.ranks, it must divide batch_seqs. Unless a configuration
   // sets it, loading chooses the largest that does, up to this.
   int64_t microbatch_seqs = 16;
-  Recompute recompute = Recompute::kNone;
+  PerLayer<Recompute> recompute = Recompute::kNone;
   GradientFormat gradients = GradientFormat::kFp32;
   std::string memory_limit;                 // such as "8 GiB"; empty: what the machine has
   int64_t log_every = 10;                   // steps

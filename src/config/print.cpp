@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "config/load.h"
 #include "config/schema.h"
 
@@ -28,7 +29,9 @@ std::string print_section(std::span<const Field> fields) {
   for (const Field& field : fields) {
     text += fmt::format("{:<{}} = {:<{}}  # {}", field.name(), name_width, to_toml(field.get()), value_width,
                         field.meaning);
-    if (!field.names.empty()) text += fmt::format("; {}", field.allowed);
+    std::vector<std::string> names;
+    for (const std::string& one : field.names) names.push_back(to_toml(one));
+    if (!names.empty()) text += fmt::format("; {}", join_or(names));
     text += '\n';
   }
   return text;

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "config/field_list.h"
 #include "config/layers.h"
 #include "config/names.h"
 
@@ -149,111 +150,8 @@ constexpr Named<DecayShape> kDecayShapes[] = {
 constexpr Named<Recompute> kRecomputes[] = {{Recompute::kNone, "none"},
                                             {Recompute::kNorms, "norms"},
                                             {Recompute::kExperts, "experts"},
-                                            {Recompute::kBlocks, "blocks"}};
-
-// A TOML integer serves where a double is wanted; nothing else converts.
-template <class T>
-std::optional<T> as(const Value& value) {
-  if constexpr (std::is_same_v<T, double>) {
-    if (const int64_t* whole = std::get_if<int64_t>(&value)) return static_cast<double>(*whole);
-  }
-  if (const T* typed = std::get_if<T>(&value)) return *typed;
-  return std::nullopt;
-}
-
-// Collects the fields of a Config, section by section.
-class FieldList {
- public:
-  void section(std::string_view name) {
-    section_ = name;
-    condition_.clear();
-    met_ = true;
-  }
-  // The section's keys from here on need this.
-  void following_need(bool met, std::string_view what) {
-    condition_ = what;
-    met_ = met;
-  }
-
-  // A key for a member of a type that a Value has. References that key() returns
-  // are good until its next call.
-  template <class T, class Limits>
-  Field& key(std::string_view name, T& member, Limits limits, std::string_view meaning) {
-    Field& field = add(name, meaning);
-    field.allowed = limits.describe();
-    field.is_text = std::is_same_v<T, std::string>;
-    field.get = [&member] { return Value(member); };
-    field.set = [&member, limits](const Value& value) {
-      const std::optional<T> typed = as<T>(value);
-      if (!typed || !limits.contains(*typed)) return false;
-      member = *typed;
-      return true;
-    };
-    return field;
-  }
-
-  // A key for a member with a few named values.
-  template <class T, class Enum, size_t N>
-  Field& key(std::string_view name, T& member, const Named<Enum> (&table)[N], std::string_view meaning) {
-    Field& field = add(name, meaning);
-    std::vector<std::string> quoted_names;
-    for (const Named<Enum>& entry : table) {
-      field.names.emplace_back(entry.name);
-      quoted_names.push_back(to_toml(field.names.back()));
-    }
-    field.allowed = join_or(quoted_names);
-    field.is_text = true;
-    const std::span<const Named<Enum>> entries = table;
-    field.get = [&member, entries, key = field.key] {
-      const auto entry = std::ranges::find(entries, member, &Named<Enum>::value);
-      NMOE_CHECK(entry != entries.end(), "{} has a value without a name", key);
-      return Value(std::string(entry->name));
-    };
-    field.set = [&member, entries](const Value& value) {
-      const std::string* text = std::get_if<std::string>(&value);
-      if (text == nullptr) return false;
-      const auto entry = std::ranges::find(entries, *text, &Named<Enum>::name);
-      if (entry == entries.end()) return false;
-      member = entry->value;
-      return true;
-    };
-    return field;
-  }
-
-  // A key that sets all of `members`, which have keys of their own.
-  template <class Limits>
-  void shorthand(std::string_view name, const std::vector<std::pair<std::string, double*>>& members, Limits limits,
-                 std::string_view meaning) {
-    Field& field = add(name, meaning);
-    for (const auto& [key, member] : members) field.stands_for.push_back(key);
-    field.left_out = true;
-    field.defines_run = false;  // what it sets does
-    field.allowed = limits.describe();
-    field.get = [members] { return Value(*members.front().second); };
-    field.set = [members, limits](const Value& value) {
-      const std::optional<double> number = as<double>(value);
-      if (!number || !limits.contains(*number)) return false;
-      for (const auto& [key, member] : members) *member = *number;
-      return true;
-    };
-  }
-
-  std::vector<Field> take() { return std::move(fields_); }
-
- private:
-  Field& add(std::string_view name, std::string_view meaning) {
-    Field& field = fields_.emplace_back();
-    field.key = fmt::format("{}.{}", section_, name);
-    field.meaning = meaning;
-    if (!condition_.empty()) field.needs(met_, condition_);
-    return field;
-  }
-
-  std::vector<Field> fields_;
-  std::string section_;
-  std::string condition_;  // of the keys that follow; "" for none
-  bool met_ = true;
-};
+                                            {Recompute::kBlocks, "blocks"},
+                                            {Recompute::kHost, "host"}};
 
 void describe_run(FieldList& f, RunConfig& run) {
   f.section("run");
@@ -308,7 +206,8 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
   f.key("wire", precision.wire, kRowFormats, "format of tokens and gradients on their way to routed experts")
       .needs(has_experts, kExperts)
       .leave_out_if(precision.wire == RowFormat::kDevice);
-  f.key("saved", precision.saved, kRowFormats, "format in which pre-activations of MLPs and experts wait for backward")
+  f.key("saved", precision.saved, kRowFormats, "format in which pre-activations of MLPs and experts wait for backward",
+        "3 x fp8, 24 x device")
       .leave_out_if(precision.saved == RowFormat::kDevice);
   f.following_need(is_low(run.precision), "run.precision = \"fp8\", \"mxfp8\" or \"nvfp4\"");
   f.key("mixer", precision.mixer, kPartPrecisions, "format of projections");
@@ -552,7 +451,8 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("microbatch_seqs", train.microbatch_seqs, kSize,
         "sequences per forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
-  f.key("recompute", train.recompute, kRecomputes, "what backward recomputes").not_in_fingerprint();
+  f.key("recompute", train.recompute, kRecomputes, "redone in backward", "3 x norms, 24 x blocks")
+      .not_in_fingerprint();
   f.key("gradients", train.gradients, kGradientFormats, "format of experts' gradients; bf16: rounded stochastically")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .leave_out_if(train.gradients == GradientFormat::kFp32);

@@ -162,6 +162,33 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
                 "lower one of them, or remove run.precision");
 }
 
+// A list for layers has all of them, and says something that one value for all does not.
+template <class T>
+void check_list(Rules& rules, const std::string& key, const PerLayer<T>& choice, size_t num_layers) {
+  if (choice.num_layers() == 0) return;
+  rules.require(choice.num_layers() == static_cast<int64_t>(num_layers), {key},
+                fmt::format("a list for {} layers, of {}", choice.num_layers(), num_layers),
+                "let its counts add up to the model's layers, or write one value for all");
+  rules.require(choice.runs().size() > 1, {key}, "all layers have the same", "write it once, without a count");
+}
+
+// Of the inputs that travel, the last ones wait on the device: some are to be left.
+void check_recompute(Rules& rules, const PerLayer<Recompute>& recompute, size_t num_layers) {
+  check_list(rules, "train.recompute", recompute, num_layers);
+  if (!recompute.any([](Recompute level) { return level == Recompute::kHost; })) return;
+  size_t travelling = 0;
+  Recompute before = Recompute::kBlocks;
+  for (int64_t layer = 0; layer < static_cast<int64_t>(num_layers); ++layer) {
+    const Recompute own = recompute.of(layer);
+    if (input_travels(before, own)) ++travelling;
+    before = own;
+  }
+  rules.require(travelling > kInputSlots, {"train.recompute"},
+                fmt::format("of {} block inputs that could go to the host none would, since the last {} stay",
+                            travelling, kInputSlots),
+                "write blocks for host, or write host for more layers that follow each other, or blocks");
+}
+
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
   rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
                 {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
@@ -210,6 +237,8 @@ std::vector<Issue> find_issues(const Config& config) {
     check_attention(rules, config.model, layers);
     check_moe(rules, config.model, layers);
     check_precision(rules, config, layers.size());
+    check_list(rules, "precision.saved", config.precision.saved, layers.size());
+    check_recompute(rules, config.train.recompute, layers.size());
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);

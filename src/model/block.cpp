@@ -14,16 +14,18 @@ Tensor Block::run(const Pass& pass, Tensor x, Kept& kept) const {
   return x;
 }
 
-Tensor Block::forward(const Pass& pass, Tensor x, Kept& kept) const {
+Tensor Block::forward(const Pass& pass, Tensor x, Kept& kept, const OutputPlace& place) const {
   kept = {.input = x, .branches = {}};
   if (pass.in_step()) {
     for (const ResidualBranch& branch : branches_) weights_.begin_application(branch.weights());
   }
   if (pass.keep.form(Site::kBlock) != KeptAs::kNothing) return run(pass, x, kept);
-  const Tensor out = pass.push(x.shape());
+  Tensor out = place ? Tensor() : pass.push(x.shape());
   const ArenaScope scope(pass.activations);
   Kept dropped;
-  pass.ops.copy({.source = run(pass.alone(), x, dropped), .destination = out});
+  const Tensor made = run(pass.alone(), x, dropped);
+  if (place) out = place();
+  pass.ops.copy({.source = made, .destination = out});
   return out;
 }
 

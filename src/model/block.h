@@ -3,12 +3,16 @@
 // T tokens, D width of the stream.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "model/residual_branch.h"
 
 namespace nmoe {
+
+// Memory for a block's output, [T, D]; asked for when the write is what is enqueued next.
+using OutputPlace = std::function<Tensor()>;
 
 class Block {
  public:
@@ -22,9 +26,10 @@ class Block {
     std::vector<ResidualBranch::Kept> branches;
   };
 
-  // x [T, D] must live until backward (pass.keep determines what else does); kept =. Returns the block's
-  // output, [T, D] on the activation stack.
-  Tensor forward(const Pass& pass, Tensor x, Kept& kept) const;
+  // x [T, D] must live until backward, or be in kept.input again by then (pass.keep determines what else does); kept =.
+  // Returns the block's output, [T, D] on the activation stack or, of a block of which nothing else waits, where
+  // `place` says.
+  Tensor forward(const Pass& pass, Tensor x, Kept& kept, const OutputPlace& place = {}) const;
   // The same in generation (model/parts/part.h), with the states of each part: x becomes the output. `room` [T, D], of
   // which x and it may change places.
   void cached_forward(const Pass& pass, Tensor& x, Tensor& room, std::span<const PartStates> states,

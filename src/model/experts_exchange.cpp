@@ -1,5 +1,6 @@
 #include "model/experts_exchange.h"
 
+#include "config/layers.h"
 #include "model/spec/moe.h"
 
 namespace nmoe {
@@ -13,13 +14,21 @@ ExchangeForm exchange_form(const Config& config) {
           .dispatch_format = config.precision.wire};
 }
 
-ExchangeCost exchange_cost(const Config& config, DType act, int64_t num_ranks) {
-  const Recompute recompute = config.train.recompute;
+ExchangeCost exchange_cost(const Config& config, DType act, int64_t num_ranks, int64_t layer) {
+  const Recompute recompute = config.train.recompute.of(layer);
   return {exchange_shape(config.model),
           exchange_form(config),
           {.dispatches = recompute >= Recompute::kExperts ? 2 : 1, .combines = recompute >= Recompute::kBlocks ? 2 : 1},
           act,
           num_ranks};
+}
+
+std::vector<ExchangeCost> exchange_costs(const Config& config, DType act, int64_t num_ranks) {
+  std::vector<ExchangeCost> costs;
+  for (int64_t layer = 0; layer < std::ssize(layer_specs(config.model)); ++layer) {
+    costs.push_back(exchange_cost(config, act, num_ranks, layer));
+  }
+  return costs;
 }
 
 }  // namespace nmoe

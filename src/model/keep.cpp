@@ -1,12 +1,19 @@
 #include "model/keep.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace nmoe {
 
-void Keep::begin(const Shape& stream, bool quantises) {
+void Keep::begin(const Shape& stream, std::span<const KeepOptions> layers, bool quantises) {
+  layers_ = layers;
   // Where a whole block is made again, its norms' outputs are there until its backward has ended.
-  if (form(Site::kNormOutput) == KeptAs::kNothing && form(Site::kBlock) != KeptAs::kNothing) {
+  const auto shares_norm_output = [&](const KeepOptions& options) {
+    const Keep layer(*ops_, *activations_, options);
+    return layer.form(Site::kNormOutput) == KeptAs::kNothing && layer.form(Site::kBlock) != KeptAs::kNothing;
+  };
+  if (std::ranges::any_of(layers, shares_norm_output)) {
     norm_output_ = activations_->allocate(ops_->compute_dtype(), stream);
   }
   if (!quantises) return;
@@ -77,6 +84,7 @@ void Keep::before_backward() {
   NMOE_CHECK(!ends_.empty(), "more layers backward than forward");
   activations_->rewind(ends_.back());
   ends_.pop_back();
+  options_ = layers_[ends_.size()];
 }
 
 Keep Keep::again() const {

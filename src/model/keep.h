@@ -2,13 +2,14 @@
 //
 // A part asks by the *site* that rows are at, and nobody else decides: in forward put() gives the memory of what waits,
 // in backward get() gives the rows, or memory to make them in again. train.recompute and precision.saved are how the
-// answers are configured. All memory is pushed on the activation stack, so a plan, which runs the same code against
-// counting arenas, gets the same answers.
+// answers are configured, for every layer. All memory is pushed on the activation stack, so a plan, which runs the same
+// code against counting arenas, gets the same answers.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/kinds.h"
@@ -54,17 +55,18 @@ struct KeepOptions {
   RowFormat saved = RowFormat::kDevice;    // in which form pre-activations do
 };
 
-// The policy of one pass.
+// The policy of one pass, in each of its layers.
 class Keep {
  public:
   // Of a pass without backward by default: everything waits as it is, until its memory is popped.
   Keep(Ops& ops, Arena& activations, const KeepOptions& options = {})
       : ops_(&ops), activations_(&activations), options_(options) {}
 
-  // Begins a forward that backward follows, over a residual stream of that shape, [T, D]. `quantises`: whether any
-  // product takes rows of the stream in FP8, for which memory is shared: quantised_norm() holds those of the last
-  // norm's output, quantised_gradient() those of the stream's gradient. Undefined otherwise.
-  void begin(const Shape& stream, bool quantises);
+  // Begins a forward that backward follows, over a residual stream of that shape, [T, D], through layers with these
+  // options, which must outlive the pass. `quantises`: whether any product takes rows of the stream in FP8, for which
+  // memory is shared: quantised_norm() holds those of the last norm's output, quantised_gradient() those of the
+  // stream's gradient. Undefined otherwise.
+  void begin(const Shape& stream, std::span<const KeepOptions> layers, bool quantises);
   const RowCodes& quantised_norm() const { return quantised_norm_; }
   const RowCodes& quantised_gradient() const { return quantised_gradient_; }
 
@@ -80,8 +82,9 @@ class Keep {
   // nothing were made again; of hidden units, which backward makes beside gradients, in that in which it takes them.
   Rows get(const KeptRows& kept) const;
 
-  // Called around the forward of each layer, in their order, and before the backward of each, in reverse: its memory
-  // then is the top of the stack.
+  // Called around the forward of each layer, in their order, and before the backward of each, in reverse: its options
+  // then are those that count, and before backward its memory is the top of the stack.
+  void begin_forward() { options_ = layers_[ends_.size()]; }
   void end_forward() { ends_.push_back(activations_->mark()); }
   void before_backward();
 
@@ -97,7 +100,8 @@ class Keep {
 
   Ops* ops_;
   Arena* activations_;
-  KeepOptions options_;
+  KeepOptions options_;  // of the layer
+  std::span<const KeepOptions> layers_;
   Tensor norm_output_;  // [T, D]: where norms' outputs do not wait, shared by all
   RowCodes quantised_norm_, quantised_gradient_;
   std::vector<int64_t> ends_;  // of the stack, after the forwards of layers

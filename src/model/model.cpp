@@ -44,6 +44,9 @@ Model::Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t ma
       final_norm_(weights_, "final_norm", config_.norm_eps),
       head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (Moe* moe : moe_layers_) moe->send_as(passes_.wire);
+  for (int64_t layer = 0; layer < std::ssize(blocks_); ++layer) {
+    keep_.push_back({.recompute = passes_.recompute.of(layer), .saved = passes_.saved.of(layer)});
+  }
 }
 
 void Model::allocate(Arena& state) {
@@ -68,6 +71,8 @@ void Model::allocate(Arena& state) {
     upload_reals(ops_, table.sin, angles.sin);
   }
 }
+
+void Model::keep_inputs_in(Arena& host) { inputs_.emplace(ops_.device(), host, keep_); }
 
 void Model::share_experts(Transport& transport, Arena& state, const ExchangeLimits& limits) {
   if (moe_layers_.empty()) return;
@@ -137,9 +142,17 @@ void Model::begin_step() {
   for (const Tensor& tensor : exchange_stats_.tensors()) ops_.fill({.x = tensor, .value = 0.0});
 }
 
+// Where the block before that layer, or the embedding, is to write; empty: on the activation stack.
+OutputPlace Model::place_of_input(size_t layer) {
+  if (!inputs_ || layer >= blocks_.size() || !inputs_->travels(layer)) return {};
+  return [this, layer] { return inputs_->place(layer); };
+}
+
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
                              const Watchers& watchers) {
   const ArenaScope scope(activations);
+  NMOE_CHECK(inputs_ || !passes_.recompute.any([](Recompute level) { return level == Recompute::kHost; }),
+             "inputs of blocks are to wait in the host, and have no memory there");
   weights_.begin_microbatch();
   Pass pass = make_pass(batch, activations);
   pass.scale = scale;
@@ -147,19 +160,22 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Shape stream({batch.num_tokens(), config_.dim});
 
   const auto has_codes = [](const Weight& weight) { return weight.copies.codes.defined(); };
-  pass.keep = Keep(ops_, activations, {.recompute = passes_.recompute, .saved = passes_.saved});
-  pass.keep.begin(stream, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
+  pass.keep.begin(stream, keep_, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
   const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");
   const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, weights_.all().size()};
   weights_.begin_application(before_blocks);
   weights_.begin_application(after_blocks);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
-  Tensor x = pass.push(stream);
+  if (inputs_) inputs_->begin(activations, ops_.compute_dtype(), stream);
+  const OutputPlace place = place_of_input(0);
+  Tensor x = place ? place() : pass.push(stream);
   ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
   pass.capture(Intermediate::kEmbeddingOut, kNoLayer, x);
   std::vector<Block::Kept> kept(blocks_.size());
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    x = blocks_[layer]->forward(pass, x, kept[layer]);
+    if (inputs_) inputs_->send(layer);
+    pass.keep.begin_forward();
+    x = blocks_[layer]->forward(pass, x, kept[layer], place_of_input(layer + 1));
     pass.keep.end_forward();
   }
   const Tensor normed = pass.push(stream);
@@ -176,6 +192,7 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   weights_.end_application(after_blocks);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     pass.keep.before_backward();
+    if (inputs_ && inputs_->travels(layer)) kept[layer].input = inputs_->fetch(layer);
     const bool leaves_codes = layer > 0 && blocks_[layer - 1]->takes_codes(ops_);
     blocks_[layer]->backward(pass, kept[layer], dstream, leaves_codes);
     dstream = gradient(leaves_codes);

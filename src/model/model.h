@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/block.h"
+#include "model/block_inputs.h"
 #include "model/heads/language_head.h"
 #include "model/parts/moe.h"
 #include "model/pass.h"
@@ -22,9 +23,9 @@ namespace nmoe {
 
 // What passes keep, in which formats, and what they minimise.
 struct PassOptions {
-  Recompute recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
-  RowFormat wire = RowFormat::kDevice;     // of tokens sent to routed experts, except in cached passes
-  RowFormat saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
+  PerLayer<Recompute> recompute = Recompute::kNone;  // changes what forward_backward keeps, but no result
+  RowFormat wire = RowFormat::kDevice;               // of tokens sent to routed experts, except in cached passes
+  PerLayer<RowFormat> saved = RowFormat::kDevice;    // KeepOptions::saved, of forward_backward
   Objectives objectives = next_token_alone();
   GenerationArithmetic generation = GenerationArithmetic::kLatent;  // of cached passes
 };
@@ -41,6 +42,9 @@ class Model final : public SequenceModel {
 
   // Allocates tables and router statistics. Call once, before any pass.
   void allocate(Arena& state);
+  // With Recompute::kHost in some layer: where inputs of blocks wait, in mapped memory and an arena for this alone.
+  // Call once, before any forward_backward().
+  void keep_inputs_in(Arena& host);
   // Where several ranks share the experts: sends tokens to them through `transport`, which must outlive the model.
   // Allocates its window for passes within `limits`, and in `state` what belongs to it. Call once, after weights have
   // their codes (model/weight_formats.h), if they are to have any.
@@ -93,6 +97,7 @@ class Model final : public SequenceModel {
   const ExchangeStats& exchange_stats() const { return exchange_stats_; }
 
  private:
+  OutputPlace place_of_input(size_t layer);
   Pass make_pass(const Batch& batch, Arena& activations) const;
   // Embedding and blocks without keeping anything for backward: [T, D], normed.
   Tensor hidden_states(const Pass& pass);
@@ -103,6 +108,8 @@ class Model final : public SequenceModel {
   Ops& ops_;
   int64_t max_positions_;
   PassOptions passes_;
+  std::vector<KeepOptions> keep_;  // of each layer, in forward_backward
+  std::optional<BlockInputs> inputs_;
   Inspector inspect_;
   ModelSpec spec_;
   WeightSet& weights_;

@@ -18,6 +18,10 @@ constexpr ArenaDescription kTable[] = {
     {ArenaKind::kHostState, "host state", "the same of weights that optim.offload moves to the host, pinned",
      Placement::kMapped, /*at_first_use=*/false,
      "set optim.offload = \"none\", free memory of the host, or raise the memory limit of this process or container"},
+    {ArenaKind::kHostInputs, "host inputs", "of blocks with train.recompute = \"host\", until backward, pinned",
+     Placement::kMapped, /*at_first_use=*/false,
+     "write blocks for host in train.recompute, free memory of the host, or raise the memory limit of this process or "
+     "container"},
     {ArenaKind::kActivations, "activations", "of one microbatch, train.microbatch_seqs x data.seq_len tokens",
      Placement::kDevice},
     {ArenaKind::kScratch, "scratch", "temporaries of single operations", Placement::kDevice},

@@ -26,6 +26,7 @@ enum class ArenaKind {
   kGradients,
   kOptimizer,
   kHostState,
+  kHostInputs,
   kActivations,
   kScratch,
   kCopyScratch,
@@ -37,7 +38,7 @@ enum class ArenaKind {
   kExchange,
   kCheckpointStaging,
 };
-inline constexpr size_t kNumArenas = 15;
+inline constexpr size_t kNumArenas = 16;
 
 // Where an arena's memory is: the device's own; the host's, for transfers; the host's, for operations of all devices.
 enum class Placement { kDevice, kHost, kMapped };

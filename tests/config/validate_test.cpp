@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "configs.h"
 
 namespace nmoe {
@@ -185,15 +187,17 @@ TEST(Validate, FindsPrecisionsThatADeviceCannotDo) {
 }
 
 TEST(Validate, RowsAreCodesWhateverProductsAreIn) {
-  for (RowFormat PrecisionConfig::*const key : {&PrecisionConfig::wire, &PrecisionConfig::saved}) {
+  const auto expect_right = [](const std::function<void(PrecisionConfig&)>& set) {
     Config config = low_precision_config();
-    config.precision.*key = RowFormat::kFp8;
+    set(config.precision);
     EXPECT_EQ(what_is_wrong(config), "");
     config.run.precision = Precision::kDevice;
     EXPECT_EQ(what_is_wrong(config), "");
     config.run.device = "cuda";
     EXPECT_EQ(what_is_wrong(config), "");
-  }
+  };
+  expect_right([](PrecisionConfig& precision) { precision.wire = RowFormat::kFp8; });
+  expect_right([](PrecisionConfig& precision) { precision.saved = RowFormat::kFp8; });
 }
 
 TEST(Validate, FindsThatNoLayerIsLeftToAPrecision) {

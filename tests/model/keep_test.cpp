@@ -83,8 +83,9 @@ TEST_F(KeepTest, GetIsWhatWasPutOrRoomForIt) {
 TEST_F(KeepTest, NormsShareTheMemoryOfWhatDoesNotWait) {
   const Shape stream({kNumRows, kRowWidth});
   Keep shared = keep(Recompute::kNorms), apart = keep(Recompute::kNone);
-  shared.begin(stream, /*quantises=*/false);
-  apart.begin(stream, /*quantises=*/true);
+  const KeepOptions shares{.recompute = Recompute::kNorms}, keeps;
+  shared.begin(stream, {&shares, 1}, /*quantises=*/false);
+  apart.begin(stream, {&keeps, 1}, /*quantises=*/true);
   const auto memory = [&](const Keep& policy) {
     const KeptRows kept = policy.put(Site::kNormOutput, stream);
     EXPECT_EQ(policy.with_values(kept).tensor().raw(), policy.get(kept).tensor().raw());
@@ -99,8 +100,11 @@ TEST_F(KeepTest, NormsShareTheMemoryOfWhatDoesNotWait) {
 
 TEST_F(KeepTest, ALayersMemoryIsOnTopWhenItsBackwardBegins) {
   Keep policy = keep(Recompute::kNone);
+  const std::vector<KeepOptions> layers(3);
+  policy.begin({1, 1}, layers, /*quantises=*/false);
   std::vector<int64_t> marks;
   for (int64_t layer = 0; layer < 3; ++layer) {
+    policy.begin_forward();
     policy.put(Site::kHidden, {kNumRows, 8 * (layer + 1)});
     policy.end_forward();
     marks.push_back(activations_.mark());
@@ -112,6 +116,32 @@ TEST_F(KeepTest, ALayersMemoryIsOnTopWhenItsBackwardBegins) {
   }
 }
 
+// Each layer's options count from its forward on, and again from before its backward; one layer that shares the memory
+// of norms' outputs is enough for there to be some.
+TEST_F(KeepTest, EveryLayerHasItsOwnOptions) {
+  const std::vector<KeepOptions> layers = {{.recompute = Recompute::kBlocks},
+                                           {.saved = RowFormat::kFp8},
+                                           {.recompute = Recompute::kNorms},
+                                           {.recompute = Recompute::kExperts, .saved = RowFormat::kFp8}};
+  Keep policy = keep(Recompute::kNone);
+  policy.begin({kNumRows, kRowWidth}, layers, /*quantises=*/false);
+  EXPECT_EQ(activations_.used(), kNumRows * kRowWidth * 4);
+  const auto expect_options = [&](size_t layer) {
+    for (const Site site : kSites) {
+      EXPECT_EQ(policy.form(site), keep(layers[layer].recompute, layers[layer].saved).form(site)) << layer;
+    }
+  };
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    policy.begin_forward();
+    expect_options(layer);
+    policy.end_forward();
+  }
+  for (size_t layer = layers.size(); layer-- > 0;) {
+    policy.before_backward();
+    expect_options(layer);
+  }
+}
+
 // A step of a small model in fp32: its losses and gradients.
 struct StepResult {
   std::vector<double> losses;
@@ -120,13 +150,16 @@ struct StepResult {
 StepResult step_of(const ModelConfig& config, const PassOptions& options) {
   constexpr int64_t kPositions = 6;
   const ReadyDevice ops = cpu_device(DType::kF32, 2);
+  ops.device().scratch(Lane::kCopy).reserve(ops.device().memory(), 1 << 20);
   TensorPool pool(DType::kF32, 3), doubles(DType::kF64);
-  Arena values("values"), grads("grads"), state("state"), activations("activations");
+  Arena values("values"), grads("grads"), state("state"), activations("activations"), host("host inputs");
   for (Arena* arena : {&values, &grads, &state, &activations}) arena->reserve(ops.device().memory(), 4 << 20);
+  host.reserve(ops.device().mapped_memory(), 1 << 20);
   WeightSet weights(describe_model(config).weights);
   Model model(config, weights, *ops, kPositions, options);
   weights.allocate(*ops, values, grads);
   model.allocate(state);
+  model.keep_inputs_in(host);
   weights.initialise(*ops, 7, config.init.truncation);
   const Batch batch{.num_seqs = 1,
                     .seq_len = kPositions,
@@ -152,7 +185,7 @@ class SavedInFp8 : public ::testing::TestWithParam<SmallModel> {};
 // What waits in FP8 changes backward alone, and is the same whatever is made again; so is what travels so.
 TEST_P(SavedInFp8, SameBitsWhateverIsMadeAgain) {
   const ModelConfig& config = GetParam().config;
-  const auto with = [&](Recompute recompute, RowFormat wire, RowFormat saved) {
+  const auto with = [&](PerLayer<Recompute> recompute, RowFormat wire, PerLayer<RowFormat> saved) {
     return step_of(config, {.recompute = recompute, .wire = wire, .saved = saved});
   };
   for (const RowFormat wire : {RowFormat::kDevice, RowFormat::kFp8}) {
@@ -166,6 +199,52 @@ TEST_P(SavedInFp8, SameBitsWhateverIsMadeAgain) {
       EXPECT_EQ(again.grads, saved.grads) << static_cast<int>(recompute);
     }
   }
+}
+
+// Layers may differ. What waits in FP8 in the first ones, up to one that has a feed-forward part, changes no gradient
+// of a later one.
+TEST_P(SavedInFp8, LayersMayDiffer) {
+  const ModelConfig& config = GetParam().config;
+  const std::vector<LayerSpec> layers = layer_specs(config);
+  const auto last_in_fp8 =
+      std::ranges::find_if(layers, [](const LayerSpec& layer) { return !is_mixer(layer.parts.back().kind); });
+  const int64_t first = last_in_fp8 - layers.begin() + 1, others = std::ssize(layers) - first;
+  if (others < 1) GTEST_SKIP() << "one layer";
+  const auto with = [&](const PerLayer<Recompute>& recompute, const PerLayer<RowFormat>& saved) {
+    return step_of(config, {.recompute = recompute, .saved = saved}).grads;
+  };
+  using Formats = std::vector<LayerRun<RowFormat>>;
+  const PerLayer<RowFormat> in_first(Formats{{first, RowFormat::kFp8}, {others, RowFormat::kDevice}});
+  const auto plain = with(Recompute::kNone, RowFormat::kDevice), saved = with(Recompute::kNone, in_first);
+  EXPECT_TRUE(saved != plain);
+  EXPECT_EQ(saved.back(), plain.back());
+  constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks};
+  for (const Recompute a : kLevels) {
+    for (const Recompute b : kLevels) {
+      SCOPED_TRACE(static_cast<int>(a) * 10 + static_cast<int>(b));
+      const PerLayer<Recompute> levels(std::vector<LayerRun<Recompute>>{{first, a}, {others, b}});
+      EXPECT_TRUE(with(levels, RowFormat::kDevice) == plain);
+      EXPECT_TRUE(with(levels, in_first) == saved);
+    }
+  }
+}
+
+// Inputs of blocks that wait in host memory: of all blocks, and behind and before others.
+TEST_P(SavedInFp8, InputsMayWaitInTheHost) {
+  const ModelConfig& config = GetParam().config;
+  const int64_t num_layers = std::ssize(layer_specs(config));
+  if (num_layers < 4) GTEST_SKIP() << num_layers << " layers";
+  const auto plain = step_of(config, {});
+  const auto expect_same = [&](const PerLayer<Recompute>& levels) {
+    const StepResult host = step_of(config, {.recompute = levels});
+    EXPECT_EQ(host.losses, plain.losses);
+    EXPECT_TRUE(host.grads == plain.grads);
+  };
+  using Levels = std::vector<LayerRun<Recompute>>;
+  expect_same(Recompute::kHost);
+  expect_same(PerLayer<Recompute>(Levels{{num_layers - 1, Recompute::kHost}, {1, Recompute::kNorms}}));
+  expect_same(PerLayer<Recompute>(Levels{{1, Recompute::kNone}, {num_layers - 1, Recompute::kHost}}));
+  expect_same(PerLayer<Recompute>(Levels{{1, Recompute::kBlocks}, {num_layers - 1, Recompute::kHost}}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, SavedInFp8, ::testing::ValuesIn(small_models()),

@@ -300,6 +300,22 @@ TEST(EngineTest, RecomputationChangesNoBit) {
   }
 }
 
+// Levels of the layers one by one: no bit changes, and the plan is exact.
+TEST(EngineTest, LayersRecomputeWhatEachOneIsTold) {
+  const Config config = config_with({"model.num_layers=6"});
+  ReadyEngine keeps_all(config);
+  random_step(keeps_all.engine, config, 1);
+  for (const std::string levels : {"2 x blocks, 4 x none", "none, 2 x experts, norms, 2 x blocks", "host",
+                                   "norms, 5 x host", "2 x host, norms, blocks, 2 x host"}) {
+    SCOPED_TRACE(levels);
+    const Config again = config_with({"model.num_layers=6", "train.recompute=" + levels});
+    ReadyEngine ready(again);
+    random_step(ready.engine, again, 1);
+    EXPECT_EQ(differences(snapshot(ready.engine), snapshot(keeps_all.engine)), std::vector<std::string>{});
+    expect_equal(ready.memory->storage.used(), ready.plan);
+  }
+}
+
 TEST(EngineTest, RouterHealthCountsEveryTokensChoices) {
   const Config config = config_with();
   ReadyEngine ready(config);

@@ -75,6 +75,22 @@ TEST(FallbackPlan, IsEnoughForEveryMixtureOfStates) {
   EXPECT_TRUE(mixed_needs_more);
 }
 
+// Where layers differ in what waits, the most may be needed with some of them in their formats and others not.
+TEST(FallbackPlan, IsEnoughWhereLayersDifferInWhatWaits) {
+  const std::vector<PrecisionRole> roles =
+      roles_of({{0, "dense"}, {1, "experts"}, {2, "experts"}, {3, "experts"}, {4, "experts"}});
+  for (const auto& [recompute, saved] : {std::pair{"2 x none, 3 x norms", "device"},
+                                         {"norms, none, norms, blocks, none", "device"},
+                                         {"none", "2 x fp8, 3 x device"},
+                                         {"3 x norms, 2 x none", "device, fp8, device, 2 x fp8"}}) {
+    SCOPED_TRACE(::testing::Message() << recompute << ", saved " << saved);
+    const Config config =
+        with_fallback({"model.num_layers=5", "precision.mixer=device", "precision.shared=device",
+                       std::string("train.recompute=") + recompute, std::string("precision.saved=") + saved});
+    expect_enough(config, needs_of(config, roles).any);
+  }
+}
+
 // Parts of one layer differ as well, in layers of two kinds.
 TEST(FallbackPlan, IsEnoughWhateverPartsOfALayerHaveLeft) {
   const std::vector<PrecisionRole> roles = roles_of({{0, "mixer"},

@@ -40,7 +40,7 @@ Trained train_in_buckets(int64_t ranks, const std::string& recompute, int64_t bu
 // In the middle of backward, or all at its end.
 TEST(GradientBuckets, ChangeNoBit) {
   for (const int64_t ranks : {2, 4}) {
-    for (const char* recompute : {"none", "blocks"}) {
+    for (const char* recompute : {"none", "blocks", "host"}) {
       const Trained at_the_end = train_in_buckets(ranks, recompute, 1 << 30);
       for (const int64_t bucket_bytes : {1, 4000}) {
         const Trained beside = train_in_buckets(ranks, recompute, bucket_bytes);

@@ -87,6 +87,48 @@ TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   EXPECT_LT(activations("blocks"), activations("experts"));
 }
 
+// Every layer adds what it keeps itself, at the bottom of the stack.
+TEST(MemoryPlanTest, EveryLayerCountsAsItsOwnLevelSays) {
+  const auto activations = [](const std::string& key) {
+    return plan_engine_storage(planned_config({"model.num_layers=9", key}))[ArenaKind::kActivations];
+  };
+  for (const auto& [key, less, more] : {std::tuple{"train.recompute=", "blocks", "none"},
+                                        {"train.recompute=", "experts", "norms"},
+                                        {"precision.saved=", "fp8", "device"}}) {
+    const auto with = [&](int64_t first) {
+      return activations(fmt::format("{}1 x {}, {} x {}, {} x {}", key, more, first, less, 8 - first, more));
+    };
+    const int64_t of_a_layer = with(1) - with(2);
+    EXPECT_GT(of_a_layer, 0) << key << less;
+    EXPECT_EQ(with(2) - with(5), 3 * of_a_layer) << key << less;
+  }
+}
+
+// Two slots on the device, and all inputs but the last two in the host, whatever the number of layers.
+TEST(MemoryPlanTest, InputsThatWaitInTheHostAreCountedThere) {
+  const auto with = [](int64_t layers, const std::string& levels) {
+    return planned_config({fmt::format("model.num_layers={}", layers), "train.recompute=" + levels});
+  };
+  const Config config = with(8, "host");
+  const int64_t input =
+      config.train.microbatch_seqs * config.data.seq_len * config.model.dim * dtype_bytes(DType::kF32);
+  for (const int64_t layers : {5, 8}) {
+    const StoragePlan blocks = plan_engine_storage(with(layers, "blocks")),
+                      host = plan_engine_storage(with(layers, "host"));
+    EXPECT_EQ(blocks[ArenaKind::kHostInputs], 0);
+    EXPECT_EQ(host[ArenaKind::kHostInputs], (layers - 2) * input);
+    EXPECT_EQ(blocks[ArenaKind::kActivations] - host[ArenaKind::kActivations], (layers - 2) * input);
+    // Behind a layer that keeps something, the input lies there.
+    const std::string list = fmt::format("norms, {} x host", layers - 1);
+    EXPECT_EQ(plan_engine_storage(with(layers, list))[ArenaKind::kHostInputs], (layers - 4) * input);
+  }
+  const MemoryPlan plan = plan_memory(config, 0, 1);
+  const auto line = std::ranges::find(plan.lines, "host inputs", &MemoryLine::owner);
+  ASSERT_NE(line, plan.lines.end());
+  EXPECT_EQ(line->bytes, 6 * input);
+  EXPECT_TRUE(contains(print_plan(plan, config), human_bytes(6 * input) + " of block inputs wait in host memory"));
+}
+
 // A layer keeps a byte of each pre-activation and one for each 128, instead of four of each and of each hidden unit.
 TEST(MemoryPlanTest, SavedCodesTakeTheirBytes) {
   const auto activations = [](const std::string& saved, int64_t layers) {

@@ -503,6 +503,26 @@ TEST(RankEngines, WhereStateLivesChangesNoBit) {
   }
 }
 
+// Inputs of blocks in host memory beside state there, with experts that move and batches of several microbatches.
+TEST(RankEngines, WhereBlockInputsWaitChangesNoBit) {
+  for (const int64_t ranks : {1, 2}) {
+    const auto with = [&](std::vector<std::string> overrides) {
+      overrides.emplace_back("model.num_layers=5");
+      if (ranks > 1) overrides.emplace_back("parallel.rebalance_every=1");
+      return config_with(ranks, overrides);
+    };
+    const Bytes expected = whole_state(with({"train.recompute=none"}), 3);
+    for (const char* levels : {"host", "norms, 4 x host", "4 x host, none"}) {
+      for (const char* offload : {"none", "state"}) {
+        const Config config =
+            with({fmt::format("train.recompute={}", levels), fmt::format("optim.offload={}", offload)});
+        EXPECT_EQ(test::differences(whole_state(config, 3), expected), std::vector<std::string>())
+            << levels << ", " << offload << " on " << ranks;
+      }
+    }
+  }
+}
+
 TEST(RankEngines, WhatIsNotFiniteOnOneStopsAll) {
   const Config config = config_with(2, {"model.moe.balance_loss=1e-3", "optim.offload=state"});
   std::array<int64_t, 2> places{};

@@ -83,7 +83,7 @@ TEST(ExchangeReportTest, NumbersByHand) {
   config.model.dim = 4;
   config.model.moe.num_experts = 8;
   config.model.moe.top_k = 2;
-  const ExchangeCost cost = exchange_cost(config, DType::kBF16, 2);
+  const std::vector<ExchangeCost> costs = exchange_costs(config, DType::kBF16, 2);
   const std::vector<LayerTraffic> layers = {{.layer = 3,
                                              .ranks = {{.rows = 10,
                                                         .sent = 10,
@@ -103,7 +103,7 @@ TEST(ExchangeReportTest, NumbersByHand) {
                                                         .exposed_ms = {1, 1, 1, 5}}}}};
   Report report;
   MetricRecord record;
-  report_exchange(layers, cost, record);
+  report_exchange(layers, costs, record);
   for (const auto& [tag, value] : record.scalars) {
     EXPECT_TRUE(report.emplace(tag, value).second) << tag << " is reported twice";
   }

@@ -12,7 +12,7 @@ namespace {
 // has no room anywhere else is fetched beside backward already; and buffers take no memory that a step without them
 // does not.
 TEST(StateLanes, AStepHasNoRacesAndFetchesBesideBackward) {
-  for (const char* recompute : {"none", "blocks"}) {
+  for (const char* recompute : {"none", "blocks", "host"}) {
     for (const char* experts : {"muon", "adamw"}) {
       const auto with = [&](const std::string& offload) {
         return test::tiny_config("/nowhere",
@@ -36,6 +36,29 @@ TEST(StateLanes, AStepHasNoRacesAndFetchesBesideBackward) {
       }
       EXPECT_EQ(device.num_unordered(), 0) << recompute << " " << experts;
     }
+  }
+}
+
+// Inputs of blocks on their way to the host and back, in several microbatches, with lists that begin and end elsewhere
+// than the model: transfers are in order with all that reads and writes their slots.
+TEST(StateLanes, InputsTravelWithoutRaces) {
+  for (const char* recompute :
+       {"host", "norms, 6 x host", "3 x host, norms, 2 x host, blocks", "none, blocks, 5 x host"}) {
+    const Config config =
+        test::tiny_config("/nowhere", {"model.vocab_size=50", "model.num_layers=7", "train.microbatch_seqs=2",
+                                       fmt::format("train.recompute={}", recompute)});
+    const auto below = make_device(device_options(config.run));
+    test::LanesInOrder device(*below);
+    Storage storage(device, plan_engine_storage(config));
+    Engine engine(config, {device, single_rank()}, storage);
+    engine.initialise();
+    for (int64_t step = 1; step <= 2; ++step) {
+      const int64_t before = device.seen(Lane::kCopy, Lane::kCopy);
+      ASSERT_TRUE(test::random_step(engine, config, step).finite);
+      EXPECT_TRUE(device.all_joined());
+      EXPECT_GT(device.copied_at_norm(), before) << recompute;
+    }
+    EXPECT_EQ(device.num_unordered(), 0) << recompute;
   }
 }
 

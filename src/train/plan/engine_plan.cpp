@@ -89,19 +89,26 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
     state = std::move(of_rank.precision);
   }
   if (config.precision.fallback != PrecisionFallback::kAct) return plan;
-  for (const std::vector<PrecisionRole>& left : most_demanding_states(config.model, state)) {
+  for (const std::vector<PrecisionRole>& left : most_demanding_states(config, state)) {
     plan = plan.max(plan_rank(config, {0, in_domain, part, seq_lens}, left).storage);
   }
   return plan;
 }
 
-std::vector<std::vector<PrecisionRole>> most_demanding_states(const ModelConfig& config,
+std::vector<std::vector<PrecisionRole>> most_demanding_states(const Config& config,
                                                               std::span<const PrecisionRole> state) {
-  const std::vector<LayerSpec> specs = layer_specs(config);
+  const std::vector<LayerSpec> specs = layer_specs(config.model);
+  const auto waiting = [&](int64_t layer) {
+    return std::pair(config.train.recompute.of(layer), config.precision.saved.of(layer));
+  };
+  std::vector<std::pair<Recompute, RowFormat>> kinds;  // of what waits
+  for (const PrecisionRole& role : state) {
+    if (std::ranges::find(kinds, waiting(role.layer)) == kinds.end()) kinds.push_back(waiting(role.layer));
+  }
   std::map<int64_t, std::vector<size_t>> roles_of;  // by layer
   for (size_t role = 0; role < state.size(); ++role) roles_of[state[role].layer].push_back(role);
   const auto is_alike = [&](int64_t a, int64_t b) {
-    return specs[static_cast<size_t>(a)] == specs[static_cast<size_t>(b)] &&
+    return specs[static_cast<size_t>(a)] == specs[static_cast<size_t>(b)] && waiting(a) == waiting(b) &&
            std::ranges::equal(
                roles_of[a], roles_of[b], {}, [&](size_t role) { return state[role].part; },
                [&](size_t role) { return state[role].part; });
@@ -115,10 +122,12 @@ std::vector<std::vector<PrecisionRole>> most_demanding_states(const ModelConfig&
   std::vector<std::vector<PrecisionRole>> states;
   for (const int64_t layer : working) {
     const std::vector<size_t>& roles = roles_of[layer];
-    for (const bool others : {false, true}) {
+    for (uint32_t others = 0; others < uint32_t{1} << kinds.size(); ++others) {
       for (uint32_t left = 0; left < uint32_t{1} << roles.size(); ++left) {
         std::vector<PrecisionRole>& next = states.emplace_back(state.begin(), state.end());
-        for (PrecisionRole& role : next) role.in_act = others;
+        for (PrecisionRole& role : next) {
+          role.in_act = (others >> (std::ranges::find(kinds, waiting(role.layer)) - kinds.begin()) & 1) != 0;
+        }
         for (size_t i = 0; i < roles.size(); ++i) next[roles[i]].in_act = (left >> i & 1) != 0;
       }
     }

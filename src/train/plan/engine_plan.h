@@ -27,10 +27,11 @@ ExpertRows plan_expert_rows(const Config& config, int64_t in_domain = 0, std::sp
 
 // Of a run with fallback: every state of its checks, given as one of them (Engine::precision), that may need the most
 // of some arena. Activations are a stack: at its highest, in some layer, all layers below keep what they keep, and this
-// one works. In which of its formats a part keeps more is the same for all layers, in which one it works with more is
-// not the same question: so all states of that one layer, above layers that have left altogether or not at all. The
-// last of layers of the same kind stands highest.
-std::vector<std::vector<PrecisionRole>> most_demanding_states(const ModelConfig& config,
+// one works. In which of its formats a part keeps more is the same for all layers of which the same waits
+// (train.recompute, precision.saved), in which one it works with more is not the same question: so all states of that
+// one layer, above layers of which all that are alike in what waits have left altogether or not at all. The last of
+// layers of the same kind stands highest.
+std::vector<std::vector<PrecisionRole>> most_demanding_states(const Config& config,
                                                               std::span<const PrecisionRole> state);
 // What one rank needs with its checks in that state; empty: as at the beginning.
 StoragePlan plan_rank_storage(const Config& config, std::span<const PrecisionRole> state, int64_t rank = 0,

@@ -130,17 +130,21 @@ ExpertElements expert_elements(const Config& config, int64_t ranks) {
 
 // What ranks put into each other's memory, where they share experts.
 std::string describe_exchange(const Config& config, int64_t ranks) {
-  const int64_t layers = count_parts(layer_specs(config.model), PartKind::kMoe);
+  const std::vector<LayerSpec> specs = layer_specs(config.model);
+  const int64_t layers = count_parts(specs, PartKind::kMoe);
   if (ranks == 1 || layers == 0) return "";
-  const ExchangeCost cost = exchange_cost(config, device_options(config.run).compute_dtype, ranks);
+  const std::vector<ExchangeCost> costs = exchange_costs(config, device_options(config.run).compute_dtype, ranks);
   const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
-  const double layer = cost.bytes_per_token() * tokens;
+  double sum = 0.0;
+  for (size_t i = 0; i < costs.size(); ++i) {
+    if (count_parts({&specs[i], 1}, PartKind::kMoe) > 0) sum += costs[i].bytes_per_token() * tokens;
+  }
   return fmt::format(
       "  of each rank a step puts {} to others, {} a layer with experts: {:.2f} ranks a token, each way, if all "
       "experts "
       "are as likely\n",
-      human_bytes(static_cast<int64_t>(layer * static_cast<double>(layers))), human_bytes(static_cast<int64_t>(layer)),
-      cost.rows_per_token());
+      human_bytes(static_cast<int64_t>(sum)), human_bytes(static_cast<int64_t>(sum / static_cast<double>(layers))),
+      costs[0].rows_per_token());
 }
 
 }  // namespace
@@ -180,13 +184,18 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
     text += fmt::format("  of each rank {} of optimizer state lie in host memory, and travel both ways in every step\n",
                         human_bytes(in_host));
   }
+  if (const int64_t in_host = plan.storage[ArenaKind::kHostInputs]; in_host > 0) {
+    text +=
+        fmt::format("  of each rank {} of block inputs wait in host memory, and travel both ways in every microbatch\n",
+                    human_bytes(in_host));
+  }
   if (config.train.gradients == GradientFormat::kBf16) {
     const ExpertElements elements = expert_elements(config, plan.ranks);
     text += fmt::format(
         "  gradients of a rank's experts lie in bf16, {}; a product waits in fp32 to be added, in {} of activations\n",
         human_bytes(2 * elements.all), human_bytes(4 * elements.largest));
   }
-  if (config.train.recompute != Recompute::kNone) {
+  if (config.train.recompute.any([](Recompute level) { return level != Recompute::kNone; })) {
     text += "  activations without what train.recompute has backward compute again, which the FLOPs below leave out\n";
   }
   text += fmt::format("  {} parameters, {} active for a token; {} per token (training, {} positions{})\n",
@@ -220,11 +229,13 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const int64_t weights = ranks * (plan.storage[ArenaKind::kParameters] + plan.storage[ArenaKind::kOptimizer]);
   const bool smaller_fits = needed - activations + activations / config.train.microbatch_seqs <= limit;
   const bool activations_decide = activations > weights || smaller_fits;
+  const bool can_leave = on_device && layer_specs(config.model).size() > kInputSlots;
+  const Recompute highest = can_leave ? Recompute::kHost : Recompute::kBlocks;
+  const bool repeats_all = !config.train.recompute.any([&](Recompute level) { return level < highest; });
   std::string remedy =
       config.train.microbatch_seqs > 1 && activations_decide
           ? fmt::format("lower train.microbatch_seqs (now {}){}: activations take {}", config.train.microbatch_seqs,
-                        config.train.recompute == Recompute::kBlocks ? "" : " or raise train.recompute",
-                        human_bytes(activations))
+                        repeats_all ? "" : " or raise train.recompute", human_bytes(activations))
           : fmt::format(
                 "make the model smaller (model.dim, model.num_layers, model.moe.num_experts): weights and "
                 "their optimizer take {}",

@@ -58,7 +58,8 @@ Config odd_config() {
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;
   config.train.gradients = GradientFormat::kBf16;
-  config.precision.wire = config.precision.saved = RowFormat::kFp8;
+  config.precision.wire = RowFormat::kFp8;
+  config.precision.saved = RowFormat::kFp8;
   return config;
 }
 

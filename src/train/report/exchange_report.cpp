@@ -60,7 +60,7 @@ double hidden_share(const RankTraffic& rank) {
   return share(lasted - sum_of(rank.exposed_ms), lasted);
 }
 
-void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record) {
+void report_exchange(std::span<const LayerTraffic> layers, std::span<const ExchangeCost> costs, MetricRecord& record) {
   if (layers.empty()) return;
   const size_t num_ranks = layers[0].ranks.size();
   double worst_load = 0.0, bytes = 0.0, lasted_ms = 0.0, exposed_ms = 0.0;
@@ -72,7 +72,7 @@ void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& c
     for (size_t i = 0; i < num_ranks; ++i) {
       const RankTraffic& rank = layer.ranks[i];
       const auto put = [&](const Metric& metric, double value) { record.put(metric, {layer.layer, i}, value); };
-      const double sent = sent_bytes(rank, cost);
+      const double sent = sent_bytes(rank, costs[static_cast<size_t>(layer.layer)]);
       bytes += sent;
       put(tags::kExchangeSentBytes, sent);
       for (const Transfer transfer : kTransfers) {

@@ -18,7 +18,7 @@ double sent_bytes(const RankTraffic& rank, const ExchangeCost& cost);
 double hidden_share(const RankTraffic& rank);
 
 // Adds exchange/layer_LL/... and exchange_agg/... to `record` (track/tags/exchange.h has their meanings); LL is the
-// model's layer. All of one step.
-void report_exchange(std::span<const LayerTraffic> layers, const ExchangeCost& cost, MetricRecord& record);
+// model's layer, of which `costs` has all. All of one step.
+void report_exchange(std::span<const LayerTraffic> layers, std::span<const ExchangeCost> costs, MetricRecord& record);
 
 }  // namespace nmoe

@@ -40,7 +40,7 @@ void report_rank(const StepReport& report, MetricRecord& record) {
 Recorder::Recorder(const Config& config, const Rank& rank, const std::string& run_id, int64_t step,
                    const std::string& commit, const std::vector<std::string>& alert_command, const MemoryPlan& memory)
     : config_(config),
-      exchange_cost_(exchange_cost(config, rank.device.ops().compute_dtype(), rank.mesh().experts().count())),
+      exchange_costs_(exchange_costs(config, rank.device.ops().compute_dtype(), rank.mesh().experts().count())),
       peak_flops_(rank.device.peak_flops() * static_cast<double>(rank.count())),
       runs_path_(runs_path(config)),
       line_("train", "step", config.train.steps, step) {
@@ -177,7 +177,7 @@ void Recorder::record(const StepReport& report) {
   put(tags::kResidentGib, static_cast<double>(resident_bytes()) / (1024.0 * 1024.0 * 1024.0));
   report_rank(report, record);
   report_routers(routers, record);
-  report_exchange(report.result.traffic, exchange_cost_, record);
+  report_exchange(report.result.traffic, exchange_costs_, record);
   append(record, /*is_step=*/true);
   record_progress();
   const std::string failure = metrics_->take_failure();

@@ -114,8 +114,8 @@ class Recorder {
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
-  ExchangeCost exchange_cost_;
-  double peak_flops_;  // of all ranks
+  std::vector<ExchangeCost> exchange_costs_;  // of all layers
+  double peak_flops_;                         // of all ranks
   std::filesystem::path runs_path_;
   RunInfo info_;
   std::optional<RunStore> runs_;  // none after it failed

@@ -61,6 +61,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   }
   NMOE_CHECK(&rank.device == &device_, "storage on the device of another rank than {}", rank.index());
   Arena& step_state = storage[ArenaKind::kStepState];
+  model_.keep_inputs_in(storage[ArenaKind::kHostInputs]);
   weights_.allocate(ops_, storage[ArenaKind::kParameters], storage[ArenaKind::kGradients], Masters::kWithoutRest,
                     config_.train.gradients);
   inputs_ = allocate_step_inputs(config_, rank.index(), shapes_, step_state);

@@ -53,6 +53,7 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
   expect_same_plan("examples/layer_pattern.toml", {"model.moe.balance_loss=1e-3", "model.moe.z_loss=1e-3"});
   expect_same_plan("speedrun/super.toml", {});
   expect_same_plan("speedrun/super.toml", {"optim.offload=state"});
+  expect_same_plan("speedrun/super.toml", {"train.recompute=host"});
   for (const char* file : {"super", "ultra", "moonlet", "moonlight", "dsv2-lite", "qwen3-30b-a3b"}) {
     expect_same_plan(fmt::format("speedrun/{}.toml", file), four);
   }

@@ -100,6 +100,26 @@ TEST_F(CudaTrainer, WhereStateLivesChangesNoBit) {
   }
 }
 
+// Inputs of blocks wait on the device or in host memory, in the whole model or some layers; beside state that lies
+// there, in one recording with it.
+TEST_F(CudaTrainer, WhereBlockInputsWaitChangesNoBit) {
+  for (const std::string microbatch : {"2", "8"}) {
+    const auto settings = [&](const std::string& levels, int64_t steps, const std::string& offload = "none") {
+      return std::vector<std::string>{
+          "model.num_layers=6",        "train.batch_seqs=8",       "train.microbatch_seqs=" + microbatch,
+          "train.recompute=" + levels, "optim.offload=" + offload, fmt::format("train.steps={}", steps)};
+    };
+    const std::string name = "of_" + microbatch + "_";
+    run(name + "none", settings("none", 8));
+    run(name + "host", settings("host", 8));
+    run(name + "list", settings("norms, 4 x host, none", 8));
+    run(name + "state", settings("host", 8, "state"));
+    run(name + "turns", settings("host", 3));
+    run(name + "turns", settings("3 x none, 3 x blocks", 8), /*resume=*/true);
+    for (const char* other : {"host", "list", "state", "turns"}) expect_same_state(name + "none", name + other);
+  }
+}
+
 // Of several microbatches a step, and of one; masters and state pass through gradients half as large.
 TEST_F(CudaTrainer, GradientsInBf16AreSummedToTheBit) {
   for (const std::string microbatch : {"2", "8"}) {
