@@ -56,8 +56,8 @@ constexpr int64_t kRings[] = {1 << 16, 3 << 20};
 const std::pair<int64_t, std::vector<std::string>> kRuns[] = {
     {1, {}},
     {1, {"optim.offload=state", "optim.experts.optimizer=adamw"}},
-    {1, {"run.precision=bf16", "optim.experts.optimizer=adamw", "optim.adamw.state=bf16"}},
-    {1, {"run.precision=bf16", "optim.offload=state"}},
+    {1, {"optim.experts.optimizer=adamw", "optim.adamw.state=bf16"}},
+    {1, {"optim.offload=state"}},
     {2, {}},
     {4, {"optim.offload=state"}},
 };
