@@ -65,12 +65,6 @@ std::string read_text(const fs::path& checkpoint, const CheckpointManifest& mani
   return text;
 }
 
-std::vector<NamedPart> whole(std::span<const NamedTensor> tensors) {
-  std::vector<NamedPart> parts;
-  for (const auto& [name, tensor] : tensors) parts.push_back({name, tensor, tensor.shape(), 0});
-  return parts;
-}
-
 // Whether a tensor of one dtype can be loaded as another.
 bool converts(DType stored, DType wanted) {
   return stored == wanted || (is_weight_dtype(stored) && wanted == DType::kF32);
@@ -322,39 +316,49 @@ void CheckpointReader::load_part(const std::string& name, int64_t offset, const 
   load_chunks(reads);
 }
 
-void CheckpointReader::load_all(std::span<const ManifestTensor> tensors,
-                                std::span<const NamedPart> destinations) const {
+void CheckpointReader::check_all(std::span<const ManifestTensor> tensors, std::span<const Wanted> wanted) const {
   std::set<std::string_view> unclaimed;
   for (const ManifestTensor& tensor : tensors) unclaimed.insert(tensor.name);
-  std::vector<ChunkRead> reads;
-  for (const NamedPart& part : destinations) {
-    const ManifestTensor* tensor = find_tensor(tensors, part.name);
-    if (tensor == nullptr) throw no_tensor(path_, part.name);
-    check_loads(*tensor, part.tensor.dtype(), part.shape);
-    append_chunks(*tensor, part.offset, part.tensor, reads);
-    unclaimed.erase(part.name);
+  for (const auto& [name, dtype, shape] : wanted) {
+    const ManifestTensor* tensor = find_tensor(tensors, name);
+    if (tensor == nullptr) throw no_tensor(path_, name);
+    check_loads(*tensor, dtype, shape);
+    unclaimed.erase(name);
   }
   if (!unclaimed.empty()) {
     throw usage_error(fmt::format("checkpoint '{}' has a tensor '{}', unknown to the configuration", path_.string(),
                                   *unclaimed.begin()),
                       kOtherConfigRemedy);
   }
+}
+
+void CheckpointReader::load_parts(std::span<const NamedPart> destinations) const {
+  std::vector<ChunkRead> reads;
+  for (const NamedPart& part : destinations) {
+    const ManifestTensor& tensor = find(part.name);
+    check_loads(tensor, part.tensor.dtype(), part.shape);
+    append_chunks(tensor, part.offset, part.tensor, reads);
+  }
   load_chunks(reads);
 }
 
+void CheckpointReader::load_all(std::span<const ManifestTensor> tensors,
+                                std::span<const NamedTensor> destinations) const {
+  std::vector<Wanted> wanted;
+  std::vector<NamedPart> parts;
+  for (const auto& [name, tensor] : destinations) {
+    wanted.push_back({name, tensor.dtype(), tensor.shape()});
+    parts.push_back({name, tensor, tensor.shape(), 0});
+  }
+  check_all(tensors, wanted);
+  load_parts(parts);
+}
+
 void CheckpointReader::load_model(std::span<const NamedTensor> destinations) const {
-  load_all(manifest_.model, whole(destinations));
-}
-
-void CheckpointReader::load_optimizer(std::span<const NamedTensor> destinations) const {
-  load_all(manifest_.optimizer, whole(destinations));
-}
-
-void CheckpointReader::load_model_parts(std::span<const NamedPart> destinations) const {
   load_all(manifest_.model, destinations);
 }
 
-void CheckpointReader::load_optimizer_parts(std::span<const NamedPart> destinations) const {
+void CheckpointReader::load_optimizer(std::span<const NamedTensor> destinations) const {
   load_all(manifest_.optimizer, destinations);
 }
 

@@ -52,9 +52,18 @@ class CheckpointReader {
   // Loads exactly what the checkpoint has: a tensor missing on either side is an Error (usage).
   void load_model(std::span<const NamedTensor> destinations) const;
   void load_optimizer(std::span<const NamedTensor> destinations) const;
-  // The same where a destination may be a part of its tensor, as load_part() takes it.
-  void load_model_parts(std::span<const NamedPart> destinations) const;
-  void load_optimizer_parts(std::span<const NamedPart> destinations) const;
+
+  // What a tensor is to be loaded as.
+  struct Wanted {
+    std::string name;
+    DType dtype;
+    Shape shape;
+  };
+  // Error (usage) unless the checkpoint has exactly these, in any order.
+  void check_model(std::span<const Wanted> wanted) const { check_all(manifest_.model, wanted); }
+  void check_optimizer(std::span<const Wanted> wanted) const { check_all(manifest_.optimizer, wanted); }
+  // Loads parts of tensors, of the model or of the optimizer, as load_part() does, several at a time.
+  void load_parts(std::span<const NamedPart> destinations) const;
 
   // One SHA-256 over all model weights (combined_sha256), verified against their bytes on the disk.
   std::string weights_sha256() const;
@@ -87,7 +96,8 @@ class CheckpointReader {
   static void append_chunks(const ManifestTensor& tensor, int64_t offset, const Tensor& destination,
                             std::vector<ChunkRead>& reads);
   void load_chunks(std::span<const ChunkRead> reads) const;
-  void load_all(std::span<const ManifestTensor> tensors, std::span<const NamedPart> destinations) const;
+  void check_all(std::span<const ManifestTensor> tensors, std::span<const Wanted> wanted) const;
+  void load_all(std::span<const ManifestTensor> tensors, std::span<const NamedTensor> destinations) const;
 
   fs::path path_;
   CheckpointManifest manifest_;

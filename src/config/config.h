@@ -313,6 +313,8 @@ struct CheckpointConfig {
   int64_t every = 0;            // steps between checkpoints; 0: not by steps
   double every_minutes = 30.0;  // minutes between checkpoints; 0: not by time
   int64_t keep_last = 3;        // number of checkpoints to keep; 0: all
+  // Of host memory, for each rank, through which its state passes on the way to the disk and back.
+  int64_t staging_bytes = int64_t{8} << 30;
 };
 
 struct TrackConfig {

@@ -61,6 +61,8 @@ constexpr Integers kSize = {1, kMaxSize};
 constexpr Integers kSizeOrNone = {0, kMaxSize};
 // Steps and tokens: a sum of several still fits 64 bits.
 constexpr Integers kSpan = {0, 1'000'000'000'000'000};
+// The slots of a ring of so few bytes (train/step/state_ring.h) still have room for what is copied at once.
+constexpr Integers kStagingBytes = {1 << 16, 1'000'000'000'000'000};
 
 constexpr Reals kNonNegative = {.min = 0.0};
 constexpr Reals kPositive = {.min = 0.0, .min_excluded = true};
@@ -581,6 +583,9 @@ std::vector<Field> describe(Config& config) {
   f.key("every_minutes", config.checkpoint.every_minutes, kNonNegative, "minutes between checkpoints; 0: not by time")
       .not_in_fingerprint();
   f.key("keep_last", config.checkpoint.keep_last, kSpan, "number of checkpoints to keep; 0: all").not_in_fingerprint();
+  f.key("staging_bytes", config.checkpoint.staging_bytes, kStagingBytes,
+        "most host memory of a rank for state on its way to the disk")
+      .not_in_fingerprint();
 
   f.section("track");
   f.key("alert_command", config.track.alert_command, kCommand,

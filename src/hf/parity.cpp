@@ -114,7 +114,7 @@ class Workspace {
           values[i] *= static_cast<float>(1.0 + options_.weight_error * random.normal(i));
         }
       }
-      weight(mapped.name).upload(ops_, values.data());
+      weight(mapped.name).upload(ops_, {0, std::ssize(values)}, values.data());
     }
   }
   // ids [B, S + 1]

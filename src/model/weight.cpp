@@ -4,38 +4,42 @@
 
 namespace nmoe {
 
+Tensor Weight::updated(ElementRange elements) const {
+  return shard.updated_of(value).reshape({shard.updated.extent}).rows(elements.offset, elements.end());
+}
+
 template <class Fn>
-void Weight::for_each_master(const Ops& ops, const Fn& fn) const {
+void Weight::for_each_master(const Ops& ops, ElementRange elements, const Fn& fn) const {
   const int64_t size = shard.updated.extent;
   const auto flat = [&](const Tensor& x) { return x.reshape({size}); };
   const Tensor values = flat(shard.updated_of(value)), room = shard.updated_of(grad), rest = flat(low);
-  for (const ElementRange& elements : parts_in(room.num_bytes(), ops.stat_dtype(), size)) {
-    const auto [begin, end] = std::pair(elements.offset, elements.end());
-    fn(MasterPart{elements, values.rows(begin, end), rest.rows(begin, end),
-                  Tensor(room.raw(), ops.stat_dtype(), {elements.extent})});
+  for (const ElementRange& part : parts_in(room.num_bytes(), ops.stat_dtype(), elements.extent)) {
+    const auto [begin, end] = std::pair(elements.offset + part.offset, elements.offset + part.end());
+    fn(MasterPart{{begin, part.extent},
+                  values.rows(begin, end),
+                  rest.rows(begin, end),
+                  Tensor(room.raw(), ops.stat_dtype(), {part.extent})});
   }
 }
 
-void Weight::upload(Ops& ops, const void* host) {
-  if (shard.updated.extent == 0) return;
+void Weight::upload(Ops& ops, ElementRange elements, const void* host) {
+  if (elements.extent == 0) return;
   Device& device = ops.device();
-  const Tensor mine = shard.updated_of(value);
-  if (!low.defined()) return device.upload(mine, host);
+  if (!low.defined()) return device.upload(updated(elements), host);
   const auto* from = static_cast<const std::byte*>(host);
-  for_each_master(ops, [&](const MasterPart& part) {
+  for_each_master(ops, elements, [&](const MasterPart& part) {
     device.upload(part.master, from);
     ops.split_weight({.master = part.master, .w = part.value, .low = part.low});
     from += part.master.num_bytes();
   });
 }
 
-void Weight::begin_download(Ops& ops, void* host) const {
-  if (shard.updated.extent == 0) return;
+void Weight::begin_download(Ops& ops, ElementRange elements, void* host) const {
+  if (elements.extent == 0) return;
   Device& device = ops.device();
-  const Tensor mine = shard.updated_of(value);
-  if (!low.defined()) return device.begin_download(host, mine);
+  if (!low.defined()) return device.begin_download(host, updated(elements));
   auto* to = static_cast<std::byte*>(host);
-  for_each_master(ops, [&](const MasterPart& part) {
+  for_each_master(ops, elements, [&](const MasterPart& part) {
     ops.join_weight({.w = part.value, .low = part.low, .master = part.master});
     device.begin_download(to, part.master);
     to += part.master.num_bytes();
@@ -83,7 +87,7 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation, const Master
     return;
   }
   if (!low.defined()) return draw({0, size}, values);
-  for_each_master(ops, [&](const MasterPart& part) {
+  for_each_master(ops, {0, size}, [&](const MasterPart& part) {
     draw(part.elements, part.master);
     ops.split_weight({.master = part.master, .w = part.value, .low = part.low});
   });

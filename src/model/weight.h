@@ -53,11 +53,11 @@ class Weight : public Parameter {
     probe.measure_gradient(ops, copies.format, dy, joined_value, offsets);
   }
 
-  // Copies the values that this rank updates, as masters, from and to stat numbers in host memory. Overwrites
-  // gradients, through whose memory masters pass. `host` may be reused, or has the values, as Device::upload() and
-  // begin_download() say.
-  void upload(Ops& ops, const void* host);
-  void begin_download(Ops& ops, void* host) const;
+  // Copies `elements` of those that this rank updates, in the order in which it stores them, as masters, from and to
+  // stat numbers in host memory. Overwrites gradients, through whose memory masters pass. `host` may be reused, or has
+  // the values, as Device::upload() and begin_download() say.
+  void upload(Ops& ops, ElementRange elements, const void* host);
+  void begin_download(Ops& ops, ElementRange elements, void* host) const;
   // Fills those values as spec says; overwrites gradients, as upload() does. They are drawn from a stream of their own,
   // keyed by seed and name, so that adding a layer changes no other weight. Of a BF16 weight without the rest of a
   // master they are drawn in `room`, part by part.
@@ -69,9 +69,10 @@ class Weight : public Parameter {
     ElementRange elements;
     Tensor value, low, master;
   };
-  // In order, with a low part: all at once, or as many as the gradient's memory has room for.
+  Tensor updated(ElementRange elements) const;  // the value of some of those, flat
+  // Of `elements`, in order, with a low part: all at once, or as many as the gradient's memory has room for.
   template <class Fn>
-  void for_each_master(const Ops& ops, const Fn& fn) const;
+  void for_each_master(const Ops& ops, ElementRange elements, const Fn& fn) const;
 };
 
 }  // namespace nmoe

@@ -35,7 +35,8 @@ constexpr ArenaDescription kTable[] = {
      Placement::kDevice},
     {ArenaKind::kPeerFlags, "peer flags", "what ranks tell each other while devices wait", Placement::kMapped},
     {ArenaKind::kExchange, "exchange", "batches and results of steps on their way", Placement::kHost},
-    {ArenaKind::kCheckpointStaging, "checkpoint staging", "the copy a checkpoint is written from", Placement::kHost,
+    {ArenaKind::kCheckpointStaging, "checkpoint staging",
+     "the state on its way to a checkpoint, checkpoint.staging_bytes at most", Placement::kHost,
      /*at_first_use=*/true},
 };
 

@@ -63,17 +63,22 @@ Tensor Optimizer::allocate_rates(Arena& arena) {
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
 }
 
-void OptimizerState::begin_download(Ops& ops, void* host) const {
+void OptimizerState::begin_download(Ops& ops, ElementRange elements, void* host) const {
   Device& device = ops.device();
-  if (!in_host) return device.begin_download(host, tensor);
-  const Tensor room = weight->shard.updated_of(weight->grad), all = tensor.reshape({tensor.num_elements()});
+  const Tensor all = tensor.reshape({tensor.num_elements()}).rows(elements.offset, elements.end());
+  if (!in_host) return device.begin_download(host, all);
+  const Tensor room = weight->shard.updated_of(weight->grad);
   auto* to = static_cast<std::byte*>(host);
-  for (const ElementRange& elements : parts_in(room.num_bytes(), tensor.dtype(), all.num_elements())) {
-    const Tensor on_device(room.raw(), tensor.dtype(), {elements.extent});
-    ops.copy({.source = all.rows(elements.offset, elements.end()), .destination = on_device});
+  for (const ElementRange& part : parts_in(room.num_bytes(), tensor.dtype(), elements.extent)) {
+    const Tensor on_device(room.raw(), tensor.dtype(), {part.extent});
+    ops.copy({.source = all.rows(part.offset, part.end()), .destination = on_device});
     device.begin_download(to, on_device);
     to += on_device.num_bytes();
   }
+}
+
+void OptimizerState::upload(Ops& ops, ElementRange elements, const void* host) const {
+  ops.device().upload(tensor.reshape({tensor.num_elements()}).rows(elements.offset, elements.end()), host);
 }
 
 Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, StateMemory memory, Tensor rates,

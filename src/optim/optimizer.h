@@ -24,12 +24,13 @@ const GroupConfig& group_of(const OptimConfig& config, WeightGroup group);
 
 // Of the elements of a weight that this rank updates: as large as those, or empty.
 struct OptimizerState : NamedTensor {
-  const Weight* weight = nullptr;
+  Weight* weight = nullptr;
   bool in_host = false;
 
-  // Copies it to host memory, as Device::begin_download() says. What lives in the host's goes by way of the weight's
-  // gradient, which it overwrites, so that the host waits for nothing.
-  void begin_download(Ops& ops, void* host) const;
+  // Copies `elements` of it to and from host memory, as Device::begin_download() and upload() say. What lives in the
+  // host's goes there by way of the weight's gradient, which it overwrites, so that the host waits for nothing.
+  void begin_download(Ops& ops, ElementRange elements, void* host) const;
+  void upload(Ops& ops, ElementRange elements, const void* host) const;
 };
 
 // Where state may live: memory of the device, and mapped memory of the host (Device).

@@ -65,7 +65,7 @@ TEST(Load, UnknownKeys) {
   expect_error("[model.moe]\nnum_experts = 4\ntopk = 2\n", "bad.toml:3: unknown key model.moe.topk",
                "did you mean model.moe.top_k?");
   expect_error("[checkpoint]\nkept = 2\n", "bad.toml:2: unknown key checkpoint.kept",
-               "keys of [checkpoint]: every, every_minutes, keep_last");
+               "keys of [checkpoint]: every, every_minutes, keep_last, staging_bytes");
   expect_error("[moe]\ntop_k = 2\n", "bad.toml:2: unknown key moe.top_k", "did you mean model.moe.top_k?");
   expect_error("[optim]\nweight_decay = 2\n", "bad.toml:2: unknown key optim.weight_decay",
                "did you mean optim.matrices.weight_decay, optim.experts.weight_decay, optim.router.weight_decay or "

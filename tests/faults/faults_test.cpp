@@ -317,6 +317,8 @@ const Names kTrain = {"train",
                       "--set",
                       "checkpoint.keep_last=2",
                       "--set",
+                      "checkpoint.staging_bytes=65536",  // less than the state
+                      "--set",
                       "train.log_every=3"};
 
 TEST_F(FaultsTest, Train) { walk({"train", kTrain, trained}); }

@@ -64,7 +64,7 @@ TEST(EngineStorage, StepsUseExactlyWhatWasMeasured) {
         const auto ids = random_ids(config.train.microbatch_seqs * config.data.seq_len, kVocab, 99);
         std::vector<float> losses(ids.size());
         ready.engine.evaluate(ids, ids, losses, documents_of(ids, config));
-        ready.engine.stage();
+        ready.engine.state_ring().begin();
       }
       expect_equal(ready.memory->storage.used(), ready.plan);
       EXPECT_GT(ready.plan[ArenaKind::kParameters], 0);
@@ -96,17 +96,7 @@ TEST(EngineTest, StepsOfSeveralLengths) {
                 random_step(alone.engine, longer, step).loss(kNextToken));
     }
     EXPECT_EQ(snapshot(both.engine), snapshot(alone.engine));
-    const auto go_on = [&] {  // base as both is
-      both.engine.stage();
-      both.engine.wait_staged();
-      for (const auto& [from, to] : {std::pair(&both.engine.staging().model, &base.engine.staging().model),
-                                     {&both.engine.staging().optimizer, &base.engine.staging().optimizer}}) {
-        for (size_t i = 0; i < from->size(); ++i) {
-          std::memcpy((*to)[i].tensor.raw(), (*from)[i].tensor.raw(), static_cast<size_t>((*to)[i].tensor.num_bytes()));
-        }
-      }
-      base.engine.restore();
-    };
+    const auto go_on = [&] { restore_from(base.engine, snapshot(both.engine)); };  // base as both is
     go_on();
     EXPECT_EQ(losses(both.engine), losses(base.engine));
     // Two of each, so that both are recorded, with the other behind.
@@ -119,7 +109,7 @@ TEST(EngineTest, StepsOfSeveralLengths) {
       }
     }
     EXPECT_THROW(both.engine.use_seq_len(32), CheckFailure);
-    both.engine.stage();
+    both.engine.state_ring().begin();
     expect_equal(both.memory->storage.used(), both.plan);
     EXPECT_GT(both.plan[ArenaKind::kActivations], base.plan[ArenaKind::kActivations]);
   }
@@ -236,21 +226,22 @@ TEST(EngineTest, StagedTensorsKeepWhileTrainingGoesOn) {
   ReadyEngine ready(config);
   random_step(ready.engine, config, 1);
   const auto before = snapshot(ready.engine);
+  ready.engine.state_ring().begin();
   random_step(ready.engine, config, 2);
-  EXPECT_EQ(differences(staged_bytes(ready.engine), before), std::vector<std::string>{});
+  EXPECT_EQ(differences(test::saved_bytes(ready.engine), before), std::vector<std::string>{});
   // A step moves every weight and every moment, but may leave a balanced expert's bias.
   const size_t moved = differences(snapshot(ready.engine), before).size();
   EXPECT_GE(moved, before.size() - 1);
 }
 
-// What was staged comes back, whatever happened since.
-TEST(EngineTest, RestoresWhatWasStaged) {
+// What was saved comes back, whatever happened since.
+TEST(EngineTest, RestoresWhatWasSaved) {
   const Config config = config_with();
   ReadyEngine ready(config);
   random_step(ready.engine, config, 1);
   const auto before = snapshot(ready.engine);
   random_step(ready.engine, config, 2);
-  ready.engine.restore();
+  test::restore_from(ready.engine, before);
   EXPECT_EQ(differences(snapshot(ready.engine), before), std::vector<std::string>{});
 }
 

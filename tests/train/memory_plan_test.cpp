@@ -76,6 +76,17 @@ TEST(MemoryPlanTest, MomentsAndStagingFollowFromTheWeights) {
               1e-2 * static_cast<double>(memory[ArenaKind::kCheckpointStaging]));
 }
 
+// What does not fit passes through it, and is not planned for.
+TEST(MemoryPlanTest, StagingIsNoMoreThanItsKeySays) {
+  constexpr int64_t kBytes = 1 << 16;
+  const MemoryPlan all = plan_memory(planned_config({"model.dim=64"}), 0, /*ranks=*/1);
+  const MemoryPlan few =
+      plan_memory(planned_config({"model.dim=64", fmt::format("checkpoint.staging_bytes={}", kBytes)}), 0, /*ranks=*/1);
+  EXPECT_GT(all.storage[ArenaKind::kCheckpointStaging], 4 * kBytes);
+  EXPECT_EQ(few.storage[ArenaKind::kCheckpointStaging], kBytes);
+  EXPECT_EQ(all.storage.total() - few.storage.total(), all.storage[ArenaKind::kCheckpointStaging] - kBytes);
+}
+
 TEST(MemoryPlanTest, ActivationsFallWithEveryLevelOfRecomputation) {
   // Deep enough that what layers keep is more than what the last one needs beside it.
   const auto activations = [](const std::string& recompute) {

@@ -11,8 +11,6 @@
 
 namespace nmoe::test {
 
-using Bytes = std::map<std::string, std::string>;
-
 // Runs `drive` on an engine a rank.
 inline void run_engines(const Config& config, const std::function<void(ReadyEngine&)>& drive) {
   run_ranks(config.parallel.ranks, std::chrono::minutes(1), [&](Communicator& communicator) {
@@ -30,6 +28,31 @@ inline void skew_routing(ReadyEngine& ready, int64_t first, int64_t count) {
   ready.ops().fill({bias.rows(first, first + count), 1e3});
 }
 
+// What the rank has saved, slice by slice.
+inline std::vector<NamedPart> parts_of(Engine& engine, Bytes& saved) {
+  std::vector<NamedPart> parts;
+  for (const StateTensor& tensor : engine.state_ring().tensors()) {
+    const auto bytes = saved.find(tensor.name);
+    if (bytes == saved.end()) continue;
+    const Tensor flat(bytes->second.data(), tensor.dtype, {tensor.shape_here().num_elements()});
+    int64_t first = 0;
+    for (const auto& [offset, extent] : tensor.slices()) {
+      parts.push_back({tensor.name, flat.rows(first, first + extent), tensor.shape(), offset});
+      first += extent;
+    }
+  }
+  return parts;
+}
+
+// Adds a part to the tensor that it is of.
+inline void add_to(Bytes& whole, const NamedPart& part) {
+  const size_t element = dtype_bytes(part.tensor.dtype());
+  std::string& bytes = whole[part.name];
+  bytes.resize(static_cast<size_t>(part.shape.num_elements()) * element, 'x');
+  std::memcpy(bytes.data() + static_cast<size_t>(part.offset) * element, part.tensor.raw(),
+              static_cast<size_t>(part.tensor.num_bytes()));
+}
+
 // Runs steps on an engine a rank, which `prepare` may change first, then calls `look`, one rank after the other, with
 // each part of a checkpoint that the rank would write.
 inline void look_at_written(const Config& config, int64_t steps, const std::function<void(const NamedPart&)>& look,
@@ -41,29 +64,17 @@ inline void look_at_written(const Config& config, int64_t steps, const std::func
       ASSERT_TRUE(random_step(ready.engine, config, step).finite);
       if (config.parallel.rebalance_every > 0 && step % config.parallel.rebalance_every == 0) ready.engine.rebalance();
     }
-    ready.engine.stage();
-    ready.engine.wait_staged();
-    const StateTensors& state = ready.engine.staging();
+    Bytes saved = snapshot(ready.engine);
     const std::scoped_lock lock(mutex);
-    for (const auto* of_kind : {&state.model, &state.optimizer}) {
-      std::vector<StagedTensor> written = *of_kind;
-      std::erase_if(written, [](const StagedTensor& tensor) { return !tensor.is_written; });
-      for (const NamedPart& part : named_parts(written)) look(part);
-    }
+    for (const NamedPart& part : parts_of(ready.engine, saved)) look(part);
   });
 }
 
 // What a checkpoint would hold, put together from what each rank writes of it.
 inline Bytes whole_state(const Config& config, int64_t steps, const std::function<void(ReadyEngine&)>& prepare = {}) {
   Bytes whole;
-  const auto add = [&](const NamedPart& part) {
-    const size_t element = dtype_bytes(part.tensor.dtype());
-    std::string& bytes = whole[part.name];
-    bytes.resize(static_cast<size_t>(part.shape.num_elements()) * element);
-    std::memcpy(bytes.data() + static_cast<size_t>(part.offset) * element, part.tensor.raw(),
-                static_cast<size_t>(part.tensor.num_bytes()));
-  };
-  look_at_written(config, steps, add, prepare);
+  look_at_written(
+      config, steps, [&](const NamedPart& part) { add_to(whole, part); }, prepare);
   return whole;
 }
 

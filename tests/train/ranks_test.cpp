@@ -212,12 +212,9 @@ TEST(RankEngines, UpdatePartsOfWhatAllHave) {
   const Config whole = wide(1);
   ReadyEngine one(whole);
   for (int64_t step = 1; step <= kSteps; ++step) random_step(one.engine, whole, step);
-  one.engine.stage();
-  one.engine.wait_staged();
+  Bytes saved = snapshot(one.engine);
   std::map<std::string, Tensor> expected;
-  for (const auto* parts : {&one.engine.staging().model, &one.engine.staging().optimizer}) {
-    for (const StagedTensor& part : *parts) expected[part.name] = part.tensor.reshape({part.tensor.num_elements()});
-  }
+  for (const NamedPart& part : test::parts_of(one.engine, saved)) expected[part.name] = part.tensor;
   for (const int64_t ranks : {2, 4}) {
     const Config config = wide(ranks);
     std::map<std::string, std::map<int64_t, int64_t>> parts;  // of each tensor: [begin, end) that are written
@@ -288,39 +285,29 @@ TEST(RankEngines, MovedExpertsAreWhatTheyWere) {
   for (const char* optimizer : {"muon", "adamw"}) {
     const Config config = uneven(4, {fmt::format("optim.experts.optimizer={}", optimizer)});
     std::mutex mutex;
-    Bytes before, after;
+    Bytes before, after, rest;  // of experts, and of others
     std::set<std::string> with_slices;
     const auto put = [&](Engine& engine, Bytes& whole) {
-      engine.stage();
-      engine.wait_staged();
+      Bytes mine = snapshot(engine);
       const std::scoped_lock lock(mutex);
-      for (const auto* of_kind : {&engine.staging().model, &engine.staging().optimizer}) {
-        for (const StagedTensor& staged : *of_kind) {
-          if (staged.slices.size() > 1) with_slices.insert(staged.name);
-        }
-        for (const NamedPart& part : named_parts(*of_kind)) {
-          if (!contains(part.name, "experts_")) continue;
-          std::string& bytes = whole[part.name];
-          bytes.resize(static_cast<size_t>(part.shape.num_elements()) * sizeof(float), 'x');
-          std::memcpy(bytes.data() + static_cast<size_t>(part.offset) * sizeof(float), part.tensor.raw(),
-                      static_cast<size_t>(part.tensor.num_bytes()));
-        }
+      for (const StateTensor& tensor : engine.state_ring().tensors()) {
+        if (tensor.slices().size() > 1) with_slices.insert(tensor.name);
       }
+      for (const NamedPart& part : test::parts_of(engine, mine)) {
+        test::add_to(contains(part.name, "experts_") ? whole : rest, part);
+      }
+      return mine;
     };
     run_engines(config, [&](ReadyEngine& ready) {
       Engine& engine = ready.engine;
       for (int64_t step = 1; step <= 3; ++step) random_step(engine, config, step);
       put(engine, before);
       EXPECT_GT(engine.rebalance().moves(), 0);
-      put(engine, after);
-      const auto mine = test::staged_bytes(engine);
-      random_step(engine, config, 4);
-      for (const auto* of_kind : {&engine.staging().model, &engine.staging().optimizer}) {
-        for (const StagedTensor& staged : *of_kind) {
-          std::memcpy(staged.tensor.raw(), mine.at(staged.name).data(), mine.at(staged.name).size());
-        }
-      }
-      engine.restore();
+      const Bytes mine = put(engine, after);
+      random_step(engine, config, 4);  // which no rank ends before all have put theirs
+      Bytes whole = after;
+      whole.insert(rest.begin(), rest.end());
+      test::restore_from(engine, whole);
       EXPECT_EQ(test::differences(mine, snapshot(engine)), std::vector<std::string>());
     });
     EXPECT_EQ(test::differences(before, after), std::vector<std::string>()) << optimizer;

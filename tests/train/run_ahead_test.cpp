@@ -113,7 +113,7 @@ TEST(RunAhead, NothingHappensAfterAStepThatIsNotFinite) {
   const auto mended = snapshot(ready.engine);
   EXPECT_TRUE(random_step(ready.engine, config, 3).finite);
   EXPECT_EQ(differences(snapshot(ready.engine), mended), std::vector<std::string>{});
-  ready.engine.restore();
+  restore_from(ready.engine, mended);
   EXPECT_TRUE(random_step(ready.engine, config, 3).finite);
   EXPECT_GE(differences(snapshot(ready.engine), mended).size(), mended.size() - 1);
 }
@@ -133,15 +133,15 @@ TEST(RunAhead, NamesTheTensorOfTheStepThatWentBad) {
 }
 
 // The copies are of the step before them, whatever is enqueued behind.
-TEST(RunAhead, StagedCopiesAreOfTheirStep) {
+TEST(RunAhead, SavedCopiesAreOfTheirStep) {
   const Config config = device_config();
   ReadyEngine ready(config), waiting(config);
   for (int64_t step = 1; step <= 6; ++step) {
     enqueue_random(ready.engine, config, step);
-    if (step == 4) ready.engine.stage();
+    if (step == 4) ready.engine.state_ring().begin();
     if (step <= 4) random_step(waiting.engine, config, step);
   }
-  EXPECT_EQ(differences(staged_bytes(ready.engine), snapshot(waiting.engine)), std::vector<std::string>{});
+  EXPECT_EQ(differences(saved_bytes(ready.engine), snapshot(waiting.engine)), std::vector<std::string>{});
 }
 
 TEST(RunAhead, TwoRunsGiveEqualBits) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -105,23 +107,42 @@ inline StepResult random_step(Engine& engine, const Config& config, int64_t step
   return engine.result();
 }
 
-// The bytes of what is staged for a checkpoint.
-inline std::map<std::string, std::string> staged_bytes(Engine& engine) {
-  engine.wait_staged();
-  std::map<std::string, std::string> bytes;
-  for (const auto* group : {&engine.staging().model, &engine.staging().optimizer}) {
-    for (const StagedTensor& part : *group) {
-      bytes[part.name].assign(static_cast<const char*>(part.tensor.raw()),
-                              static_cast<size_t>(part.tensor.num_bytes()));
+using Bytes = std::map<std::string, std::string>;
+
+// The bytes of what was begun to be saved: of each tensor those that the rank writes. They can be read once.
+inline Bytes saved_bytes(Engine& engine) {
+  constexpr size_t kBlock = 4096;
+  StateRing& ring = engine.state_ring();
+  Bytes bytes;
+  for (const StateTensor& tensor : ring.tensors()) {
+    if (!tensor.is_written) continue;
+    std::string& all = bytes[tensor.name];
+    all.resize(static_cast<size_t>(tensor.num_bytes()));
+    const auto out = std::as_writable_bytes(std::span(all));
+    for (size_t begin = 0; begin < out.size(); begin += kBlock) {
+      ring.fill();
+      ring.read(tensor, begin, out.subspan(begin, std::min(kBlock, out.size() - begin)));
     }
   }
+  EXPECT_TRUE(ring.is_read());
   return bytes;
 }
 
-// The bytes of everything a checkpoint would hold.
-inline std::map<std::string, std::string> snapshot(Engine& engine) {
-  engine.stage();
-  return staged_bytes(engine);
+// The bytes of everything a checkpoint would hold of the rank.
+inline Bytes snapshot(Engine& engine) {
+  engine.state_ring().begin();
+  return saved_bytes(engine);
+}
+
+// Sets the engine's state to that of these tensors, each of them whole.
+inline void restore_from(Engine& engine, const Bytes& whole) {
+  engine.restore([&](std::span<const NamedPart> parts) {
+    for (const NamedPart& part : parts) {
+      const size_t begin = static_cast<size_t>(part.offset) * dtype_bytes(part.tensor.dtype());
+      std::memcpy(part.tensor.raw(), std::string_view(whole.at(part.name)).substr(begin).data(),
+                  static_cast<size_t>(part.tensor.num_bytes()));
+    }
+  });
 }
 
 // Names of tensors that differ between two snapshots.

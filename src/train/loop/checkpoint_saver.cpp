@@ -7,6 +7,7 @@
 
 #include "base/failure.h"
 #include "base/say.h"
+#include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 
 namespace nmoe {
@@ -25,13 +26,23 @@ std::string text_of(const std::exception_ptr& failure) {
   }
 }
 
-// Those of `tensors` that this rank writes.
-std::vector<TensorPart> written_here(std::span<const StagedTensor> tensors) {
+// What ranks wait for between two meetings.
+constexpr std::chrono::milliseconds kBetweenMeetings{5};
+
+// Of a rank's writer for which training waits: so many hash about as fast as a fast disk writes.
+constexpr int64_t kMostThreads = 4;
+
+// Those of `tensors`, the model's or the optimizer's of the ring, that this rank writes.
+std::vector<TensorPart> written_here(StateRing& ring, std::span<const StateTensor> tensors) {
   std::vector<TensorPart> chosen;
-  for (const StagedTensor& staged : tensors) {
-    if (!staged.is_written) continue;
-    const NamedTensor tensor{staged.name, staged.tensor};
-    chosen.push_back({in_memory(std::span(&tensor, 1)).front(), staged.shape, staged.slices});
+  for (const StateTensor& tensor : tensors) {
+    if (!tensor.is_written) continue;
+    TensorSource source{.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape_here(), .read = {}};
+    source.read = [&ring, &tensor](size_t begin, std::span<std::byte> scratch) {
+      ring.read(tensor, begin, scratch);
+      return std::span<const std::byte>(scratch);
+    };
+    chosen.push_back({std::move(source), tensor.shape(), tensor.slices()});
   }
   return chosen;
 }
@@ -64,19 +75,44 @@ void CheckpointSaver::open_draft(int64_t step) {
 
 void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
   NMOE_CHECK(is_idle(), "a checkpoint is begun while another is written");
-  engine.stage();
+  StateRing& ring = engine.state_ring();
+  ring.begin();
   begun_ = true;
   open_draft(rank_.mesh().all().all_gather_values(head.info.step).front());
   head_ = std::move(head);
-  if (!draft_) return;
-  // Where experts are changes while training goes on; what is staged is as they were.
-  writer_.submit_work([this, &engine, draft = draft_, model = written_here(engine.staging().model),
-                       optimizer = written_here(engine.staging().optimizer)] {
-    engine.wait_staged();
-    ThreadPool pool(1);  // training has the other processors
-    written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())}, model,
-                            optimizer, pool);
-  });
+  if (draft_) {
+    // Where experts are changes while training goes on; what is read is as they were.
+    // Where training goes on meanwhile, it has the other processors.
+    const int64_t share = available_cpus() / rank_.mesh().process().count();
+    const int64_t threads = ring.holds_all() ? 1 : std::clamp<int64_t>(share, 1, kMostThreads);
+    writer_.submit_work([this, threads, draft = draft_, model = written_here(ring, ring.model()),
+                         rest = written_here(ring, ring.optimizer())] {
+      ThreadPool pool(static_cast<int>(threads));
+      written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())},
+                              model, rest, pool);
+    });
+  }
+  try {
+    hand_over(ring);
+  } catch (...) {
+    ring.abandon();  // the writer must not wait for what nobody will copy
+    throw;
+  }
+}
+
+// Fills the ring until it has had all of the state, on all ranks. They keep meeting meanwhile, and if one of them
+// cannot write its part, all give up the checkpoint.
+void CheckpointSaver::hand_over(StateRing& ring) {
+  enum Standing : int64_t { kComplete, kFilling, kFailed };
+  for (;;) {
+    Standing mine = ring.fill() ? kComplete : kFilling;
+    if (!writer_.busy() && !ring.is_read()) mine = kFailed;
+    const auto all = rank_.mesh().all().all_gather_values<int64_t>(mine);
+    const int64_t worst = std::ranges::max(all);
+    if (worst == kFailed) ring.abandon();
+    if (worst != kFilling) return;
+    ring.wait_for_room(kBetweenMeetings);
+  }
 }
 
 std::optional<Error> CheckpointSaver::publish() {
@@ -113,6 +149,8 @@ std::optional<Error> CheckpointSaver::finish() {
 void CheckpointSaver::wait_for_writer() {
   try {
     writer_.wait();
+  } catch (const StateRing::Abandoned&) {
+    // Because another rank has failed, which will say so.
   } catch (...) {
     failure_ = std::current_exception();
   }
@@ -141,7 +179,7 @@ void CheckpointSaver::wait_for_all_writers() {
     const auto busy = rank_.mesh().all().all_gather_values<int64_t>(writer_.busy() ? 1 : 0);
     return std::ranges::find(busy, 1) != busy.end();
   };
-  while (any_busy()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  while (any_busy()) std::this_thread::sleep_for(kBetweenMeetings);
 }
 
 }  // namespace nmoe

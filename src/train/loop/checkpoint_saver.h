@@ -27,8 +27,9 @@ class CheckpointSaver {
   // drives the rank.
   CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& rank);
 
-  // Begins to write the state of `engine`; to be called after finish(), which
-  // releases its staging. Only rank 0's `head` is used.
+  // Begins to write the state of `engine`; to be called after finish(), which releases the memory it passes through
+  // (train/step/state_ring.h). What does not fit there is waited for, without time limit: until it has been read, or
+  // writing has failed. Only rank 0's `head` is used.
   void begin(Engine& engine, CheckpointHead head);
   // Whether this rank has finished, or failed, writing its part of the checkpoint that was begun.
   bool has_written() const { return begun_ && !writer_.busy(); }
@@ -42,6 +43,7 @@ class CheckpointSaver {
 
  private:
   void open_draft(int64_t step);
+  void hand_over(StateRing& ring);
   void wait_for_writer();
   void wait_for_all_writers();
   std::optional<Error> gather(const std::string& mine, std::vector<std::string>& all);

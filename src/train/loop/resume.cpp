@@ -60,6 +60,12 @@ void check_start(const CheckpointReader& reader, const Config& config, const Tok
   }
 }
 
+std::vector<CheckpointReader::Wanted> wanted(std::span<const StateTensor> tensors) {
+  std::vector<CheckpointReader::Wanted> all;
+  for (const StateTensor& tensor : tensors) all.push_back({tensor.name, tensor.dtype, tensor.shape()});
+  return all;
+}
+
 }  // namespace
 
 void check_starting_checkpoint(const Config& config, const Tokenizer* tokenizer) {
@@ -162,10 +168,11 @@ void TrainingStart::apply(Engine& engine) const {
                                     (reader.path() / "manifest.json").string()),
                         "move this checkpoint away to resume from the one before it");
   }
-  reader.load_model_parts(named_parts(engine.staging().model));
-  // Without it the optimizer's part of staging is zero, as it is before the first step.
-  if (resumes_) reader.load_optimizer_parts(named_parts(engine.staging().optimizer));
-  engine.restore();
+  const StateRing& ring = engine.state_ring();
+  reader.check_model(wanted(ring.model()));
+  if (resumes_) reader.check_optimizer(wanted(ring.optimizer()));
+  engine.restore([&](std::span<const NamedPart> parts) { reader.load_parts(parts); },
+                 resumes_ ? Engine::Restored::kAll : Engine::Restored::kModel);
 }
 
 }  // namespace nmoe

@@ -61,7 +61,7 @@ RankPlan plan_rank(const Config& config, const Place& place, std::span<const Pre
     Engine engine(config, {storage.device(), *ranks}, storage, place.seq_lens);
     if (!state.empty()) NMOE_CHECK(engine.restore_precision(state), "a plan of {} roles of others", state.size());
     for (auto shape = shapes.rbegin(); shape != shapes.rend(); ++shape) count_steps(engine, config, *shape);
-    engine.stage();
+    engine.state_ring().begin();
     plan.precision = engine.precision();
   });
   return plan;

@@ -15,7 +15,7 @@
 
 namespace nmoe {
 
-// The storage that a step of each length, a validation and a checkpoint's staging need on each of config.parallel.ranks
+// The storage that a step of each length, a validation and a checkpoint's ring need on each of config.parallel.ranks
 // ranks, of which `in_domain` share the experts; 0: all. Where parts of layers may leave their formats
 // (precision.fallback = "act") it is enough whichever have. `part`: if run.device is "cuda", a kind of GPU, which need
 // not be in this machine. `seq_lens`: as for an engine.

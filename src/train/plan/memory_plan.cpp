@@ -212,11 +212,12 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const int64_t host = available_memory_bytes() + resident_bytes();
   const int64_t in_host = plan.ranks * plan.storage[ArenaKind::kHostState];
   if (on_device && plan.part.empty() && plan.total_bytes > host) {
-    throw usage_error(fmt::format("the run needs {} of host memory, this machine's free memory is {}",
-                                  human_bytes(plan.total_bytes), human_bytes(host)),
-                      fmt::format("free some: checkpoints are staged there, which takes {}{}",
-                                  human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
-                                  in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
+    throw usage_error(
+        fmt::format("the run needs {} of host memory, this machine's free memory is {}", human_bytes(plan.total_bytes),
+                    human_bytes(host)),
+        fmt::format("free some, or lower checkpoint.staging_bytes: state on its way to checkpoints takes {}{}",
+                    human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
+                    in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
   }
   const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
   const int64_t machine = on_device ? plan.device_limit : host;

@@ -59,6 +59,12 @@ std::string describe_checkpoints(const Config& config) {
   }
   if (room) text += fmt::format(", of which {} has {}", dir.string(), human_bytes(*room));
   if (room && *room < (checkpoint.keep_last + 1) * bytes) text += "\n  NOTE: that is too little";
+  if (checkpoint.staging_bytes < bytes / config.parallel.ranks) {
+    text += fmt::format(
+        "\n  training waits until {} of each are written; host memory has the rest by then, "
+        "checkpoint.staging_bytes = {} a rank",
+        human_bytes(bytes - config.parallel.ranks * checkpoint.staging_bytes), checkpoint.staging_bytes);
+  }
   return text;
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+#include <map>
 #include <tuple>
 #include <vector>
 
@@ -81,6 +83,25 @@ std::vector<uint8_t> ends_at_zeros(const std::vector<int32_t>& inputs, int64_t s
   return ends;
 }
 
+// Weights as their masters, and back.
+void save_and_restore(Engine& engine) {
+  StateRing& ring = engine.state_ring();
+  std::map<std::string, std::vector<std::byte>> saved;
+  ring.begin();
+  for (const StateTensor& tensor : ring.tensors()) {
+    if (!tensor.is_written) continue;
+    std::vector<std::byte>& bytes = saved[tensor.name];
+    bytes.resize(static_cast<size_t>(tensor.num_bytes()));
+    ring.read(tensor, 0, bytes);
+  }
+  engine.restore([&](std::span<const NamedPart> parts) {
+    for (const NamedPart& part : parts) {
+      const size_t begin = static_cast<size_t>(part.offset) * dtype_bytes(part.tensor.dtype());
+      std::memcpy(part.tensor.raw(), saved.at(part.name).data() + begin, static_cast<size_t>(part.tensor.num_bytes()));
+    }
+  });
+}
+
 void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
   config.run.device = options.kind;
   if (options.compute_dtype == DType::kF32 && !is_low(config.run.precision)) config.run.precision = Precision::kFp32;
@@ -105,9 +126,7 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
     engine.step({.steps = step, .tokens = step * tokens}, tokens * engine.num_microbatches(), /*in_detail=*/true);
     engine.result();
   }
-  engine.stage();  // weights as their masters, and back
-  engine.wait_staged();
-  engine.restore();
+  save_and_restore(engine);
   engine.find_non_finite();
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }

@@ -10,20 +10,6 @@
 
 namespace nmoe {
 
-std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors) {
-  std::vector<NamedPart> parts;
-  for (const StagedTensor& staged : tensors) {
-    const Tensor flat = staged.tensor.reshape({staged.tensor.num_elements()});
-    int64_t first = 0;
-    for (const auto& [offset, extent] : staged.slices) {
-      parts.push_back(
-          {.name = staged.name, .tensor = flat.rows(first, first + extent), .shape = staged.shape, .offset = offset});
-      first += extent;
-    }
-  }
-  return parts;
-}
-
 Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::span<const int64_t> seq_lens)
     : config_(config),
       rank_(rank),
@@ -91,7 +77,6 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   collect_shared_tensors();
   ops_.fill({stopped_, 0.0});
   enqueued_ = device_.make_event(Lane::kCompute);
-  staged_ = device_.make_event(Lane::kCompute);
   prefetch_ = device_.make_prefetch(inputs_.block, step_state);
 }
 
@@ -192,18 +177,13 @@ void Engine::set_places(ExpertPlacement places) {
   experts_.places = std::move(places);
   model_.place_experts(experts_.places);
   optimizer_->place_experts();
-  const auto& weights = weights_.all();
-  for (size_t i = 0; i < staging_.model.size(); ++i) staging_.model[i].slices = weights[i].shard.updated_elements();
-  for (size_t i = 0; i < staging_.optimizer.size(); ++i) {
-    staging_.optimizer[i].slices = optimizer_->state()[i].weight->shard.updated_elements();
-  }
   if (!square_order_.defined()) return;
   std::map<const Weight*, size_t> layer_of;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
     for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) layer_of.emplace(weight, layer);
   }
   std::vector<int32_t> order;
-  for (const Weight& weight : weights) {
+  for (const Weight& weight : weights_.all()) {
     if (!weight.spec.is_trained()) continue;
     const auto first = static_cast<int32_t>(order.size());
     const int64_t count = TensorChunks(ops_.stat_dtype(), weight.spec.shape).count();
@@ -268,27 +248,29 @@ Rebalancing Engine::rebalance() {
   return done;
 }
 
-void Engine::allocate_staging() {
-  storage_.reserve(ArenaKind::kCheckpointStaging);
-  Arena& arena = storage_[ArenaKind::kCheckpointStaging];
+StateRing& Engine::state_ring() {
+  if (state_ring_ != nullptr) return *state_ring_;
   // Replicas of a shard have the same; each writes some of it, in turn.
   const AcrossGroup replicas = domain_.shard_replicas();
-  int64_t num_staged = 0;
-  const auto add = [&](std::vector<StagedTensor>& tensors, const std::string& name, DType dtype, const Weight& weight) {
+  std::vector<StateTensor> tensors;
+  const auto add = [&](const std::string& name, DType dtype, Weight& weight, const OptimizerState* state) {
     const bool others_have_it = !weight.spec.is_trained() && domain_.shards().index() != 0;
-    const bool is_turn = num_staged++ % replicas.count() == replicas.index();
+    const bool is_turn = std::ssize(tensors) % replicas.count() == replicas.index();
     tensors.push_back({.name = name,
-                       .tensor = arena.allocate(dtype, weight.shard.updated_shape()),
-                       .shape = weight.spec.shape,
-                       .slices = weight.shard.updated_elements(),
+                       .dtype = dtype,
+                       .weight = &weight,
+                       .state = state,
                        .is_written = is_turn && !others_have_it && weight.shard.updated.extent > 0});
   };
-  for (const Weight& weight : weights_.all()) {
-    add(staging_.model, weight.spec.name, ops_.stat_dtype(), weight);
-  }
+  for (Weight& weight : weights_.all()) add(weight.spec.name, ops_.stat_dtype(), weight, nullptr);
+  const size_t num_model = tensors.size();
   for (const OptimizerState& state : optimizer_->state()) {
-    add(staging_.optimizer, state.name, state.tensor.dtype(), *state.weight);
+    add(state.name, state.tensor.dtype(), *state.weight, &state);
   }
+  storage_.reserve(ArenaKind::kCheckpointStaging);
+  state_ring_ = std::make_unique<StateRing>(ops_, storage_[ArenaKind::kCheckpointStaging], std::move(tensors),
+                                            num_model, config_.checkpoint.staging_bytes);
+  return *state_ring_;
 }
 
 void Engine::initialise() {
@@ -601,37 +583,17 @@ void Engine::next_logits(std::span<const int32_t> inputs, std::span<const int32_
   domain_.check();
 }
 
-const StateTensors& Engine::staging() {
-  if (staging_.model.empty()) allocate_staging();
-  return staging_;
-}
-
-void Engine::stage() {
-  staging();
-  const auto& weights = weights_.all();
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const StagedTensor& staged = staging_.model[i];
-    if (staged.is_written) weights[i].begin_download(ops_, staged.tensor.raw());
-  }
-  const auto& state = optimizer_->state();
-  for (size_t i = 0; i < state.size(); ++i) {
-    const StagedTensor& staged = staging_.optimizer[i];
-    if (staged.is_written) state[i].begin_download(ops_, staged.tensor.raw());
-  }
-  staged_->record();
-}
-
-void Engine::restore() {
-  auto& weights = weights_.all();
-  for (size_t i = 0; i < weights.size(); ++i) weights[i].upload(ops_, staging_.model[i].tensor.raw());
-  const auto& state = optimizer_->state();
-  for (size_t i = 0; i < state.size(); ++i) {
-    if (state[i].weight->shard.updated.extent == 0) continue;
-    device_.upload(state[i].tensor, staging_.optimizer[i].tensor.raw());
+void Engine::restore(const StateRing::Load& load, Restored what) {
+  StateRing& ring = state_ring();
+  if (what == Restored::kModel) {
+    ring.restore(ring.model(), load);
+    for (const OptimizerState& state : optimizer_->state()) ops_.fill({state.tensor, 0.0});
+  } else {
+    ring.restore(ring.tensors(), load);
   }
   gather_values();
   ops_.fill({stopped_, 0.0});
-  wait();  // what is staged may be overwritten next
+  wait();
 }
 
 DeviceOptions device_options(const RunConfig& run, int64_t num_ranks, int64_t rank) {

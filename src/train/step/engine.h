@@ -40,25 +40,11 @@
 #include "tensor/named_tensor.h"
 #include "train/precision/precision_checks.h"
 #include "train/step/phase_clock.h"
+#include "train/step/state_ring.h"
 #include "train/step/step_exchange.h"
 #include "train/step/step_phase.h"
 
 namespace nmoe {
-
-// A rank's part of a checkpoint's tensor.
-struct StagedTensor {
-  std::string name;
-  Tensor tensor;                     // the elements that this rank updates
-  Shape shape;                       // of the whole tensor
-  std::vector<ElementRange> slices;  // where these elements are in the whole, slice by slice
-  bool is_written = false;           // by this rank: of ranks that have the same elements, one writes them
-};
-struct StateTensors {
-  std::vector<StagedTensor> model;
-  std::vector<StagedTensor> optimizer;
-};
-// Slice by slice, as they are loaded.
-std::vector<NamedPart> named_parts(std::span<const StagedTensor> tensors);
 
 // The first tensor with a value that is not finite.
 struct NonFinite {
@@ -149,14 +135,12 @@ class Engine {
   void next_logits(std::span<const int32_t> inputs, std::span<const int32_t> rows, std::vector<float>& logits,
                    const Documents& documents = {});
 
-  // This rank's part of a checkpoint, in host memory; weights are masters. Allocated at first use, since pinning so
-  // much memory takes longer than a run's first steps. stage() enqueues copies to it of what this rank writes, without
-  // waiting: they are complete when wait_staged(), callable from any thread, returns, and do not change while training
-  // continues. stage() may be called again only after they have been written. restore() copies all of it to the device.
-  const StateTensors& staging();
-  void stage();
-  void wait_staged() const { staged_->wait(); }
-  void restore();
+  // This rank's part of a checkpoint; weights are masters. Its memory, of at most checkpoint.staging_bytes, is taken at
+  // first use, since pinning much takes longer than a run's first steps.
+  StateRing& state_ring();
+  // Sets all state to what `load` gives, and the optimizer's to zero if it does not give that.
+  enum class Restored { kAll, kModel };
+  void restore(const StateRing::Load& load, Restored what = Restored::kAll);
 
   // Sets how long the other ranks wait for this one, in calls and on their devices; at first parallel.timeout_s.
   void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
@@ -188,7 +172,6 @@ class Engine {
   void forget_recordings();
   void or_failure(const std::function<void()>& work) const;
   StepScale step_scale(size_t shape) const;
-  void allocate_staging();
   void allocate_exchange(Arena& state);  // of tokens between ranks, where others share the experts
   void allocate_sums(Arena& state);
   Tensor parts_of_loss(int64_t objective) const;
@@ -219,29 +202,28 @@ class Engine {
   std::vector<StepSlot> slots_;  // kMaxPending, used in turn: slot()
   int64_t num_enqueued_ = 0;     // steps
   int64_t num_taken_ = 0;
-  int64_t timed_step_ = -1;              // number of the last timed step
-  StateTensors staging_;                 // empty before its first use
-  ExpertState experts_;                  // empty where no experts are shared; rows where they are rebalanced
-  Tensor losses_;                        // microbatch by microbatch of the rank: [objectives, T] stat
-  Tensor predictions_;                   // [T] i32
-  Tensor partial_sums_;                  // f64: of token losses, then of squares of gradients; summed over ranks
-  Tensor partial_losses_;                // its parts: of each objective one, or one a logical shard
-  Tensor partial_squares_;               //            one, or one a chunk of a weight
-  SumsOfSquares squares_;                // that this rank sums
-  Tensor square_order_;                  // i32: with logical shards, squares of experts in the experts' order
-  Tensor sums_;                          // [objectives + 1] f64: of each one's token losses, then of all squares
-  Tensor loss_sums_, square_sum_;        // its parts
-  Tensor all_losses_;                    // [1] f64: the sum of loss_sums_
-  Tensor grad_scale_;                    // [1] f64
-  Tensor stopped_;                       // [1] i32: not 0 from the first step that is not finite
-  Tensor bad_count_;                     // [1] i32
-  std::vector<PeerGroup::Part> grads_;   // of weights that every rank has: the parts that this rank updates
-  std::vector<PeerGroup::Part> values_;  // likewise
-  std::vector<Tensor> summed_across_;    // what a step sums over replicas of shards, besides gradients
-  std::vector<Tensor> summed_;           // what it then sums over the ranks that divide the update
-  std::unique_ptr<Event> enqueued_;      // behind everything that was enqueued when it was recorded last
-  std::unique_ptr<Event> staged_;        // behind the copies of the last stage()
-  std::unique_ptr<Prefetch> prefetch_;   // of inputs_
+  int64_t timed_step_ = -1;                // number of the last timed step
+  std::unique_ptr<StateRing> state_ring_;  // null before its first use
+  ExpertState experts_;                    // empty where no experts are shared; rows where they are rebalanced
+  Tensor losses_;                          // microbatch by microbatch of the rank: [objectives, T] stat
+  Tensor predictions_;                     // [T] i32
+  Tensor partial_sums_;                    // f64: of token losses, then of squares of gradients; summed over ranks
+  Tensor partial_losses_;                  // its parts: of each objective one, or one a logical shard
+  Tensor partial_squares_;                 //            one, or one a chunk of a weight
+  SumsOfSquares squares_;                  // that this rank sums
+  Tensor square_order_;                    // i32: with logical shards, squares of experts in the experts' order
+  Tensor sums_;                            // [objectives + 1] f64: of each one's token losses, then of all squares
+  Tensor loss_sums_, square_sum_;          // its parts
+  Tensor all_losses_;                      // [1] f64: the sum of loss_sums_
+  Tensor grad_scale_;                      // [1] f64
+  Tensor stopped_;                         // [1] i32: not 0 from the first step that is not finite
+  Tensor bad_count_;                       // [1] i32
+  std::vector<PeerGroup::Part> grads_;     // of weights that every rank has: the parts that this rank updates
+  std::vector<PeerGroup::Part> values_;    // likewise
+  std::vector<Tensor> summed_across_;      // what a step sums over replicas of shards, besides gradients
+  std::vector<Tensor> summed_;             // what it then sums over the ranks that divide the update
+  std::unique_ptr<Event> enqueued_;        // behind everything that was enqueued when it was recorded last
+  std::unique_ptr<Prefetch> prefetch_;     // of inputs_
   std::optional<PrecisionChecks> precision_;
   bool checks_ = false;                   // whether the step that is being enqueued is checked
   int64_t last_check_ = -1;               // number of the last step that was checked
