@@ -139,6 +139,33 @@ void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSp
                 "lower model.moe.top_k or raise model.moe.top_groups");
 }
 
+void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  const MtpConfig& mtp = config.model.mtp;
+  if (mtp.depth == 0) return;
+  rules.require(mtp.depth < config.data.seq_len, {"model.mtp.depth", "data.seq_len"},
+                "no position has a token so far ahead in its sequence", "lower model.mtp.depth");
+  if (mtp.layers.empty()) {
+    rules.require(layers.back().parts.size() == 2, {"model.mtp.depth", "model.layers"},
+                  "a module has a layer as the model's last, which has a single part",
+                  "set model.mtp.layers, as to \"gqa, moe\"");
+    return;
+  }
+  const LayerPattern pattern = read_layer_pattern(mtp.layers);
+  if (pattern.problem) {
+    rules.require(false, {"model.mtp.layers"},
+                  fmt::format("character {}: {}", pattern.problem->character, pattern.problem->what),
+                  pattern.problem->remedy);
+    return;
+  }
+  const std::vector<PartSpec> parts = parts_of(pattern.layers);
+  rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.mtp.layers"},
+                "in no layer of a module do positions see each other", "write mla or gqa in some layer");
+  const bool are_known =
+      std::ranges::all_of(parts, [&](const PartSpec& part) { return count_parts(layers, part.kind) > 0; });
+  rules.require(are_known, {"model.mtp.layers"}, "it has a part of a kind that no layer of the model has",
+                "write kinds of parts that the model's layers have");
+}
+
 void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
   if (has_experts) {
     rules.require(optim.router.optimizer != OptimizerKind::kMuon, {"optim.router.optimizer"},
@@ -209,6 +236,7 @@ std::vector<Issue> find_issues(const Config& config) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
     check_moe(rules, config.model, layers);
+    check_mtp(rules, config, layers);
     check_precision(rules, config, layers.size());
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);

@@ -1,6 +1,8 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 #include "model/experts_exchange.h"
 #include "model/parts/rope_table.h"
@@ -14,6 +16,19 @@ std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, Weigh
   std::vector<std::unique_ptr<Block>> blocks;
   for (const auto& parts : layer_parts(config)) blocks.push_back(std::make_unique<Block>(parts, weights, routing));
   return blocks;
+}
+
+std::vector<std::unique_ptr<PredictionModule>> make_modules(const ModelConfig& config, WeightSet& weights,
+                                                            std::vector<Moe*>& routing) {
+  std::vector<std::unique_ptr<PredictionModule>> modules;
+  const std::vector<std::vector<LayerPart>> layers = prediction_parts(config);
+  const auto num_modules = static_cast<size_t>(config.mtp.num_modules());
+  for (size_t i = 0; i < num_modules; ++i) {
+    const size_t count = layers.size() / num_modules;
+    modules.push_back(std::make_unique<PredictionModule>(
+        static_cast<int64_t>(i), std::span(layers).subspan(i * count, count), weights, routing));
+  }
+  return modules;
 }
 
 void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& values) {
@@ -42,6 +57,7 @@ Model::Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t ma
       embedding_(weights_.at("embedding")),
       blocks_(make_blocks(config_, weights_, moe_layers_)),
       final_norm_(weights_, "final_norm", config_.norm_eps),
+      modules_(make_modules(config_, weights_, moe_layers_)),
       head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (Moe* moe : moe_layers_) moe->send_as(passes_.wire);
 }
@@ -56,7 +72,9 @@ void Model::allocate(Arena& state) {
           {.counts = router_counts_[i], .aux_loss = sums.rows(0, 2), .entropy = sums.rows(2, 3)});
     }
   }
-  for (const DescribedPart& part : spec_.parts()) {
+  std::vector<DescribedPart> parts = spec_.parts();
+  std::ranges::move(spec_.prediction_layer_parts(), std::back_inserter(parts));
+  for (const DescribedPart& part : parts) {
     const int64_t dim = part.traits.rope_dim;
     if (dim == 0 || rope_.by_dim.contains(dim)) continue;
     const RopeTable table = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
@@ -138,7 +156,7 @@ void Model::begin_step() {
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                             const Watchers& watchers) {
+                             const Watchers& watchers, Tensor predictions) {
   const ArenaScope scope(activations);
   weights_.begin_microbatch();
   Pass pass = make_pass(batch, activations);
@@ -150,9 +168,10 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   pass.keep = Keep(ops_, activations, {.recompute = passes_.recompute, .saved = passes_.saved});
   pass.keep.begin(stream, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
   const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");
-  const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, weights_.all().size()};
-  weights_.begin_application(before_blocks);
-  weights_.begin_application(after_blocks);
+  const size_t num_weights = weights_.all().size();
+  const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, final_norm + 1},
+      head{config_.tied_head ? num_weights : num_weights - 1, num_weights};
+  for (const WeightRange& range : {before_blocks, after_blocks, head}) weights_.begin_application(range);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   Tensor x = pass.push(stream);
   ops_.embedding_forward({.ids = batch.tokens, .table = embedding_.value, .y = x});
@@ -166,8 +185,17 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Norm::Kept kept_by_norm = final_norm_.forward(pass, x, normed);
   pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
 
-  head_.forward_backward(pass, normed, passes_.objectives, losses, dx);
-  pass.capture(Intermediate::kLosses, kNoLayer, losses);
+  const int64_t T = batch.num_tokens(), num_objectives = std::ssize(passes_.objectives);
+  const Tensor all_losses = losses.reshape({num_objectives + config_.mtp.depth, T});
+  head_.forward_backward(pass, normed, passes_.objectives, all_losses.rows(0, num_objectives), dx);
+  pass.capture(Intermediate::kLosses, kNoLayer, all_losses.rows(0, num_objectives));
+  if (config_.mtp.depth > 0) {
+    const Ahead ahead = forward_ahead(pass, normed, all_losses.rows(num_objectives, all_losses.dim(0)), predictions);
+    weights_.end_application(head);
+    backward_ahead(pass, ahead, dx);
+  } else {
+    weights_.end_application(head);
+  }
   const auto gradient = [&](bool quantised) {
     return Rows(dx, quantised ? pass.keep.quantised_gradient() : RowCodes{});
   };
@@ -184,6 +212,42 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   weights_.end_application(before_blocks);
   weights_.check_grads();
   pass.tell_ready(weights_.complete_from());
+}
+
+Model::Ahead Model::forward_ahead(Pass& pass, Tensor states, Tensor losses, Tensor predictions) {
+  const auto depth = static_cast<size_t>(config_.mtp.depth);
+  const int64_t num_objectives = std::ssize(passes_.objectives);
+  NMOE_CHECK(pass.batch.ahead.size() == depth, "{} further depths, and a batch has rows of {}", depth,
+             pass.batch.ahead.size());
+  Ahead ahead{.kept = std::vector<PredictionModule::Kept>(depth), .gradients = {}};
+  for (size_t i = 0; i < depth; ++i) {
+    const auto k = static_cast<int64_t>(i);
+    const AheadRows& rows = pass.batch.ahead[i];
+    const Tensor gradient = ahead.gradients.emplace_back(pass.push(states.shape()));
+    const PredictionModule& module = module_of(i);
+    module.forward(pass, embedding_, rows.tokens, states, gradient, ahead.kept[i]);
+    states = ahead.kept[i].out;
+    head_.forward_backward_ahead(pass, states,
+                                 {.targets = rows.targets,
+                                  .scale = pass.scale.loss.rows(num_objectives + k, num_objectives + k + 1),
+                                  .losses = losses[k],
+                                  .predictions = predictions.defined() ? predictions[k] : Tensor(),
+                                  .detached = config_.mtp.detach},
+                                 gradient);
+    pass.capture(Intermediate::kLosses, module.last_layer(), losses[k]);
+    pass.keep.end_forward();
+  }
+  return ahead;
+}
+
+void Model::backward_ahead(Pass& pass, const Ahead& ahead, Tensor dstates) {
+  for (size_t i = ahead.kept.size(); i-- > 0;) {
+    pass.keep.before_backward();
+    Tensor dhidden = config_.mtp.detach ? Tensor() : dstates;
+    if (i > 0) dhidden = ahead.gradients[i - 1];
+    module_of(i).backward(pass, ahead.kept[i], config_.mtp.detach ? nullptr : &embedding_, pass.batch.ahead[i].tokens,
+                          ahead.gradients[i], dhidden);
+  }
 }
 
 Tensor Model::hidden_states(const Pass& pass) {

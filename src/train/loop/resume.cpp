@@ -36,7 +36,7 @@ std::string other_model(const Config& saved, const Config& config) {
 // A manifest's hash proves nothing, and where experts are goes into memory by the model's sizes.
 void check_places(const CheckpointReader& reader, const Config& config) {
   const ExpertPlacement& places = reader.info().experts.places;
-  const std::vector<LayerSpec> layers = layer_specs(config.model);
+  const std::vector<LayerSpec> layers = all_layer_specs(config.model);
   const auto num_experts = static_cast<size_t>(config.model.moe.num_experts);
   const bool fit = count_parts(layers, PartKind::kMoe) == std::ssize(places) &&
                    std::ranges::all_of(places, [&](const auto& layer) { return layer.size() == num_experts; });

@@ -97,7 +97,7 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
 
 std::vector<std::vector<PrecisionRole>> most_demanding_states(const ModelConfig& config,
                                                               std::span<const PrecisionRole> state) {
-  const std::vector<LayerSpec> specs = layer_specs(config);
+  const std::vector<LayerSpec> specs = all_layer_specs(config);
   std::map<int64_t, std::vector<size_t>> roles_of;  // by layer
   for (size_t role = 0; role < state.size(); ++role) roles_of[state[role].layer].push_back(role);
   const auto is_alike = [&](int64_t a, int64_t b) {

@@ -130,7 +130,7 @@ ExpertElements expert_elements(const Config& config, int64_t ranks) {
 
 // What ranks put into each other's memory, where they share experts.
 std::string describe_exchange(const Config& config, int64_t ranks) {
-  const int64_t layers = count_parts(layer_specs(config.model), PartKind::kMoe);
+  const int64_t layers = count_parts(all_layer_specs(config.model), PartKind::kMoe);
   if (ranks == 1 || layers == 0) return "";
   const ExchangeCost cost = exchange_cost(config, device_options(config.run).compute_dtype, ranks);
   const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
