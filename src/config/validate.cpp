@@ -225,6 +225,11 @@ void check_parallel(Rules& rules, const Config& config) {
                 {"parallel.logical_shards", "train.batch_seqs", "train.microbatch_seqs"},
                 "a logical shard is a microbatch of its batch",
                 "let train.batch_seqs be parallel.logical_shards * train.microbatch_seqs");
+  // What several depths add to an expert's gradient comes shard by shard for each of them.
+  rules.require(shards == 0 || !config.model.mtp.shared || config.model.moe.num_experts == 0,
+                {"parallel.logical_shards", "model.mtp.shared", "model.moe.num_experts"},
+                "depths that share experts add to their gradients in an order that depends on the ranks",
+                "set model.mtp.shared = false, or leave out parallel.logical_shards");
 }
 
 }  // namespace

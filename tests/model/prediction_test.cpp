@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "config/load.h"
 #include "model/model.h"
 #include "model/prediction_module.h"
 #include "model/small_models.h"
@@ -267,6 +268,61 @@ TEST(PredictionTest, ADepthSeesItsTokenAndNoLaterOne) {
   }
 }
 
+// By plain loops, with layers that add nothing: the head of final_norm(A norm(e) + B norm(h)), h behind the model's own
+// final norm.
+TEST(PredictionTest, AModuleIsItsFormula) {
+  ModelConfig config = base_model();
+  config.moe.num_experts = 0;
+  config.mtp.depth = 1;
+  PredictingModel test(config);
+  WeightSet& weights = test.weights();
+  for (Weight& weight : weights.all()) {
+    if (weight.spec.shape.rank() > 1) continue;
+    for (int64_t i = 0; i < weight.spec.shape[0]; ++i) set(weight.value, i, 0.7 + 0.1 * static_cast<double>(i));
+  }
+  for (const char* name : {"mtp.0.layers.0.attention.out", "mtp.0.layers.0.mlp.out"}) {
+    test.ops().fill({weights.at(name).value, 0.0});
+  }
+  std::vector<double> states;
+  test.model().begin_step();
+  test.model().forward_backward(test.batch(), test.scale(), test.activations(), test.losses(),
+                                {.inspect = [&](Intermediate what, int64_t layer, Tensor value, Tensor) {
+                                  if (what == Intermediate::kFinalNormOut && layer == kNoLayer) states = values(value);
+                                }});
+  const int64_t D = config.dim;
+  const auto norm = [&](std::vector<double> x, const std::string& name) {
+    double squares = 0;
+    for (const double value : x) squares += value * value;
+    for (int64_t i = 0; i < D; ++i) {
+      x[static_cast<size_t>(i)] *=
+          get(weights.at(name).value, i) / std::sqrt(squares / static_cast<double>(D) + config.norm_eps);
+    }
+    return x;
+  };
+  const auto add_product = [&](const std::string& name, const std::vector<double>& x, std::vector<double>& y) {
+    for (size_t row = 0; row < y.size(); ++row) {
+      for (size_t i = 0; i < x.size(); ++i)
+        y[row] += get(weights.at(name).value, static_cast<int64_t>(row * x.size() + i)) * x[i];
+    }
+  };
+  const AheadRows& rows = test.ahead()[0];
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const int32_t target = rows.targets.data<int32_t>()[t];
+    if (target < 0) continue;
+    std::vector<double> embedded, hidden, u(static_cast<size_t>(D)), logits(static_cast<size_t>(config.vocab_size));
+    for (int64_t i = 0; i < D; ++i) {
+      embedded.push_back(get(weights.at("embedding").value, rows.tokens.data<int32_t>()[t] * D + i));
+      hidden.push_back(states[static_cast<size_t>(t * D + i)]);
+    }
+    add_product("mtp.0.projection_embedding", norm(embedded, "mtp.0.embedding_norm"), u);
+    add_product("mtp.0.projection_hidden", norm(hidden, "mtp.0.hidden_norm"), u);
+    add_product("head", norm(u, "mtp.0.final_norm"), logits);
+    double sum = 0;
+    for (const double logit : logits) sum += std::exp(logit);
+    EXPECT_NEAR(get(test.losses()[1], t), std::log(sum) - logits[static_cast<size_t>(target)], 1e-12) << t;
+  }
+}
+
 TEST(PredictionTest, CostsAreThoseOfTheBlockTheProjectionsAndTheHeadAgain) {
   ModelConfig config = base_model();
   const ModelCost without = model_cost(config);
@@ -288,6 +344,17 @@ TEST(PredictionTest, CostsAreThoseOfTheBlockTheProjectionsAndTheHeadAgain) {
   EXPECT_GE(one.parameters - without.parameters, block + 2 * dim * dim);
   EXPECT_DOUBLE_EQ(one.attention[0].flops_per_pair, without.attention[0].flops_per_pair * 1.5);
   EXPECT_DOUBLE_EQ(shared.attention[0].flops_per_pair, without.attention[0].flops_per_pair * 2.5);
+}
+
+TEST(PredictionTest, OneDepthOfPublishedShapesCosts) {
+  for (const auto& [name, share] : {std::pair("moonlet", 1.32), {"moonlight", 1.166}}) {
+    ModelConfig config =
+        load_config(fs::path(NMOE_SOURCE_DIR) / "configs/speedrun" / fmt::format("{}.toml", name)).model;
+    config.vocab_size = 163840;
+    const auto without = static_cast<double>(model_cost(config).active_matrix_parameters);
+    config.mtp.depth = 1;
+    EXPECT_NEAR(static_cast<double>(model_cost(config).active_matrix_parameters) / without, share, 5e-3) << name;
+  }
 }
 
 TEST(PredictionTest, BatchesWithoutRowsOfDepthsAreRefused) {

@@ -91,6 +91,8 @@ TEST(MultiToken, WhatHasNoModuleIsRefused) {
   EXPECT_TRUE(contains(refusal({"model.mtp.depth=1", "model.mtp.layers=gqa/moe"}), "kind"));
   EXPECT_TRUE(contains(refusal({"model.mtp.depth=1", "model.mtp.layers=mla/mo"}), "character 5"));
   EXPECT_TRUE(contains(refusal({"model.mtp.depth=1", "model.mtp.layers=moe"}), "positions"));
+  EXPECT_TRUE(contains(refusal({"model.mtp.depth=2", "model.mtp.shared=true", "parallel.logical_shards=2"}),
+                       "an order that depends on the ranks"));
 }
 
 // Of one microbatch and of several, the same sums, losses and acceptance; predictions are those of the losses.
@@ -133,16 +135,32 @@ TEST(MultiToken, AcceptanceRisesWithWhatIsLearned) {
 }
 
 TEST(MultiToken, WithLogicalShardsTheStateDoesNotDependOnTheRanks) {
-  for (const bool shared : {false, true}) {
-    std::vector<Bytes> of_ranks;
-    for (const int64_t ranks : {1, 2}) {
-      const Config config =
-          predicting_config({"train.microbatch_seqs=2", "parallel.logical_shards=4", "data.mask_documents=true",
-                             fmt::format("model.mtp.shared={}", shared), fmt::format("parallel.ranks={}", ranks)});
-      of_ranks.push_back(whole_state(config, 3));
-    }
-    EXPECT_EQ(of_ranks[0], of_ranks[1]);
+  std::vector<Bytes> of_ranks;
+  for (const int64_t ranks : {1, 2}) {
+    of_ranks.push_back(
+        whole_state(predicting_config({"train.microbatch_seqs=2", "parallel.logical_shards=4",
+                                       "data.mask_documents=true", fmt::format("parallel.ranks={}", ranks)}),
+                    3));
   }
+  EXPECT_EQ(of_ranks[0], of_ranks[1]);
+}
+
+// Of any number of ranks, sums apart; a module that two depths share.
+TEST(MultiToken, RanksShareTheExpertsOfModules) {
+  std::vector<double> losses;
+  for (const int64_t ranks : {1, 2}) {
+    const Config config = predicting_config(
+        {"train.microbatch_seqs=2", "model.mtp.shared=true", fmt::format("parallel.ranks={}", ranks)});
+    std::mutex mutex;
+    run_engines(config, [&](ReadyEngine& ready) {
+      StepResult result;
+      for (int64_t step = 1; step <= 3; ++step) result = random_step(ready.engine, config, step);
+      const std::scoped_lock lock(mutex);
+      for (const DepthResult& depth : result.depths) losses.push_back(depth.loss);
+    });
+  }
+  ASSERT_EQ(losses.size(), 6u);  // of two depths on one rank, and on each of two
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], losses[i % 2], 1e-4) << i;
 }
 
 TEST(MultiToken, WhatIsComputedAgainChangesNoBit) {

@@ -30,6 +30,10 @@ std::string other_model(const Config& saved, const Config& config) {
   b.model.moe.bias_rate = a.model.moe.bias_rate;
   b.model.moe.balance_loss = a.model.moe.balance_loss;
   b.model.moe.z_loss = a.model.moe.z_loss;
+  b.model.mtp.loss_weight = a.model.mtp.loss_weight;
+  b.model.mtp.later_from = a.model.mtp.later_from;
+  b.model.mtp.later_loss_weight = a.model.mtp.later_loss_weight;
+  b.model.mtp.detach = a.model.mtp.detach;
   return explain_difference(a, b);
 }
 
