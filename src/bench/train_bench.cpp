@@ -1,6 +1,7 @@
 #include "bench/train_bench.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "train/report/exchange_report.h"
 #include "train/report/router_report.h"
 #include "train/step/engine.h"
+#include "train/step/look_ahead.h"
 
 namespace nmoe {
 namespace {
@@ -30,6 +32,11 @@ double mean(const std::vector<double>& values) {
 struct StepWork {
   int64_t num_targets = 0;
   double flops = 0.0;
+  std::array<int64_t, MtpConfig::kMostDepths> ahead{};  // targets of further depths
+
+  StepTargets targets(const Config& config) const {
+    return {num_targets, {ahead.begin(), ahead.begin() + config.model.mtp.depth}};
+  }
 };
 
 // Fills an engine's microbatches: from the corpus, or with ids that mean nothing where there is none.
@@ -58,11 +65,16 @@ class Batches {
     for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
       engine.load(i, stream_->microbatch(i));
     }
-    StepWork all;
-    for (const StepWork& of_rank :
-         rank_.mesh().data().all_gather_values(StepWork{stream_->num_targets(), stream_->flops(cost_)})) {
+    StepWork mine{stream_->num_targets(), stream_->flops(cost_)}, all;
+    for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
+      const std::vector<int64_t> counts =
+          count_targets_ahead(stream_->microbatch(i), stream_->shape().seq_len, config_.model.mtp.depth);
+      for (size_t k = 0; k < counts.size(); ++k) mine.ahead[k] += counts[k];
+    }
+    for (const StepWork& of_rank : rank_.mesh().data().all_gather_values(mine)) {
       all.num_targets += of_rank.num_targets;
       all.flops += of_rank.flops;
+      for (size_t k = 0; k < all.ahead.size(); ++k) all.ahead[k] += of_rank.ahead[k];
     }
     return all;
   }
@@ -81,7 +93,11 @@ class Batches {
       engine.load(i, microbatch_of(inputs, ids.subspan(begin + 1, size), documents));
     }
     const int64_t num_targets = static_cast<int64_t>(ids.size()) - 1;
-    return {num_targets, static_cast<double>(num_targets) * cost_.flops_per_token(config_.data.seq_len)};
+    StepWork work{num_targets, static_cast<double>(num_targets) * cost_.flops_per_token(config_.data.seq_len)};
+    for (int64_t k = 0; k < config_.model.mtp.depth; ++k) {
+      work.ahead[static_cast<size_t>(k)] = config_.train.batch_seqs * (config_.data.seq_len - 1 - k);
+    }
+    return work;
   }
 
   const Config& config_;
@@ -103,14 +119,17 @@ Config resolve(const Config& config, const TrainingData* data) {
 class Steps {
  public:
   Steps(const Config& config, Engine& engine, Batches& batches)
-      : tokens_per_step_(config.train.batch_seqs * config.data.seq_len), engine_(engine), batches_(batches) {}
+      : config_(config),
+        tokens_per_step_(config.train.batch_seqs * config.data.seq_len),
+        engine_(engine),
+        batches_(batches) {}
 
   void enqueue(bool in_detail = false) {
     rebalance();
     if (engine_.num_pending() == Engine::kMaxPending) take_result();
     const StepWork work = batches_.load(engine_);
     flops_ += work.flops;
-    engine_.step(next(), work.num_targets, in_detail);
+    engine_.step(next(), work.targets(config_), in_detail);
   }
   // Moves experts where that is due behind the steps enqueued so far, as a trainer does in front of the next.
   void rebalance() {
@@ -138,7 +157,7 @@ class Steps {
   std::vector<PhaseTime> run_in_phases() {
     wait();
     const StepWork work = batches_.load(engine_);
-    engine_.step(next(), work.num_targets, /*in_detail=*/false, /*with_phases=*/true);
+    engine_.step(next(), work.targets(config_), /*in_detail=*/false, /*with_phases=*/true);
     return engine_.take_result().phases;
   }
   // Of the last step with routers.
@@ -158,6 +177,7 @@ class Steps {
     return {.steps = num_steps_, .tokens = num_steps_ * tokens_per_step_};
   }
 
+  const Config& config_;
   int64_t tokens_per_step_;
   Engine& engine_;
   Batches& batches_;

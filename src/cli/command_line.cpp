@@ -371,8 +371,14 @@ class CommandLine::Commands {
     ImportOptions& import = import_.options;
     imported->add_option("model", import.source, "its folder: config.json, safetensors, tokenizer")->required();
     CLI::Option* out = imported->add_option("out", import.out, "folder to write the checkpoint to, as step_00000000");
-    imported->add_flag("--dry-run", import_.dry_run, "only say whether it can be imported, from config.json alone")
-        ->excludes(out);
+    CLI::Option* dry_run =
+        imported->add_flag("--dry-run", import_.dry_run, "only say whether it can be imported, from config.json alone")
+            ->excludes(out);
+    imported
+        ->add_flag_callback(
+            "--train-mtp", [&import] { import.predictions = PredictionLayers::kTrained; },
+            "its multi-token-prediction layers become part of the model; else they are carried along, untrained")
+        ->excludes(dry_run);
     imported
         ->add_option("--end-of-document", import.end_of_document,
                      "special token that ends documents; unless given, as n prep takes it from the same folder")

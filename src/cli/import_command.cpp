@@ -19,7 +19,8 @@ void try_import(const fs::path& source) {
         model_type_name(model.type), human_count(static_cast<double>(cost.parameters)),
         human_count(static_cast<double>(cost.active_parameters)));
   if (model.num_nextn_predict_layers > 0) {
-    print("its multi-token-prediction layers, {}, would be carried along untrained\n", model.num_nextn_predict_layers);
+    print("its multi-token-prediction layers, {}, would be carried along untrained{}\n", model.num_nextn_predict_layers,
+          predicts_further(model.type) ? ", or trained with --train-mtp" : "");
   }
 }
 
@@ -39,8 +40,13 @@ void import_command(const ImportArguments& arguments) {
           dtype_name(options.dtype.value_or(DType::kBF16)));
   }
   if (report.num_prediction_layers > 0) {
-    print("{} multi-token-prediction {} not trained by nmoe yet: carried along for the export\n",
-          report.num_prediction_layers, report.num_prediction_layers == 1 ? "layer is" : "layers are");
+    print("{} multi-token-prediction {} carried along for the export{}\n", report.num_prediction_layers,
+          report.num_prediction_layers == 1 ? "layer is" : "layers are",
+          predicts_further(report.model.type) ? "; with --train-mtp, training goes on with them" : "");
+  }
+  if (report.model.config.mtp.depth > 0) {
+    print("{} multi-token-prediction {} of the model: [model.mtp] says what their loss counts\n",
+          report.model.config.mtp.depth, report.model.config.mtp.depth == 1 ? "layer is part" : "layers are part");
   }
   if (!report.no_tokenizer.empty()) {
     print("no tokenizer for text in and out, its files are carried along: {}\n", report.no_tokenizer);

@@ -5,6 +5,7 @@
 // TOML sections are the struct names below; [model.moe] is Config::model.moe, and so on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -160,6 +161,23 @@ struct InitConfig {
   bool depth_scaled_outputs = true;  // output projections: std / sqrt(number of parts of all layers)
 };
 
+// Multi-token prediction (arXiv 2412.19437, section 2.2): modules behind the layers, each of which predicts one token
+// further than what is before it (model/prediction_module.h). Generation does not use them.
+struct MtpConfig {
+  static constexpr int64_t kMostDepths = 16;
+  int64_t depth = 0;         // further tokens that are predicted; 0: none
+  bool shared = false;       // one module makes all depths, else each has its own
+  std::string layers;        // of a module, as a pattern; empty: one as the model's last, which has two parts
+  double loss_weight = 0.3;  // what the mean of the depths' losses counts beside the main loss
+  // The same from the step on that begins when so many steps or tokens (optim.schedule.unit) are done; 0: never.
+  int64_t later_from = 0;
+  double later_loss_weight = 0.1;
+  bool detach = false;  // only modules learn from these losses: embedding, layers and head do not
+
+  int64_t num_modules() const { return shared ? std::min<int64_t>(depth, 1) : depth; }
+  int64_t passes_of_a_module() const { return shared ? depth : 1; }
+};
+
 struct ModelConfig {
   int64_t vocab_size = 0;  // 0: the tokenizer's
   int64_t dim = 256;
@@ -182,6 +200,7 @@ struct ModelConfig {
   MlaConfig mla;
   GqaConfig gqa;
   MoeConfig moe;
+  MtpConfig mtp;
   InitConfig init;
 };
 

@@ -193,6 +193,20 @@ std::vector<LayerSpec> layers_of_keys(const ModelConfig& config) {
   return layers;
 }
 
+// `key`: whose value the pattern is.
+std::vector<LayerSpec> layers_of_pattern(std::string_view key, std::string_view text, const ModelConfig& config) {
+  LayerPattern pattern = read_layer_pattern(text);
+  NMOE_CHECK(!pattern.problem, "{} = {}: character {}: {}", key, text, pattern.problem->character,
+             pattern.problem->what);
+  for (LayerSpec& layer : pattern.layers) {
+    for (PartSpec& part : layer.parts) {
+      if (is_mixer(part.kind) || part.hidden > 0) continue;
+      part.hidden = part.kind == PartKind::kDense ? config.dense_dim : config.moe.expert_dim;
+    }
+  }
+  return std::move(pattern.layers);
+}
+
 }  // namespace
 
 LayerPattern read_layer_pattern(std::string_view text) {
@@ -217,17 +231,20 @@ std::string write_layer_pattern(std::span<const LayerSpec> layers) {
 }
 
 std::vector<LayerSpec> layer_specs(const ModelConfig& config) {
-  if (config.layers.empty()) return layers_of_keys(config);
-  LayerPattern pattern = read_layer_pattern(config.layers);
-  NMOE_CHECK(!pattern.problem, "model.layers = {}: character {}: {}", config.layers, pattern.problem->character,
-             pattern.problem->what);
-  for (LayerSpec& layer : pattern.layers) {
-    for (PartSpec& part : layer.parts) {
-      if (is_mixer(part.kind) || part.hidden > 0) continue;
-      part.hidden = part.kind == PartKind::kDense ? config.dense_dim : config.moe.expert_dim;
-    }
-  }
-  return pattern.layers;
+  return config.layers.empty() ? layers_of_keys(config) : layers_of_pattern("model.layers", config.layers, config);
+}
+
+std::vector<LayerSpec> prediction_layer_specs(const ModelConfig& config) {
+  if (config.mtp.depth == 0) return {};
+  if (!config.mtp.layers.empty()) return layers_of_pattern("model.mtp.layers", config.mtp.layers, config);
+  return {layer_specs(config).back()};
+}
+
+std::vector<LayerSpec> all_layer_specs(const ModelConfig& config) {
+  std::vector<LayerSpec> all = layer_specs(config);
+  const std::vector<LayerSpec> of_module = prediction_layer_specs(config);
+  for (int64_t i = 0; i < config.mtp.num_modules(); ++i) all.insert(all.end(), of_module.begin(), of_module.end());
+  return all;
 }
 
 std::vector<PartSpec> parts_of(std::span<const LayerSpec> layers) {

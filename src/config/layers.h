@@ -71,6 +71,11 @@ std::string write_layer_pattern(std::span<const LayerSpec> layers);
 // From first to last. The pattern, if there is one, must be valid (config/validate.h).
 std::vector<LayerSpec> layer_specs(const ModelConfig& config);
 
+// Those of one module of multi-token prediction (MtpConfig); none without any.
+std::vector<LayerSpec> prediction_layer_specs(const ModelConfig& config);
+// The model's, then each module's: in the numbering of WeightSpec::layer.
+std::vector<LayerSpec> all_layer_specs(const ModelConfig& config);
+
 // All parts of these layers, in their order.
 std::vector<PartSpec> parts_of(std::span<const LayerSpec> layers);
 // How many of them are of this kind.

@@ -41,6 +41,8 @@ constexpr OtherNames kTable[] = {
     {"model.moe.bias_rate", "load_balance_coeff bias_update_speed"},
     {"model.moe.balance_loss", "aux_loss_alpha router_aux_loss_coef moe_aux_loss_coeff"},
     {"model.moe.z_loss", "router_z_loss_coef moe_z_loss_coeff"},
+    {"model.mtp.depth", "num_nextn_predict_layers mtp_num_layers"},
+    {"model.mtp.loss_weight", "mtp_loss_scaling_factor"},
     {"model.init.from", "init_from pretrained load_checkpoint initial_checkpoint_dir"},
     {"model.init.std", "initializer_range init_method_std"},
     {"data.path", "dataset data_path dataset_path train_data"},

@@ -41,10 +41,10 @@ class PerLayer {
     }
   }
 
-  // The layer must be one of num_layers(), if it has layers of its own.
+  // Layers behind those that it lists have the last one's: those of modules behind a model's layers.
   T of(int64_t layer) const {
     const LayerRun<T>* run = runs_.data();
-    while (run->count > 0 && layer >= run->count) layer -= (run++)->count;
+    while (run != &runs_.back() && layer >= run->count) layer -= (run++)->count;
     return run->value;
   }
   // How many layers it lists; 0 if it has one value for all.

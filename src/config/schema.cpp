@@ -83,6 +83,8 @@ struct Texts {
   std::string describe() const { return allowed; }
 };
 constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }};
+constexpr Texts kModuleLayers = {"a pattern of layers, or empty: one layer as the model's last",
+                                 [](const std::string&) { return true; }};
 // Whether it is one, config/validate.h says, with the place of what is wrong.
 constexpr Texts kLayerPattern = {"a pattern of layers, or empty: then the keys below describe them",
                                  [](const std::string&) { return true; }};
@@ -332,6 +334,25 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.key("z_loss", moe.z_loss, kNonNegative, "coefficient of the router z-loss");
 }
 
+void describe_mtp(FieldList& f, MtpConfig& mtp) {
+  f.section("model.mtp");
+  f.key("depth", mtp.depth, Integers{0, MtpConfig::kMostDepths},
+        "further tokens that each position predicts in training; 0: none")
+      .leave_out_if(mtp.depth == 0);
+  f.following_need(mtp.depth > 0, "model.mtp.depth > 0");
+  f.key("shared", mtp.shared, kFlag, "one module predicts all of them, else each has its own")
+      .needs(mtp.depth > 1, "model.mtp.depth > 1");
+  f.key("layers", mtp.layers, kModuleLayers, "parts of a module's layers, as in model.layers")
+      .leave_out_if(mtp.layers.empty());
+  f.key("loss_weight", mtp.loss_weight, kNonNegative, "what the mean of their losses counts beside the main loss");
+  f.key("later_from", mtp.later_from, kSpan, "steps or tokens (optim.schedule.unit) after which that changes; 0: never")
+      .leave_out_if(mtp.later_from == 0);
+  f.key("later_loss_weight", mtp.later_loss_weight, kNonNegative, "to what it changes")
+      .needs(mtp.later_from > 0, "model.mtp.later_from > 0");
+  f.key("detach", mtp.detach, kFlag, "only modules learn from their losses, not embedding, layers and head")
+      .leave_out_if(!mtp.detach);
+}
+
 void describe_model(FieldList& f, ModelConfig& model) {
   constexpr std::string_view kNoPattern = "model.layers = \"\"";
   const bool has_experts = model.moe.num_experts > 0;
@@ -367,6 +388,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
   describe_moe(f, model.moe, layers);
+  describe_mtp(f, model.mtp);
 
   InitConfig& init = model.init;
   f.section("model.init");

@@ -139,6 +139,33 @@ void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSp
                 "lower model.moe.top_k or raise model.moe.top_groups");
 }
 
+void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  const MtpConfig& mtp = config.model.mtp;
+  if (mtp.depth == 0) return;
+  rules.require(mtp.depth < config.data.seq_len, {"model.mtp.depth", "data.seq_len"},
+                "no position has a token so far ahead in its sequence", "lower model.mtp.depth");
+  if (mtp.layers.empty()) {
+    rules.require(layers.back().parts.size() == 2, {"model.mtp.depth", "model.layers"},
+                  "a module has a layer as the model's last, which has a single part",
+                  "set model.mtp.layers, as to \"gqa, moe\"");
+    return;
+  }
+  const LayerPattern pattern = read_layer_pattern(mtp.layers);
+  if (pattern.problem) {
+    rules.require(false, {"model.mtp.layers"},
+                  fmt::format("character {}: {}", pattern.problem->character, pattern.problem->what),
+                  pattern.problem->remedy);
+    return;
+  }
+  const std::vector<PartSpec> parts = parts_of(pattern.layers);
+  rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.mtp.layers"},
+                "in no layer of a module do positions see each other", "write mla or gqa in some layer");
+  const bool are_known =
+      std::ranges::all_of(parts, [&](const PartSpec& part) { return count_parts(layers, part.kind) > 0; });
+  rules.require(are_known, {"model.mtp.layers"}, "it has a part of a kind that no layer of the model has",
+                "write kinds of parts that the model's layers have");
+}
+
 void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
   if (has_experts) {
     rules.require(optim.router.optimizer != OptimizerKind::kMuon, {"optim.router.optimizer"},
@@ -225,6 +252,11 @@ void check_parallel(Rules& rules, const Config& config) {
                 {"parallel.logical_shards", "train.batch_seqs", "train.microbatch_seqs"},
                 "a logical shard is a microbatch of its batch",
                 "let train.batch_seqs be parallel.logical_shards * train.microbatch_seqs");
+  // What several depths add to an expert's gradient comes shard by shard for each of them.
+  rules.require(shards == 0 || !config.model.mtp.shared || config.model.moe.num_experts == 0,
+                {"parallel.logical_shards", "model.mtp.shared", "model.moe.num_experts"},
+                "depths that share experts add to their gradients in an order that depends on the ranks",
+                "set model.mtp.shared = false, or leave out parallel.logical_shards");
 }
 
 }  // namespace
@@ -236,6 +268,7 @@ std::vector<Issue> find_issues(const Config& config) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
     check_moe(rules, config.model, layers);
+    check_mtp(rules, config, layers);
     check_precision(rules, config, layers.size());
     check_list(rules, "precision.saved", config.precision.saved, layers.size());
     check_recompute(rules, config.train.recompute, layers.size());

@@ -44,6 +44,21 @@ bool same_values(const HfTensor& a, const HfTensor& b) {
          std::ranges::equal(a.bytes(), b.bytes());
 }
 
+HfModel with_trained_predictions(HfModel model, const fs::path& dir) {
+  if (model.num_nextn_predict_layers == 0 || !predicts_further(model.type)) {
+    throw usage_error(fmt::format("'{}': {} multi-token-prediction layers of a {} model to train", dir.string(),
+                                  model.num_nextn_predict_layers, model_type_name(model.type)),
+                      "leave --train-mtp out");
+  }
+  model.config.mtp.depth = model.num_nextn_predict_layers;
+  return model;
+}
+
+HfModel read_model(const fs::path& dir, PredictionLayers predictions) {
+  HfModel model = read_hf_model(dir);
+  return predictions == PredictionLayers::kTrained ? with_trained_predictions(std::move(model), dir) : model;
+}
+
 }  // namespace
 
 HfModel read_hf_model(const fs::path& dir) {
@@ -51,9 +66,9 @@ HfModel read_hf_model(const fs::path& dir) {
   return from_config_json(read_file_up_to(dir / "config.json", kMaxSettingsFile), (dir / "config.json").string());
 }
 
-HfBinding::HfBinding(const fs::path& dir)
-    : model_(read_hf_model(dir)), weights_(dir), parameters_(map_parameters(model_.config, model_.type)) {
-  std::vector<std::string> missing, misshapen, unfit, unknown;
+HfBinding::HfBinding(const fs::path& dir, PredictionLayers predictions)
+    : model_(read_model(dir, predictions)), weights_(dir), parameters_(map_parameters(model_.config, model_.type)) {
+  std::vector<std::string> missing, misshapen, unfit, unknown, differing;
   std::set<std::string> used;
   for (const MappedParameter& parameter : parameters_) {
     for (const TensorPiece& piece : parameter.pieces) {
@@ -65,6 +80,15 @@ HfBinding::HfBinding(const fs::path& dir)
         misshapen.push_back(fmt::format("{} (is {}, should be {})", piece.tensor, tensor->shape(), piece.tensor_shape));
       } else if (!is_weight_dtype(tensor->dtype())) {
         unfit.push_back(fmt::format("{} ({})", piece.tensor, dtype_name(tensor->dtype())));
+      }
+    }
+    for (const std::string& copy : parameter.copies) {
+      used.insert(copy);
+      const HfTensor *tensor = weights_.find(copy), *original = weights_.find(parameter.pieces.front().tensor);
+      if (tensor == nullptr) {
+        missing.push_back(copy);
+      } else if (original != nullptr && !same_values(*tensor, *original)) {
+        differing.push_back(fmt::format("{} (from {})", copy, parameter.pieces.front().tensor));
       }
     }
   }
@@ -91,7 +115,8 @@ HfBinding::HfBinding(const fs::path& dir)
   std::string problems;
   for (const std::string& problem :
        {list_of(missing, "missing"), list_of(misshapen, "of another shape than config.json asks for"),
-        list_of(unfit, "of a dtype that weights do not have here"), list_of(unknown, "in no place of the model")}) {
+        list_of(unfit, "of a dtype that weights do not have here"), list_of(unknown, "in no place of the model"),
+        list_of(differing, "not the copy of another that it has to be")}) {
     if (!problem.empty()) problems += (problems.empty() ? "" : "; ") + problem;
   }
   if (problems.empty()) return;

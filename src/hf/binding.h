@@ -16,11 +16,18 @@ namespace nmoe {
 // from_config_json.
 HfModel read_hf_model(const fs::path& dir);
 
+// What becomes of layers behind the last, which predict further tokens.
+enum class PredictionLayers {
+  kCarried,  // they are no part of the model
+  kTrained,  // they are modules of multi-token prediction (MtpConfig)
+};
+
 class HfBinding {
  public:
-  // Reads config.json and the weights of `dir`. Error (runtime) that lists by name what is missing, unknown or of
-  // another shape than config.json asks for.
-  explicit HfBinding(const fs::path& dir);
+  // Reads config.json and the weights of `dir`. Errors: (runtime) that lists by name what is missing, unknown or of
+  // another shape than config.json asks for; (usage) layers are to be trained that there are not, or of a type whose
+  // layers nmoe has not.
+  explicit HfBinding(const fs::path& dir, PredictionLayers predictions = PredictionLayers::kCarried);
 
   const HfModel& model() const { return model_; }
   const HfWeights& weights() const { return weights_; }

@@ -15,6 +15,7 @@
 #include "config/schema.h"
 #include "hf/config_json.h"
 #include "hf/config_json_keys.h"
+#include "hf/tensor_map.h"
 #include "hf/types/types.h"
 
 namespace nmoe {
@@ -145,6 +146,8 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
               is_dense(type) ? "no experts" : "experts");
   fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
   fit.require(config.moe.latent_dim == 0, "model.moe.latent_dim", "experts that read the residual stream");
+  fit.require(config.mtp.depth == 0 || predicts_further(type), "model.mtp.depth", "no further tokens to predict");
+  fit.require(config.mtp.layers.empty(), "model.mtp.layers", "one layer in a module, as the model's last");
   require_layers(fit, config, type);
   text_of(type).require(fit, config, type);
   require_rope(fit, config);

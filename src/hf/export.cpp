@@ -66,6 +66,11 @@ std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters,
         done += count;
       }
     }
+    for (const std::string& copy : parameter.copies) {
+      HfTarget target = targets[index.at(parameter.pieces.front().tensor)];
+      target.name = copy;
+      targets.push_back(std::move(target));
+    }
   }
   for (HfTarget& target : targets) std::ranges::sort(target.pieces, {}, &StoredPiece::tensor_offset);
   return targets;
@@ -283,6 +288,7 @@ Source::Source(const ExportOptions& options)
     model.eos_ids = {tokenizer->eos_id()};
   }
   model.config = config.model;
+  if (model.config.mtp.depth > 0) model.num_nextn_predict_layers = model.config.mtp.num_modules();
   if (model.config.max_positions == 0) model.config.max_positions = config.data.seq_len;
   check_expressible(model.config, model.type, reader);
 }

@@ -8,7 +8,6 @@
 #include "config/load.h"
 #include "config/validate.h"
 #include "data/tokenizer/tokenizer.h"
-#include "hf/binding.h"
 #include "hf/files.h"
 
 namespace nmoe {
@@ -69,7 +68,7 @@ ImportReport import_model(const ImportOptions& options) {
     throw usage_error("a folder to import from or to has no name",
                       "name the model's folder and one for the checkpoint");
   }
-  const HfBinding binding(options.source);
+  const HfBinding binding(options.source, options.predictions);
   const CheckpointFolder folder(options.out);
   if (const auto present = latest_checkpoint(options.out)) {
     throw usage_error(

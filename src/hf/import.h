@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "hf/binding.h"
 #include "hf/config_json.h"
 #include "tensor/dtype.h"
 
@@ -19,6 +20,7 @@ struct ImportOptions {
   fs::path source;             // the model's folder
   fs::path out;                // gets the checkpoint step_00000000
   std::optional<DType> dtype;  // of the weights, BF16 or F32; nothing: as they are, BF16 for FP8
+  PredictionLayers predictions = PredictionLayers::kCarried;
   // The special token that ends documents; "": load_tokenizer (data/tokenizer/tokenizer.h) says which.
   std::string end_of_document = {};
   int num_threads = 0;  // 0: one per available CPU

@@ -1,6 +1,8 @@
 #include "hf/tensor_map.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -28,6 +30,12 @@ class Pieces {
   // All rows are those of `tensor` from `first_row` on, of the `tensor_rows` it has.
   void part(const std::string& tensor, int64_t first_row, int64_t tensor_rows) {
     add(tensor, {tensor_rows, width()}, first_row * width(), num_left());
+  }
+  // All rows are the columns from `first_column` on of `tensor`, which has `tensor_columns`.
+  void columns(const std::string& tensor, int64_t first_column, int64_t tensor_columns) {
+    for (int64_t row = 0; row < shape_[0]; ++row) {
+      add(tensor, {shape_[0], tensor_columns}, row * tensor_columns + first_column, width());
+    }
   }
   // The next `rows` rows are rows of `tensor`, which has `tensor_rows`: the i-th is its row row_of(i). Of a vector,
   // rows are elements.
@@ -69,6 +77,8 @@ constexpr SameTensor kModelTensors[] = {
 constexpr SameTensor kLayerTensors[] = {{"attention_norm", "input_layernorm.weight"},
                                         {"mlp_norm", "post_attention_layernorm.weight"},
                                         {"attention.out", "self_attn.o_proj.weight"}};
+constexpr SameTensor kModuleTensors[] = {
+    {"embedding_norm", "enorm.weight"}, {"hidden_norm", "hnorm.weight"}, {"final_norm", "shared_head.norm.weight"}};
 constexpr SameTensor kDenseTensors[] = {{"mlp.out", "mlp.down_proj.weight"}};
 constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_proj.weight"},
                                          {"attention.q_norm", "self_attn.q_a_layernorm.weight"},
@@ -238,12 +248,30 @@ std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight) {
   return pieces.take();
 }
 
+// What the names of tensors of a layer begin with.
+std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
+
+// Of a module, without its layer.
+std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& config, const WeightSpec& weight) {
+  for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
+    const std::string prefix = prediction_prefix(module);
+    if (!weight.name.starts_with(prefix)) continue;
+    const std::string_view name = std::string_view(weight.name).substr(prefix.size());
+    Pieces pieces(weight, layer_prefix(std::ssize(layer_specs(config)) + module));
+    if (map_same(kModuleTensors, name, pieces)) return pieces.take();
+    if (!name.starts_with("projection_")) break;
+    pieces.columns("eh_proj.weight", name == "projection_hidden" ? config.dim : 0, 2 * config.dim);
+    return pieces.take();
+  }
+  return std::nullopt;
+}
+
 // Of a layer that consists of these parts.
 std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, ModelType type,
                                          const WeightSpec& weight) {
   const std::string& prefix = parts.front().prefix;
   const std::string_view name = std::string_view(weight.name).substr(prefix.size());
-  Pieces pieces(weight, "model." + prefix);
+  Pieces pieces(weight, layer_prefix(weight.layer));
   const auto maps = [&](const LayerPart& part) { return map_part(part, type, name, pieces); };
   if (map_same(kLayerTensors, name, pieces) || std::ranges::any_of(parts, maps)) return pieces.take();
   NMOE_CHECK(name == "moe.router_bias", "weight {} has no counterpart", weight.name);
@@ -253,14 +281,34 @@ std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, Mo
 }  // namespace
 
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
-  const std::vector<std::vector<LayerPart>> layers = layer_parts(config);
+  std::vector<std::vector<LayerPart>> layers = layer_parts(config);
+  const auto num_layers = std::ssize(layers);
+  NMOE_CHECK(config.mtp.depth == 0 || (predicts_further(type) && prediction_layer_specs(config).size() == 1),
+             "modules of {} layers, of a type without", prediction_layer_specs(config).size());
+  std::ranges::move(prediction_parts(config), std::back_inserter(layers));
   std::vector<MappedParameter> mapped;
   for (const WeightSpec& weight : describe_model(config).weights) {
-    auto pieces = weight.layer == kNoLayer ? pieces_of_model(weight)
-                                           : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
-    mapped.push_back({weight.name, weight.shape, std::move(pieces)});
+    std::optional<std::vector<TensorPiece>> pieces = pieces_of_module(config, weight);
+    if (!pieces) {
+      pieces = weight.layer == kNoLayer ? pieces_of_model(weight)
+                                        : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
+    }
+    MappedParameter& parameter = mapped.emplace_back(weight.name, weight.shape, *std::move(pieces));
+    for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
+      const std::string prefix = layer_prefix(num_layers + module);
+      const bool is_embedding = weight.name == "embedding";
+      if (is_embedding) parameter.copies.push_back(prefix + "embed_tokens.weight");
+      if (weight.name == "head" || (is_embedding && config.tied_head)) {
+        parameter.copies.push_back(prefix + "shared_head.head.weight");
+      }
+    }
   }
   return mapped;
+}
+
+bool predicts_further(ModelType type) {
+  return type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2 || type == ModelType::kGlm4Moe ||
+         type == ModelType::kGlm4MoeLite;
 }
 
 bool has_selection_bias(ModelType type) { return !expert_names(type).selection_bias.empty(); }

@@ -31,10 +31,17 @@ struct MappedParameter {
   // By rising parameter_offset, covering the parameter without gap; none where the format has no such tensor: a
   // selection bias that is zero.
   std::vector<TensorPiece> pieces;
+  // Further tensors that have all of the parameter's values, as its one piece has: each module of multi-token
+  // prediction has the embedding and the head once more.
+  std::vector<std::string> copies = {};
 };
 
 // Every parameter of the model, in definition order. obstacles_to finds nothing against it.
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type);
+
+// Whether models of this type may have modules of multi-token prediction in a form that this map knows: as layers
+// behind the last, with the two halves of their projection as columns of one matrix.
+bool predicts_further(ModelType type);
 
 // Whether routers of this type have one.
 bool has_selection_bias(ModelType type);

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -55,6 +56,13 @@ struct SequencePart {
   bool is_whole(int64_t seq_len) const { return first_position == 0 && (whole_len == 0 || whole_len == seq_len); }
 };
 
+// What a depth of multi-token prediction reads: for position i and depth k, tokens i + k of its sequence and document
+// as inputs, and what follows them as targets.
+struct AheadRows {
+  Tensor tokens;   // [T] i32; 0 beyond the end
+  Tensor targets;  // [T] i32; negative: no loss here, as beyond the end
+};
+
 struct Batch {
   int64_t num_seqs = 0;
   int64_t seq_len = 0;          // tokens of each sequence that are here
@@ -67,6 +75,7 @@ struct Batch {
   // continues. Such batches are for forward only. Undefined: every document begins at position 0.
   Tensor parents = {};
   SequencePart part = {};
+  std::vector<AheadRows> ahead = {};  // of each depth, k = 1 first; for training alone
 
   int64_t num_tokens() const { return num_seqs * seq_len; }
 };

@@ -25,7 +25,7 @@ ExchangeCost exchange_cost(const Config& config, DType act, int64_t num_ranks, i
 
 std::vector<ExchangeCost> exchange_costs(const Config& config, DType act, int64_t num_ranks) {
   std::vector<ExchangeCost> costs;
-  for (int64_t layer = 0; layer < std::ssize(layer_specs(config.model)); ++layer) {
+  for (int64_t layer = 0; layer < std::ssize(all_layer_specs(config.model)); ++layer) {
     costs.push_back(exchange_cost(config, act, num_ranks, layer));
   }
   return costs;

@@ -35,6 +35,8 @@ std::string_view name_of(Intermediate what) {
       return "mlp.hidden";
     case Intermediate::kFeedForwardOut:
       return "mlp_out";
+    case Intermediate::kPredictionIn:
+      return "prediction_in";
     case Intermediate::kFinalNormOut:
       return "final_norm_out";
     case Intermediate::kLosses:

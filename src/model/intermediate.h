@@ -25,7 +25,8 @@ enum class Intermediate {
   kSharedHidden,         // [T, F] of the shared experts
   kMlpHidden,            // [T, F] of a dense MLP
   kFeedForwardOut,       // [T, D], with the residual stream
-  kFinalNormOut,         // [T, D]
+  kPredictionIn,         // [T, D] what the layers of a module of multi-token prediction get
+  kFinalNormOut,         // [T, D]; of a module with its last layer's number, as its losses
   kLosses,               // [T] stat
   kFeedForwardGradient,  // [T, D] of the feed-forward part's input
   kMixerGradient,        // [T, D] of the mixer's input

@@ -1,6 +1,8 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 #include "model/experts_exchange.h"
 #include "model/parts/rope_table.h"
@@ -14,6 +16,19 @@ std::vector<std::unique_ptr<Block>> make_blocks(const ModelConfig& config, Weigh
   std::vector<std::unique_ptr<Block>> blocks;
   for (const auto& parts : layer_parts(config)) blocks.push_back(std::make_unique<Block>(parts, weights, routing));
   return blocks;
+}
+
+std::vector<std::unique_ptr<PredictionModule>> make_modules(const ModelConfig& config, WeightSet& weights,
+                                                            std::vector<Moe*>& routing) {
+  std::vector<std::unique_ptr<PredictionModule>> modules;
+  const std::vector<std::vector<LayerPart>> layers = prediction_parts(config);
+  const auto num_modules = static_cast<size_t>(config.mtp.num_modules());
+  for (size_t i = 0; i < num_modules; ++i) {
+    const size_t count = layers.size() / num_modules;
+    modules.push_back(std::make_unique<PredictionModule>(
+        static_cast<int64_t>(i), std::span(layers).subspan(i * count, count), weights, routing));
+  }
+  return modules;
 }
 
 void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& values) {
@@ -42,9 +57,10 @@ Model::Model(const ModelConfig& config, WeightSet& weights, Ops& ops, int64_t ma
       embedding_(weights_.at("embedding")),
       blocks_(make_blocks(config_, weights_, moe_layers_)),
       final_norm_(weights_, "final_norm", config_.norm_eps),
+      modules_(make_modules(config_, weights_, moe_layers_)),
       head_(weights_, config_.tied_head ? "embedding" : "head") {
   for (Moe* moe : moe_layers_) moe->send_as(passes_.wire);
-  for (int64_t layer = 0; layer < std::ssize(blocks_); ++layer) {
+  for (int64_t layer = 0; layer < std::ssize(blocks_) + config_.mtp.depth; ++layer) {
     keep_.push_back({.recompute = passes_.recompute.of(layer), .saved = passes_.saved.of(layer)});
   }
 }
@@ -59,7 +75,9 @@ void Model::allocate(Arena& state) {
           {.counts = router_counts_[i], .aux_loss = sums.rows(0, 2), .entropy = sums.rows(2, 3)});
     }
   }
-  for (const DescribedPart& part : spec_.parts()) {
+  std::vector<DescribedPart> parts = spec_.parts();
+  std::ranges::move(spec_.prediction_layer_parts(), std::back_inserter(parts));
+  for (const DescribedPart& part : parts) {
     const int64_t dim = part.traits.rope_dim;
     if (dim == 0 || rope_.by_dim.contains(dim)) continue;
     const RopeTable table = {.cos = state.allocate(ops_.stat_dtype(), {max_positions_, dim / 2}),
@@ -72,7 +90,9 @@ void Model::allocate(Arena& state) {
   }
 }
 
-void Model::keep_inputs_in(Arena& host) { inputs_.emplace(ops_.device(), host, keep_); }
+void Model::keep_inputs_in(Arena& host) {
+  inputs_.emplace(ops_.device(), host, std::span(keep_).first(blocks_.size()));
+}
 
 void Model::share_experts(Transport& transport, Arena& state, const ExchangeLimits& limits) {
   if (moe_layers_.empty()) return;
@@ -149,7 +169,7 @@ OutputPlace Model::place_of_input(size_t layer) {
 }
 
 void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                             const Watchers& watchers) {
+                             const Watchers& watchers, Tensor predictions) {
   const ArenaScope scope(activations);
   NMOE_CHECK(inputs_ || !passes_.recompute.any([](Recompute level) { return level == Recompute::kHost; }),
              "inputs of blocks are to wait in the host, and have no memory there");
@@ -162,9 +182,10 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const auto has_codes = [](const Weight& weight) { return weight.copies.codes.defined(); };
   pass.keep.begin(stream, keep_, passes_.wire == RowFormat::kFp8 || std::ranges::any_of(weights_.all(), has_codes));
   const size_t first = weights_.index_of("embedding"), final_norm = weights_.index_of("final_norm");
-  const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, weights_.all().size()};
-  weights_.begin_application(before_blocks);
-  weights_.begin_application(after_blocks);
+  const size_t num_weights = weights_.all().size();
+  const WeightRange before_blocks{first, first + 1}, after_blocks{final_norm, final_norm + 1},
+      head{config_.tied_head ? num_weights : num_weights - 1, num_weights};
+  for (const WeightRange& range : {before_blocks, after_blocks, head}) weights_.begin_application(range);
   const Tensor dx = pass.push(stream);  // gradient of the residual stream, all the way down
   if (inputs_) inputs_->begin(activations, ops_.compute_dtype(), stream);
   const OutputPlace place = place_of_input(0);
@@ -182,8 +203,17 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Norm::Kept kept_by_norm = final_norm_.forward(pass, x, normed);
   pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
 
-  head_.forward_backward(pass, normed, passes_.objectives, losses, dx);
-  pass.capture(Intermediate::kLosses, kNoLayer, losses);
+  const int64_t T = batch.num_tokens(), num_objectives = std::ssize(passes_.objectives);
+  const Tensor all_losses = losses.reshape({num_objectives + config_.mtp.depth, T});
+  head_.forward_backward(pass, normed, passes_.objectives, all_losses.rows(0, num_objectives), dx);
+  pass.capture(Intermediate::kLosses, kNoLayer, all_losses.rows(0, num_objectives));
+  if (config_.mtp.depth > 0) {
+    const Ahead ahead = forward_ahead(pass, normed, all_losses.rows(num_objectives, all_losses.dim(0)), predictions);
+    weights_.end_application(head);
+    backward_ahead(pass, ahead, dx);
+  } else {
+    weights_.end_application(head);
+  }
   const auto gradient = [&](bool quantised) {
     return Rows(dx, quantised ? pass.keep.quantised_gradient() : RowCodes{});
   };
@@ -201,6 +231,43 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   weights_.end_application(before_blocks);
   weights_.check_grads();
   pass.tell_ready(weights_.complete_from());
+}
+
+Model::Ahead Model::forward_ahead(Pass& pass, Tensor states, Tensor losses, Tensor predictions) {
+  const auto depth = static_cast<size_t>(config_.mtp.depth);
+  const int64_t num_objectives = std::ssize(passes_.objectives);
+  NMOE_CHECK(pass.batch.ahead.size() == depth, "{} further depths, and a batch has rows of {}", depth,
+             pass.batch.ahead.size());
+  Ahead ahead{.kept = std::vector<PredictionModule::Kept>(depth), .gradients = {}};
+  for (size_t i = 0; i < depth; ++i) {
+    const auto k = static_cast<int64_t>(i);
+    const AheadRows& rows = pass.batch.ahead[i];
+    const Tensor gradient = ahead.gradients.emplace_back(pass.push(states.shape()));
+    const PredictionModule& module = module_of(i);
+    pass.keep.begin_forward();
+    module.forward(pass, embedding_, rows.tokens, states, gradient, ahead.kept[i]);
+    states = ahead.kept[i].out;
+    head_.forward_backward_ahead(pass, states,
+                                 {.targets = rows.targets,
+                                  .scale = pass.scale.loss.rows(num_objectives + k, num_objectives + k + 1),
+                                  .losses = losses[k],
+                                  .predictions = predictions.defined() ? predictions[k] : Tensor(),
+                                  .detached = config_.mtp.detach},
+                                 gradient);
+    pass.capture(Intermediate::kLosses, module.last_layer(), losses[k]);
+    pass.keep.end_forward();
+  }
+  return ahead;
+}
+
+void Model::backward_ahead(Pass& pass, const Ahead& ahead, Tensor dstates) {
+  for (size_t i = ahead.kept.size(); i-- > 0;) {
+    pass.keep.before_backward();
+    Tensor dhidden = config_.mtp.detach ? Tensor() : dstates;
+    if (i > 0) dhidden = ahead.gradients[i - 1];
+    module_of(i).backward(pass, ahead.kept[i], config_.mtp.detach ? nullptr : &embedding_, pass.batch.ahead[i].tokens,
+                          ahead.gradients[i], dhidden);
+  }
 }
 
 Tensor Model::hidden_states(const Pass& pass) {

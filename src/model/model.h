@@ -1,4 +1,4 @@
-// The whole language model: embedding, blocks, final norm, head.
+// The whole language model: embedding, blocks, final norm, head, and in training modules that predict further tokens.
 //
 // T tokens of a microbatch, D model width, V vocabulary.
 //
@@ -14,6 +14,7 @@
 #include "model/heads/language_head.h"
 #include "model/parts/moe.h"
 #include "model/pass.h"
+#include "model/prediction_module.h"
 #include "model/sequence_model.h"
 #include "model/spec/spec.h"
 #include "model/weight_set.h"
@@ -56,12 +57,14 @@ class Model final : public SequenceModel {
   void watch(Inspector inspect) { inspect_ = std::move(inspect); }
   // Sets statistics of routers and exchanges to zero; what follows overwrites gradients.
   void begin_step();
-  // Computes the gradients of the objectives' losses, the sum of each one's token losses times its element of
-  // scale.loss, and of auxiliary losses: = in the first microbatch of a step, += in later ones (but see
-  // UpdateShare::in_order). losses [objectives, T] stat =. GradientsReady is called before each mixer's backward, and
-  // with 0 at the end.
+  // Computes the gradients of the objectives' losses and of those of further depths, the sum of each one's token losses
+  // times its element of scale.loss, and of auxiliary losses: = in the first microbatch of a step, += in later ones
+  // (but see UpdateShare::in_order). losses [objectives + depths, T] stat =; predictions [depths, T] i32 = the token
+  // that each depth finds likeliest, undefined: not wanted. GradientsReady is called before each mixer's backward, and
+  // with 0 at the end. Gradients of head and embedding are added up in the order next token, depth 1, 2, ... and depth
+  // ..., 2, 1, first tokens.
   void forward_backward(const Batch& batch, const StepScale& scale, Arena& activations, Tensor losses,
-                        const Watchers& watchers = {});
+                        const Watchers& watchers = {}, Tensor predictions = {});
   // Token losses, the negative log-probabilities of the batch's targets, and, if `predictions` is defined, the
   // likeliest next tokens: [T] i32 =. Router statistics, which are those of a step, do not change unless `statistics`.
   void forward(const Batch& batch, Arena& activations, Tensor losses, Tensor predictions = {}, bool statistics = false);
@@ -97,6 +100,16 @@ class Model final : public SequenceModel {
   const ExchangeStats& exchange_stats() const { return exchange_stats_; }
 
  private:
+  // Of a pass with backward: what further depths keep of it.
+  struct Ahead {
+    std::vector<PredictionModule::Kept> kept;  // by depth
+    std::vector<Tensor> gradients;             // [T, D], of each depth's states
+  };
+  const PredictionModule& module_of(size_t depth) const { return *modules_[config_.mtp.shared ? 0 : depth]; }
+  // Further depths, of states [T, D] behind the final norm: forward with their losses, and backward, which adds to the
+  // states' gradient.
+  Ahead forward_ahead(Pass& pass, Tensor states, Tensor losses, Tensor predictions);
+  void backward_ahead(Pass& pass, const Ahead& ahead, Tensor dstates);
   OutputPlace place_of_input(size_t layer);
   Pass make_pass(const Batch& batch, Arena& activations) const;
   // Embedding and blocks without keeping anything for backward: [T, D], normed.
@@ -108,15 +121,16 @@ class Model final : public SequenceModel {
   Ops& ops_;
   int64_t max_positions_;
   PassOptions passes_;
-  std::vector<KeepOptions> keep_;  // of each layer, in forward_backward
+  std::vector<KeepOptions> keep_;  // in forward_backward, of each layer, then of each further depth
   std::optional<BlockInputs> inputs_;
   Inspector inspect_;
   ModelSpec spec_;
   WeightSet& weights_;
   Weight& embedding_;             // [V, D]
-  std::vector<Moe*> moe_layers_;  // of blocks_, which add themselves
+  std::vector<Moe*> moe_layers_;  // of blocks_, then of modules_, which add themselves
   std::vector<std::unique_ptr<Block>> blocks_;
   Norm final_norm_;
+  std::vector<std::unique_ptr<PredictionModule>> modules_;
   LanguageHead head_;  // [V, D]; the embedding itself when tied
   std::optional<ExchangeWindow> window_;
   Tensor places_;                       // [L, E] i32 of the experts; with a window

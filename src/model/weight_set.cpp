@@ -103,7 +103,7 @@ void WeightSet::set_gradient_key(Tensor key) {
 }
 
 void WeightSet::set_gradient_products(int64_t count) {
-  for (Weight& weight : weights_) weight.sum.num_products = count;
+  for (Weight& weight : weights_) weight.sum.num_products = count * weight.spec.num_passes;
 }
 
 void WeightSet::restart_rounding() {

@@ -62,7 +62,7 @@ class WeightSet {
   void initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room = {});
   void begin_step();
   // Of gradients in BF16, as GradientSum says: `key`, for good, and the number of products that give each of them in
-  // the steps from here on.
+  // the steps from here on, of a weight that a pass uses once.
   void set_gradient_key(Tensor key);
   void set_gradient_products(int64_t count);
   void begin_microbatch();

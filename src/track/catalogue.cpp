@@ -50,6 +50,7 @@ std::vector<const Metric*> join() {
   const auto add = [&](Metrics metrics) { all.insert(all.end(), metrics.begin(), metrics.end()); };
   add(tags::kLossMetrics);
   add(tags::kTrainMetrics);
+  add(tags::kMtpMetrics);
   add(tags::kOptimizerMetrics);
   add(tags::kThroughputMetrics);
   add(tags::kPhaseMetrics);

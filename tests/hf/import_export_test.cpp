@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstring>
 #include <fstream>
 
 #include "checkpoint/reader.h"
@@ -84,6 +85,63 @@ TEST_F(ImportExport, WhatTransformersWroteComesBackAsItWas) {
     ++num_seen;
   }
   EXPECT_GT(num_seen, 8);
+}
+
+// Layers behind the last as modules that train: what transformers wrote of DeepSeek-V3 and GLM-4.5.
+TEST_F(ImportExport, PredictionLayersThatTrainComeBackAsTheyWere) {
+  for (const char* name : {"dsv3_mtp", "glm4_mtp"}) {
+    const fs::path fixture = fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf" / name;
+    const ImportReport in = import_model(
+        {.source = fixture, .out = dir_ / "checkpoint", .predictions = PredictionLayers::kTrained, .num_threads = 2});
+    EXPECT_EQ(in.num_carried, 0);
+    EXPECT_EQ(in.model.config.mtp.depth, 1);
+    const ExportReport out = export_checkpoint();
+    EXPECT_EQ(out.num_carried, 0);
+    EXPECT_EQ(json_of("back/config.json"), nlohmann::json::parse(read_file(fixture / "config.json")));
+    auto weights = tensors_in(fixture);
+    std::erase_if(weights, [](const auto& tensor) {
+      return !tensor.first.starts_with("model.") && tensor.first != "lm_head.weight";
+    });
+    EXPECT_EQ(tensors_in(dir_ / "back"), weights);
+
+    // The first columns are the embedding's.
+    const SafetensorsFile file(fixture / "model.safetensors");
+    const auto* const joint = file.find("model.layers.2.eh_proj.weight");
+    const int64_t D = joint->shape[0];
+    std::vector<float> all(static_cast<size_t>(2 * D * D)), half(static_cast<size_t>(D * D));
+    std::memcpy(all.data(), file.bytes(*joint).data(), all.size() * sizeof(float));
+    const CheckpointReader reader = CheckpointReader::open(in.checkpoint);
+    for (const auto& [parameter, first] :
+         {std::pair<std::string, int64_t>("mtp.0.projection_embedding", 0), {"mtp.0.projection_hidden", D}}) {
+      reader.load(parameter, Tensor(half.data(), DType::kF32, {D, D}));
+      for (int64_t i = 0; i < D * D; ++i) {
+        ASSERT_EQ(half[static_cast<size_t>(i)], all[static_cast<size_t>(i / D * 2 * D + first + i % D)]) << parameter;
+      }
+    }
+    for (const char* folder : {"checkpoint", "back"}) fs::remove_all(dir_ / folder);
+  }
+}
+
+TEST_F(ImportExport, PredictionLayersOfAnotherFormAreNotTrained) {
+  const auto refusal = [&](const HfFolder& folder) {
+    folder.write(dir_ / "hf");
+    return std::string(
+        error_of([&] {
+          import_model({.source = dir_ / "hf", .out = dir_ / "checkpoint", .predictions = PredictionLayers::kTrained});
+        }).what());
+  };
+  HfFolder folder(DType::kF32);
+  EXPECT_TRUE(contains(refusal(folder), "model.layers.2.embed_tokens.weight"));  // it has none
+  folder.weights.add("model.layers.2.hnorm.weight", DType::kF32, {16});
+  folder.weights.add("model.layers.2.shared_head.norm.weight", DType::kF32, {16});
+  for (const char* copy : {"model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"}) {
+    folder.weights.add(copy, DType::kF32, {40, 16});
+  }
+  const std::string other = refusal(folder);
+  EXPECT_TRUE(contains(other, "not the copy of another")) << other;
+  EXPECT_TRUE(contains(other, "model.layers.2.embed_tokens.weight (from model.embed_tokens.weight)")) << other;
+  folder.config["num_nextn_predict_layers"] = 0;
+  EXPECT_TRUE(contains(refusal(folder), "0 multi-token-prediction layers"));
 }
 
 TEST_F(ImportExport, ShardsHaveAnIndexThatIsReadAgain) {

@@ -99,7 +99,10 @@ inline Progress load_random(Engine& engine, const Config& config, int64_t step) 
 // Enqueues a step on random ids.
 inline void enqueue_random(Engine& engine, const Config& config, int64_t step, bool in_detail = false) {
   const Progress progress = load_random(engine, config, step);
-  engine.step(progress, progress.tokens / step, in_detail);
+  const int64_t tokens = progress.tokens / step;
+  StepTargets targets(tokens);
+  for (int64_t k = 1; k <= config.model.mtp.depth; ++k) targets.ahead.push_back(tokens - k * config.train.batch_seqs);
+  engine.step(progress, targets, in_detail);
 }
 
 inline StepResult random_step(Engine& engine, const Config& config, int64_t step) {

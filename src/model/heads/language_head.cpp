@@ -36,7 +36,7 @@ void LanguageHead::losses(const Pass& pass, Tensor normed, Tensor losses, Tensor
 void LanguageHead::forward_backward(const Pass& pass, Tensor normed, const Objectives& objectives, Tensor losses,
                                     Tensor dx) const {
   const auto count = static_cast<int64_t>(objectives.size());
-  NMOE_CHECK(pass.scale.loss.dim(0) == count, "{} objectives, of which {} have a scale", count, pass.scale.loss.dim(0));
+  NMOE_CHECK(pass.scale.loss.dim(0) >= count, "{} objectives, of which {} have a scale", count, pass.scale.loss.dim(0));
   const Tensor of_each = losses.reshape({count, pass.batch.num_tokens()});
   HeadLoss args{.x = normed,
                 .w = linear_.weight().value,
@@ -51,6 +51,18 @@ void LanguageHead::forward_backward(const Pass& pass, Tensor normed, const Objec
     objectives[static_cast<size_t>(i)].objective->ask(args, pass.batch, of_each[i], pass.scale.loss.rows(i, i + 1));
   }
   pass.ops.head_loss(args);
+}
+
+void LanguageHead::forward_backward_ahead(const Pass& pass, Tensor normed, const Ahead& ahead, Tensor dx) const {
+  pass.ops.head_loss({.x = normed,
+                      .w = linear_.weight().value,
+                      .targets = ahead.targets,
+                      .grad_scale = ahead.scale,
+                      .losses = ahead.losses,
+                      .dx = dx,
+                      .dw = ahead.detached ? Tensor() : linear_.weight().grad,
+                      .predictions = ahead.predictions,
+                      .accumulate_dw = !ahead.detached && linear_.weight().accumulate_grad()});
 }
 
 }  // namespace nmoe

@@ -29,6 +29,15 @@ class LanguageHead {
   // element of pass.scale.loss, to normed [T, D]; the weight's gradient likewise, as model/parameter.h says.
   void forward_backward(const Pass& pass, Tensor normed, const Objectives& objectives, Tensor losses, Tensor dx) const;
 
+  // What forward_backward does for the next token, for a further depth: losses [T] stat =, predictions [T] i32 =
+  // (undefined: not wanted), each gradient that of the sum of losses times scale [1] f64. With `detached` the weight's
+  // gradient stays as it is.
+  struct Ahead {
+    Tensor targets, scale, losses, predictions;
+    bool detached = false;
+  };
+  void forward_backward_ahead(const Pass& pass, Tensor normed, const Ahead& ahead, Tensor dx) const;
+
   const Linear& linear() const { return linear_; }
 
  private:

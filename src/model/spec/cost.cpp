@@ -32,15 +32,20 @@ ModelCost model_cost(const ModelConfig& config) {
     cost.parameters += count;
     cost.active_parameters += active;
     const bool multiplied = weight.shape.rank() > 1 && !weight.is_looked_up;
-    if (multiplied) cost.active_matrix_parameters += active;
+    if (multiplied) cost.active_matrix_parameters += active * weight.num_passes;
   }
-  for (const DescribedPart& part : model.parts()) {
-    if (!is_mixer(part.spec.kind)) continue;
-    const int64_t window = part.spec.window;
-    auto alike = std::ranges::find(cost.attention, window, &ModelCost::Attention::window);
-    if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window});
-    alike->flops_per_pair += part.traits.flops_per_position;
-  }
+  cost.active_matrix_parameters += config.mtp.depth * config.vocab_size * config.dim;
+  const auto add_attention = [&](const std::vector<DescribedPart>& parts, int64_t num_passes) {
+    for (const DescribedPart& part : parts) {
+      if (!is_mixer(part.spec.kind)) continue;
+      const int64_t window = part.spec.window;
+      auto alike = std::ranges::find(cost.attention, window, &ModelCost::Attention::window);
+      if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window});
+      alike->flops_per_pair += part.traits.flops_per_position * static_cast<double>(num_passes);
+    }
+  };
+  add_attention(model.parts(), 1);
+  add_attention(model.prediction_layer_parts(), config.mtp.passes_of_a_module());
   return cost;
 }
 

@@ -14,9 +14,11 @@ struct ModelCost {
     int64_t window = 0;           // most positions that a query sees, itself included; 0: all before it
     double flops_per_pair = 0.0;  // training FLOPs for each position that a query sees
   };
-  int64_t parameters = 0;                // trained parameters
-  int64_t active_parameters = 0;         // those that a token uses: routed experts count as top_k / num_experts of them
-  int64_t active_matrix_parameters = 0;  // active ones in products with activations: no norms, no look-up
+  int64_t parameters = 0;         // trained parameters
+  int64_t active_parameters = 0;  // those that a token uses: routed experts count as top_k / num_experts of them
+  // Active ones in products with activations: no norms, no look-up; as often as a pass uses them: the head once more
+  // for each depth of multi-token prediction.
+  int64_t active_matrix_parameters = 0;
   std::vector<Attention> attention;
 
   // Training FLOPs of one document of `num_tokens` tokens, forward and backward: 6 per token and active matrix

@@ -58,7 +58,9 @@ PartPrecision precision_of(WeightPart part, const PrecisionConfig& precision) {
 ProductFormats product_formats(const WeightSpec& weight, const Config& config) {
   const PrecisionConfig& precision = config.precision;
   const auto num_layers = static_cast<int64_t>(layer_specs(config.model).size());
-  const bool is_kept = weight.layer < precision.keep_first || weight.layer >= num_layers - precision.keep_last;
+  // Prediction modules are behind the last layers: in their formats, unless some of those are kept.
+  const bool is_last = precision.keep_last > 0 && weight.layer >= num_layers - precision.keep_last;
+  const bool is_kept = weight.layer < precision.keep_first || is_last;
   const OperandFormat format =
       is_kept ? OperandFormat::kAct : format_of(precision_of(weight.part, precision), config.run.precision);
   const bool keeps_gradient =

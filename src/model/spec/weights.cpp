@@ -44,6 +44,7 @@ WeightSpec WeightList::bias(const std::string& name, int64_t dim) {
 
 void WeightList::add(WeightSpec weight) {
   weight.layer = layer_;
+  weight.num_passes = num_passes_;
   if (weight.group == WeightGroup::kMatrices || weight.group == WeightGroup::kExperts) weight.part = part_;
   weights_.push_back(std::move(weight));
 }

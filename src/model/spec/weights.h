@@ -44,6 +44,7 @@ struct WeightSpec {
   int64_t layer = kNoLayer;  // to which it belongs
   WeightPart part = WeightPart::kOther;
   bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
+  int64_t num_passes = 1;       // how often a forward and backward pass uses it: more where depths share a module
   int64_t num_matrices = 1;     // of equal height that [out, in] consists of, one under the other: 2 for gate and up
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
@@ -70,6 +71,8 @@ class WeightList {
   void begin_layer(int64_t layer) { layer_ = layer; }
   // Matrices added from now on belong to this part.
   void begin_part(WeightPart part) { part_ = part; }
+  // A pass uses weights that are added from now on so often.
+  void count_passes(int64_t num_passes) { num_passes_ = num_passes; }
   void add(WeightSpec weight);
   // Matrices [out, in] with the same input, of the same group, which are also one matrix together (JoinedLinear).
   void add_joined(std::vector<WeightSpec> weights);
@@ -79,6 +82,7 @@ class WeightList {
   double std_, output_std_;
   int64_t layer_ = kNoLayer;
   WeightPart part_ = WeightPart::kOther;
+  int64_t num_passes_ = 1;
   std::vector<WeightSpec> weights_;
 };
 

@@ -16,7 +16,7 @@ struct HeadLoss {
   Tensor grad_scale;   // [1] f64, dloss/d(token loss): 1 / (number of target tokens in the whole step)
   Tensor losses;       // = [T] stat: token losses in nats, times their weights; 0 where there is no target
   Tensor dx;           // = [T, D]; undefined: loss only, no gradients, grad_scale undefined too
-  Tensor dw;           // = [V, D] stat; undefined with dx
+  Tensor dw;           // = [V, D] stat; undefined: not wanted, as without dx
   Tensor predictions;  // = [T] i32: the id of the largest logit, the lowest id of several; undefined: not wanted
   bool accumulate_dw = false;
   Tensor weights = {};   // [T] stat, by which token losses are multiplied; undefined: 1

@@ -77,6 +77,7 @@ void head_loss(Context& ctx, const HeadLoss& args) {
     });
     if (!want_gradient) continue;
     linear_backward_input<Real>(ctx, {logits, args.w, args.dx.rows(begin, end)});
+    if (!args.dw.defined()) continue;
     linear_backward_weight<Real>(ctx, {x, logits, args.dw, /*accumulate=*/args.accumulate_dw || begin > 0});
   }
 }

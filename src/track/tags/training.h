@@ -23,6 +23,18 @@ inline constexpr Metric kFlops = {
     .meaning = "FLOPs of the run so far, over all ranks, as the model needs them: recomputation does not count"};
 inline constexpr std::array kTrainMetrics = {&kBpb, &kSpecialShare, &kGradNorm, &kTokensSeen, &kFlops};
 
+inline constexpr Metric kMtpLoss = {
+    .tag = "mtp/depth_NN/loss",
+    .unit = "nats",
+    .meaning =
+        "mean cross-entropy of multi-token prediction at this depth (1: the token behind the next), over all "
+        "ranks; not part of train/loss"};
+inline constexpr Metric kMtpAcceptance = {
+    .tag = "mtp/depth_NN/acceptance",
+    .unit = "",
+    .meaning = "share of this depth's targets that it finds likeliest, given the true tokens before"};
+inline constexpr std::array kMtpMetrics = {&kMtpLoss, &kMtpAcceptance};
+
 inline constexpr Metric kLr = {.tag = "optimizer/lr", .unit = "", .meaning = "learning rate of matrices"};
 inline constexpr Metric kLrRest = {
     .tag = "optimizer/lr_rest", .unit = "", .meaning = "learning rate of embeddings, norms and other weights"};

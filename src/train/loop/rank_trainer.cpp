@@ -1,6 +1,7 @@
 #include "train/loop/rank_trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "base/failure.h"
@@ -12,6 +13,7 @@
 #include "ops/products/products.h"
 #include "train/plan/run_folder.h"
 #include "train/step/arithmetic_changes.h"
+#include "train/step/look_ahead.h"
 
 namespace nmoe {
 namespace {
@@ -44,6 +46,9 @@ std::string losses_text(const StepResult& result) {
   for (const auto& [objective, value] : result.losses) {
     const std::string_view tag = objective->metric.tag;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", tag.substr(tag.find('/') + 1), value);
+  }
+  for (size_t i = 0; i < result.depths.size(); ++i) {
+    text += fmt::format(", loss of depth {} {}", i + 1, result.depths[i].loss);
   }
   return text;
 }
@@ -171,8 +176,9 @@ bool RankTrainer::enqueue_step() {
     int64_t bytes = 0;
     double flops = 0.0;
     int64_t stops = 0;
-    int64_t written = 0;  // its part of a checkpoint
-    int64_t saves = 0;    // rank 0's word that it is time for the next
+    int64_t written = 0;                                  // its part of a checkpoint
+    int64_t saves = 0;                                    // rank 0's word that it is time for the next
+    std::array<int64_t, MtpConfig::kMostDepths> ahead{};  // targets of further depths
   };
   Share mine{.tokens = data_failure_ ? 0 : batches_->num_tokens(),
              .targets = batches_->num_targets(),
@@ -186,6 +192,12 @@ bool RankTrainer::enqueue_step() {
     mine.bytes += bytes;
     mine.special += bytes == 0 ? 1 : 0;
   }
+  const auto depth = static_cast<size_t>(config_.model.mtp.depth);
+  for (int64_t i = 0; depth > 0 && !data_failure_ && i < batches_->num_microbatches(); ++i) {
+    const std::vector<int64_t> counts =
+        count_targets_ahead(batches_->microbatch(i), batches_->shape().seq_len, config_.model.mtp.depth);
+    for (size_t k = 0; k < depth; ++k) mine.ahead[k] += counts[k];
+  }
   Share all;
   for (const Share& share : rank_.mesh().data().all_gather_values(mine)) {
     all.tokens += share.tokens;
@@ -196,6 +208,7 @@ bool RankTrainer::enqueue_step() {
     all.stops += share.stops;
     all.written += share.written;
     all.saves += share.saves;
+    for (size_t k = 0; k < depth; ++k) all.ahead[k] += share.ahead[k];
   }
   if (all.written == rank_.count()) {
     const Pace::Pause pause(pace_);  // rank 0 may have a large folder to remove
@@ -235,7 +248,8 @@ bool RankTrainer::enqueue_step() {
   for (int64_t i = 0; i < batches_->num_microbatches(); ++i) {
     engine_.load(i, batches_->microbatch(i));
   }
-  engine_.step(step.end.progress, step.targets, /*in_detail=*/step.log, step.log && reporter_.phases_due(number));
+  engine_.step(step.end.progress, {step.targets, {all.ahead.begin(), all.ahead.begin() + depth}},
+               /*in_detail=*/step.log, step.log && reporter_.phases_due(number));
   handing_over_ = false;
   enqueued_.push_back(std::move(step));
   return true;

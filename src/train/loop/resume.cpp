@@ -30,13 +30,17 @@ std::string other_model(const Config& saved, const Config& config) {
   b.model.moe.bias_rate = a.model.moe.bias_rate;
   b.model.moe.balance_loss = a.model.moe.balance_loss;
   b.model.moe.z_loss = a.model.moe.z_loss;
+  b.model.mtp.loss_weight = a.model.mtp.loss_weight;
+  b.model.mtp.later_from = a.model.mtp.later_from;
+  b.model.mtp.later_loss_weight = a.model.mtp.later_loss_weight;
+  b.model.mtp.detach = a.model.mtp.detach;
   return explain_difference(a, b);
 }
 
 // A manifest's hash proves nothing, and where experts are goes into memory by the model's sizes.
 void check_places(const CheckpointReader& reader, const Config& config) {
   const ExpertPlacement& places = reader.info().experts.places;
-  const std::vector<LayerSpec> layers = layer_specs(config.model);
+  const std::vector<LayerSpec> layers = all_layer_specs(config.model);
   const auto num_experts = static_cast<size_t>(config.model.moe.num_experts);
   const bool fit = count_parts(layers, PartKind::kMoe) == std::ssize(places) &&
                    std::ranges::all_of(places, [&](const auto& layer) { return layer.size() == num_experts; });

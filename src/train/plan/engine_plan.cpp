@@ -97,7 +97,7 @@ StoragePlan plan_engine_storage(const Config& config, int64_t in_domain, const s
 
 std::vector<std::vector<PrecisionRole>> most_demanding_states(const Config& config,
                                                               std::span<const PrecisionRole> state) {
-  const std::vector<LayerSpec> specs = layer_specs(config.model);
+  const std::vector<LayerSpec> specs = all_layer_specs(config.model);
   const auto waiting = [&](int64_t layer) {
     return std::pair(config.train.recompute.of(layer), config.precision.saved.of(layer));
   };

@@ -130,7 +130,7 @@ ExpertElements expert_elements(const Config& config, int64_t ranks) {
 
 // What ranks put into each other's memory, where they share experts.
 std::string describe_exchange(const Config& config, int64_t ranks) {
-  const std::vector<LayerSpec> specs = layer_specs(config.model);
+  const std::vector<LayerSpec> specs = all_layer_specs(config.model);
   const int64_t layers = count_parts(specs, PartKind::kMoe);
   if (ranks == 1 || layers == 0) return "";
   const std::vector<ExchangeCost> costs = exchange_costs(config, device_options(config.run).compute_dtype, ranks);

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "train/plan/engine_plan.h"
 #include "train/proof/sampler_check.h"
 #include "train/step/engine.h"
+#include "train/step/look_ahead.h"
 
 namespace nmoe {
 namespace {
@@ -35,6 +38,7 @@ Config even_config(Precision precision) {
   config.model.mla = {.kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
   config.model.gqa = {.num_kv_heads = 1, .head_dim = 64, .qk_norm = true, .bias = AttentionBias::kQkv};
   config.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 128, .balance_loss = 1e-3, .z_loss = 1e-3};
+  config.model.mtp.depth = 1;
   config.data.seq_len = 64;
   config.train.batch_seqs = 4;
   config.train.microbatch_seqs = 2;
@@ -56,6 +60,7 @@ Config odd_config() {
   config.model.moe.expert_dim = 22;
   config.model.moe.score = ScoreFunction::kSoftmax;
   config.model.moe.shared_gate = true;
+  config.model.mtp = {.depth = 2, .shared = true, .detach = true};
   config.data.seq_len = 33;
   config.data.mask_documents = true;
   config.train.recompute = Recompute::kBlocks;
@@ -113,6 +118,8 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
   engine.initialise();
   const int64_t tokens = config.train.microbatch_seqs * config.data.seq_len, vocab = config.model.vocab_size;
   for (int64_t step = 1; step <= 2; ++step) {
+    StepTargets all(tokens * engine.num_microbatches());
+    all.ahead.resize(static_cast<size_t>(config.model.mtp.depth));
     for (int64_t i = 0; i < engine.num_microbatches(); ++i) {
       const auto inputs = ids(tokens, vocab, static_cast<uint64_t>(4 * step + i)),
                  targets = ids(tokens, vocab, static_cast<uint64_t>(4 * step + i + 100));
@@ -121,9 +128,12 @@ void train(Config config, const DeviceOptions& options, const Wrap& wrap, Counts
         find_documents(ends_at_zeros(inputs, config.data.seq_len), config.train.microbatch_seqs, config.data.seq_len,
                        documents);
       }
-      engine.load(i, microbatch_of(inputs, targets, documents));
+      const Microbatch microbatch = microbatch_of(inputs, targets, documents);
+      engine.load(i, microbatch);
+      const std::vector<int64_t> ahead = count_targets_ahead(microbatch, config.data.seq_len, config.model.mtp.depth);
+      std::ranges::transform(all.ahead, ahead, all.ahead.begin(), std::plus());
     }
-    engine.step({.steps = step, .tokens = step * tokens}, tokens * engine.num_microbatches(), /*in_detail=*/true);
+    engine.step({.steps = step, .tokens = step * tokens}, all, /*in_detail=*/true);
     engine.result();
   }
   save_and_restore(engine);

@@ -161,6 +161,13 @@ void Recorder::record(const StepReport& report) {
   for (const auto& [objective, value] : report.result.losses) put(objective->metric, value);
   if (report.bits_per_byte) put(tags::kBpb, *report.bits_per_byte);
   put(tags::kSpecialShare, report.special_share);
+  for (size_t i = 0; i < report.result.depths.size(); ++i) {
+    const auto& [loss, num_targets, num_right] = report.result.depths[i];
+    if (num_targets == 0) continue;
+    const auto depth = static_cast<int64_t>(i) + 1;
+    record.put(tags::kMtpLoss, {depth}, loss);
+    record.put(tags::kMtpAcceptance, {depth}, static_cast<double>(num_right) / static_cast<double>(num_targets));
+  }
   put(tags::kGradNorm, report.result.grad_norm);
   put(tags::kTokensSeen, static_cast<double>(report.total_tokens));
   put(tags::kFlops, report.total_flops);

@@ -40,6 +40,11 @@ std::optional<double> StepReporter::bits_per_byte(const StepFacts& step, std::sp
 
 std::string StepReporter::report(const StepFacts& step, StepResult result) {
   if (step.log) bits_per_byte_ = bits_per_byte(step, result.token_losses);
+  for (DepthResult& depth : result.depths) {
+    if (!step.log) break;
+    const int64_t mine = std::exchange(depth.num_right, 0);
+    for (const int64_t of_rank : rank_.mesh().data().all_gather_values(mine)) depth.num_right += of_rank;
+  }
   const int64_t steps = step.end.progress.steps;
   const StepReport report{
       .progress = step.end.progress,

@@ -67,8 +67,9 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   forget_recordings();
 
   const int64_t tokens = exchange_limits(config_, shapes_).max_tokens;
-  losses_ =
-      step_state.allocate(ops_.stat_dtype(), {std::ssize(objectives_) * step_tokens(config_) / config_.parallel.ranks});
+  const int64_t rank_tokens = step_tokens(config_) / config_.parallel.ranks;
+  losses_ = step_state.allocate(ops_.stat_dtype(), {num_losses(config_) * rank_tokens});
+  depth_predictions_ = step_state.allocate(DType::kI32, {config_.model.mtp.depth * rank_tokens});
   predictions_ = step_state.allocate(DType::kI32, {tokens});
   allocate_sums(step_state);
   grad_scale_ = step_state.allocate(DType::kF64, {1});
@@ -112,15 +113,16 @@ void Engine::allocate_sums(Arena& state) {
   const auto chunks_of = [&](const Weight& weight) { return TensorChunks(ops_.stat_dtype(), weight.spec.shape); };
   int64_t num_chunks = 0;
   for (const Weight& weight : weights) num_chunks += weight.spec.is_trained() ? chunks_of(weight).count() : 0;
-  const int64_t num_objectives = std::ssize(objectives_), num_parts = in_order() ? config_.parallel.logical_shards : 1,
-                num_losses = num_objectives * num_parts, num_squares = in_order() ? num_chunks : 1;
-  partial_sums_ = state.allocate(DType::kF64, {num_losses + num_squares});
-  partial_losses_ = partial_sums_.rows(0, num_losses);
-  partial_squares_ = partial_sums_.rows(num_losses, num_losses + num_squares);
-  sums_ = state.allocate(DType::kF64, {num_objectives + 1});
-  loss_sums_ = sums_.rows(0, num_objectives);
-  square_sum_ = sums_.rows(num_objectives, num_objectives + 1);
-  all_losses_ = num_objectives == 1 ? loss_sums_ : state.allocate(DType::kF64, {1});
+  const int64_t num_losses = nmoe::num_losses(config_),
+                num_parts = num_losses * (in_order() ? config_.parallel.logical_shards : 1),
+                num_squares = in_order() ? num_chunks : 1;
+  partial_sums_ = state.allocate(DType::kF64, {num_parts + num_squares});
+  partial_losses_ = partial_sums_.rows(0, num_parts);
+  partial_squares_ = partial_sums_.rows(num_parts, num_parts + num_squares);
+  sums_ = state.allocate(DType::kF64, {num_losses + 1});
+  loss_sums_ = sums_.rows(0, num_losses);
+  square_sum_ = sums_.rows(num_losses, num_losses + 1);
+  all_losses_ = num_losses == 1 ? loss_sums_ : state.allocate(DType::kF64, {1});
 
   // Whether one product leaves the step's gradient of an expert: nothing is added by other microbatches or for other
   // ranks. What is rounded has its own squares.
@@ -130,7 +132,7 @@ void Engine::allocate_sums(Arena& state) {
   int64_t first_chunk = 0;  // of a weight, among all
   for (Weight& weight : weights) {
     if (!weight.spec.is_trained()) continue;
-    if (weight.spec.group == WeightGroup::kExperts && experts_gradients_are_whole) {
+    if (weight.spec.group == WeightGroup::kExperts && experts_gradients_are_whole && weight.spec.num_passes == 1) {
       weight.squares = state.allocate(DType::kF64, square_parts(weight.shard.shape));
     }
     const TensorChunks chunks = chunks_of(weight);
@@ -151,9 +153,9 @@ void Engine::allocate_sums(Arena& state) {
   }
 }
 
-// Of the i-th objective: one part, or one a logical shard.
+// Of the i-th loss: one part, or one a logical shard.
 Tensor Engine::parts_of_loss(int64_t i) const {
-  const int64_t num_parts = partial_losses_.dim(0) / std::ssize(objectives_);
+  const int64_t num_parts = partial_losses_.dim(0) / loss_sums_.dim(0);
   return partial_losses_.rows(i * num_parts, (i + 1) * num_parts);
 }
 
@@ -302,11 +304,11 @@ void Engine::load(int64_t index, const Microbatch& microbatch) {
   fill_batch(batch, microbatch, write_);
 }
 
-void Engine::enqueue_inputs(const Progress& progress, int64_t num_targets) {
+void Engine::enqueue_inputs(const Progress& progress, const StepTargets& targets) {
   if (num_pending() == kMaxPending) take_result();
   while (decision_is_pending()) take_result();
   StepSlot& next = slot(num_enqueued_);
-  next.set_num_targets(num_targets);
+  next.set_targets(targets, progress);
   if (!ops_.counting()) {
     optimizer_->write_rates(progress, step_tokens(config_), next.inputs().rates);
     const Philox keys(static_cast<uint64_t>(config_.run.seed), "rounding");
@@ -340,16 +342,20 @@ void Engine::enqueue_gradients(const Marker& mark) {
     first_summed = first_weight;
   };
   const std::vector<Batch>& batches = inputs_.batches[inputs_shape_];
-  const int64_t num_objectives = std::ssize(objectives_);
-  int64_t first = 0;  // of the losses of the rank's tokens
+  const int64_t num_losses = loss_sums_.dim(0), depth = config_.model.mtp.depth;
+  int64_t first = 0;  // of the rank's tokens
   for (const Batch& batch : batches) {
     const int64_t T = batch.num_tokens();
-    const Tensor losses = losses_.rows(first, first + num_objectives * T).reshape({num_objectives, T});
-    first += num_objectives * T;
+    const auto of_batch = [&](const Tensor& all, int64_t rows) {
+      return all.rows(first * rows, (first + T) * rows).reshape({rows, T});
+    };
+    const Tensor losses = of_batch(losses_, num_losses);
+    const Tensor predictions = depth > 0 ? of_batch(depth_predictions_, depth) : Tensor();
+    first += T;
     const bool is_last = &batch == &batches.back();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
-                            {.mark = mark, .gradients_ready = is_last ? in_last : GradientsReady()});
-    for (int64_t i = 0; i < num_objectives; ++i) {
+                            {.mark = mark, .gradients_ready = is_last ? in_last : GradientsReady()}, predictions);
+    for (int64_t i = 0; i < num_losses; ++i) {
       const Tensor parts = parts_of_loss(i);
       ops_.sum({losses[i], in_order() ? parts.rows(shard, shard + 1) : parts});
     }
@@ -407,6 +413,7 @@ void Engine::enqueue_results(bool in_detail) {
   if (in_detail) {
     current.fetch_routers(model_);
     current.fetch_losses(losses_);
+    if (config_.model.mtp.depth > 0) current.fetch_predictions(depth_predictions_);
   }
   if (checks_) {
     current.fetch_rounding_counts();
@@ -416,8 +423,8 @@ void Engine::enqueue_results(bool in_detail) {
   ++num_enqueued_;
 }
 
-void Engine::step(const Progress& progress, int64_t num_targets, bool in_detail, bool with_phases) {
-  enqueue_inputs(progress, num_targets);
+void Engine::step(const Progress& progress, const StepTargets& targets, bool in_detail, bool with_phases) {
+  enqueue_inputs(progress, targets);
   checks_ = precision_ && precision_->is_due(progress.steps);
   const auto work = [this] {
     enqueue_begin();
@@ -532,7 +539,7 @@ NonFinite Engine::find_non_finite() {
   for (const Batch& batch : inputs_.batches[inputs_shape_]) {
     model_.begin_step();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_,
-                            losses_.rows(0, std::ssize(objectives_) * batch.num_tokens()),
+                            losses_.rows(0, loss_sums_.dim(0) * batch.num_tokens()),
                             {.inspect = [&](Intermediate what, int64_t layer, Tensor value, Tensor num_rows) {
                               int32_t count = 0;
                               if (num_rows.defined() && first.name.empty()) {

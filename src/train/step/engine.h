@@ -75,8 +75,8 @@ class Engine {
   // copies it.
   void load(int64_t index, const Microbatch& microbatch);
   // Enqueues a step on what was loaded since the last one: forward, backward, clipping, the update of weights and
-  // router biases. `progress`: the state after the step. `num_targets`: targets with a loss in the whole step, on all
-  // ranks, by which objectives divide (Objective::divisor). Does not wait: from the second step of each sequence length
+  // router biases. `progress`: the state after the step. `targets`: those with a loss in the whole step, on all
+  // ranks, by which losses divide. Does not wait: from the second step of each sequence length
   // on, it runs a recording. `in_detail`: the result includes the routers' health and the token losses. `with_phases`:
   // it also includes the times of phases, except in the first step of a length and while the result of another timed
   // step has not been taken. Timed steps have their own recordings, so that other steps take no longer; the bits are
@@ -84,7 +84,7 @@ class Engine {
   //
   // A step that is not finite changes no weight, bias or moment, nor does any later step until initialise() or
   // restore(), even one that was already enqueued.
-  void step(const Progress& progress, int64_t num_targets, bool in_detail = false, bool with_phases = false);
+  void step(const Progress& progress, const StepTargets& targets, bool in_detail = false, bool with_phases = false);
   void wait();  // for everything that is enqueued
   int64_t num_pending() const { return num_enqueued_ - num_taken_; }
   bool has_result() const;   // take_result() would not wait
@@ -162,7 +162,7 @@ class Engine {
     std::unique_ptr<Recording> recording, timed;  // timed: with the clock's marks
   };
   void enqueue_timed(PhaseClock& clock);
-  void enqueue_inputs(const Progress& progress, int64_t num_targets);
+  void enqueue_inputs(const Progress& progress, const StepTargets& targets);
   void enqueue_begin();
   void enqueue_gradients(const Marker& mark = {});
   void sum_gradients(size_t first_weight, size_t end_weight);
@@ -174,7 +174,7 @@ class Engine {
   StepScale step_scale(size_t shape) const;
   void allocate_exchange(Arena& state);  // of tokens between ranks, where others share the experts
   void allocate_sums(Arena& state);
-  Tensor parts_of_loss(int64_t objective) const;
+  Tensor parts_of_loss(int64_t loss) const;
   void collect_shared_tensors();  // summed_, summed_across_, grads_ and values_
   bool in_order() const { return config_.parallel.logical_shards > 0; }
   void gather_values();  // of weights that every rank has, from the ranks that updated them
@@ -205,14 +205,15 @@ class Engine {
   int64_t timed_step_ = -1;                // number of the last timed step
   std::unique_ptr<StateRing> state_ring_;  // null before its first use
   ExpertState experts_;                    // empty where no experts are shared; rows where they are rebalanced
-  Tensor losses_;                          // microbatch by microbatch of the rank: [objectives, T] stat
+  Tensor losses_;                          // microbatch by microbatch of the rank: [losses, T] stat
+  Tensor depth_predictions_;               // the same: [depths, T] i32
   Tensor predictions_;                     // [T] i32
   Tensor partial_sums_;                    // f64: of token losses, then of squares of gradients; summed over ranks
-  Tensor partial_losses_;                  // its parts: of each objective one, or one a logical shard
+  Tensor partial_losses_;                  // its parts: of each loss one, or one a logical shard
   Tensor partial_squares_;                 //            one, or one a chunk of a weight
   SumsOfSquares squares_;                  // that this rank sums
   Tensor square_order_;                    // i32: with logical shards, squares of experts in the experts' order
-  Tensor sums_;                            // [objectives + 1] f64: of each one's token losses, then of all squares
+  Tensor sums_;                            // [losses + 1] f64: of each one's token losses, then of all squares
   Tensor loss_sums_, square_sum_;          // its parts
   Tensor all_losses_;                      // [1] f64: the sum of loss_sums_
   Tensor grad_scale_;                      // [1] f64

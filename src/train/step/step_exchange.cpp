@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "optim/optimizer.h"
+#include "train/step/look_ahead.h"
 
 namespace nmoe {
 
@@ -18,13 +19,44 @@ BatchRows<Tensor> allocate_rows(const Objectives& objectives, int64_t num_tokens
   return rows;
 }
 
+std::vector<AheadRows> allocate_ahead(const Config& config, int64_t num_tokens, Arena& arena) {
+  std::vector<AheadRows> ahead(static_cast<size_t>(config.model.mtp.depth));
+  for (AheadRows& rows : ahead) {
+    rows = {.tokens = arena.allocate(DType::kI32, {num_tokens}), .targets = arena.allocate(DType::kI32, {num_tokens})};
+  }
+  return ahead;
+}
+
+void fill_ahead(Batch& batch, const Microbatch& microbatch, const PutBytes& put) {
+  const size_t count = microbatch.tokens.size();
+  std::vector<int32_t> tokens(count), targets(count);
+  for (size_t i = 0; i < batch.ahead.size(); ++i) {
+    AheadRows& rows = batch.ahead[i];
+    look_ahead(microbatch, batch.seq_len, static_cast<int64_t>(i) + 1, tokens, targets);
+    rows = {.tokens = rows.tokens.rows(0, std::ssize(tokens)), .targets = rows.targets.rows(0, std::ssize(tokens))};
+    put(rows.tokens, std::as_bytes(std::span(tokens)));
+    put(rows.targets, std::as_bytes(std::span(targets)));
+  }
+}
+
 }  // namespace
+
+int64_t num_losses(const Config& config) { return std::ssize(objectives_of(config.train)) + config.model.mtp.depth; }
+
+double depth_weight(const Config& config, const Progress& progress) {
+  const MtpConfig& mtp = config.model.mtp;
+  if (mtp.depth == 0) return 0.0;
+  const bool in_tokens = config.optim.schedule.unit == ScheduleUnit::kTokens;
+  const int64_t done = in_tokens ? progress.tokens - step_tokens(config) : progress.steps - 1;
+  const bool is_later = mtp.later_from > 0 && done >= mtp.later_from;
+  return (is_later ? mtp.later_loss_weight : mtp.loss_weight) / static_cast<double>(mtp.depth);
+}
 
 StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<const BatchShape> shapes, Arena& arena) {
   StepInputs inputs;
   const int64_t begin = arena.mark();
   const Objectives objectives = objectives_of(config.train);
-  inputs.loss_scale = arena.allocate(DType::kF64, {std::ssize(objectives)});
+  inputs.loss_scale = arena.allocate(DType::kF64, {num_losses(config)});
   inputs.rates = Optimizer::allocate_rates(arena);
   inputs.rounding_key = arena.allocate(DType::kI64, {1});
   const int64_t batches = arena.mark();
@@ -41,7 +73,8 @@ StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<co
            .rows = allocate_rows(objectives, T, arena),
            .positions = arena.allocate(DType::kI32, {T}),
            .cu_seqlens = config.data.mask_documents ? arena.allocate(DType::kI32, {T + 1}) : Tensor(),
-           .part = shape.part(rank, config.parallel.ranks, i)});
+           .part = shape.part(rank, config.parallel.ranks, i),
+           .ahead = allocate_ahead(config, T, arena)});
     }
     end = std::max(end, arena.mark());
   }
@@ -72,6 +105,7 @@ Batch fill_batch(Batch batch, const Microbatch& microbatch, const PutBytes& put)
     batch.rows[row] = batch.rows[row].rows(0, T);
     put(batch.rows[row], values);
   }
+  fill_ahead(batch, microbatch, put);
   if (masks_documents) {
     const Documents& documents = *microbatch.documents;
     const auto capacity = static_cast<size_t>(batch.cu_seqlens.dim(0));
@@ -110,10 +144,12 @@ StepSlot::StepSlot(const Config& config, std::span<const BatchShape> shapes, con
     : device_(rank.device),
       inputs_(allocate_step_inputs(config, rank.index(), shapes, arena)),
       objectives_(objectives_of(config.train)),
+      config_(config),
       counts_{.num_targets = 1, .num_tokens = step_tokens(config)},
-      sums_(arena.allocate(DType::kF64, {std::ssize(objectives_) + 1})),
+      sums_(arena.allocate(DType::kF64, {num_losses(config) + 1})),
+      predictions_(arena.allocate(DType::kI32, {config.model.mtp.depth * step_tokens(config) / config.parallel.ranks})),
       losses_(arena.allocate(rank.device.ops().stat_dtype(),
-                             {std::ssize(objectives_) * step_tokens(config) / config.parallel.ranks})),
+                             {num_losses(config) * step_tokens(config) / config.parallel.ranks})),
       expert_rows_(model.router_counts()),
       rounding_counts_(rounding_counts),
       done_(rank.device.make_event(Lane::kCompute)) {
@@ -153,14 +189,22 @@ void StepSlot::fill_positions() {
   }
 }
 
-void StepSlot::set_num_targets(int64_t num_targets) {
-  counts_.num_targets = std::max<int64_t>(1, num_targets);  // a step without any has loss 0
+void StepSlot::set_targets(const StepTargets& targets, const Progress& progress) {
+  counts_.num_targets = std::max<int64_t>(1, targets.next);  // a step without any has loss 0
+  const auto depth = static_cast<size_t>(config_.model.mtp.depth);
+  NMOE_CHECK(device_.counting() || targets.ahead.size() == depth, "targets of {} depths, of {}", targets.ahead.size(),
+             depth);
+  ahead_counts_ = targets.ahead;
   counts_.num_seqs = counts_.num_tokens / batches().front().seq_len;
   has_routers_ = has_losses_ = has_counts_ = false;
   if (device_.counting()) return;
   for (size_t i = 0; i < objectives_.size(); ++i) {
     const auto& [objective, coefficient] = objectives_[i];
     inputs_.loss_scale.data<double>()[i] = coefficient / static_cast<double>(objective->divisor(counts_));
+  }
+  for (size_t i = 0; i < depth; ++i) {
+    inputs_.loss_scale.data<double>()[objectives_.size() + i] =
+        depth_weight(config_, progress) / static_cast<double>(std::max<int64_t>(1, ahead_counts_[i]));
   }
 }
 
@@ -190,6 +234,11 @@ void StepSlot::fetch_losses(Tensor losses) {
   done_->record();
 }
 
+void StepSlot::fetch_predictions(Tensor predictions) {
+  device_.begin_download(predictions_.raw(), predictions);
+  done_->record();
+}
+
 void StepSlot::fetch_rounding_counts() {
   device_.begin_download(fetched_counts_.raw(), rounding_counts_);
   has_counts_ = true;
@@ -210,7 +259,14 @@ StepResult StepSlot::wait() const {
     result.losses.push_back({objective, coefficient * mean});
     result.finite = result.finite && std::isfinite(mean);
   }
-  result.grad_norm = std::sqrt(sums_.data<double>()[objectives_.size()]);
+  for (size_t i = 0; i < ahead_counts_.size(); ++i) {
+    const double mean =
+        sums_.data<double>()[objectives_.size() + i] / static_cast<double>(std::max<int64_t>(1, ahead_counts_[i]));
+    result.depths.push_back(
+        {.loss = mean, .num_targets = ahead_counts_[i], .num_right = has_losses_ ? num_right(i) : 0});
+    result.finite = result.finite && std::isfinite(mean);
+  }
+  result.grad_norm = std::sqrt(sums_.data<double>()[objectives_.size() + ahead_counts_.size()]);
   result.finite = result.finite && std::isfinite(result.grad_norm);
   if (has_losses_) result.token_losses = next_token_losses();
   if (fetched_expert_rows_.defined()) {
@@ -241,9 +297,22 @@ std::vector<float> StepSlot::next_token_losses() const {
     const auto T = static_cast<size_t>(batch.num_tokens());
     const auto mine = all.subspan(first, T);
     of_tokens.insert(of_tokens.end(), mine.begin(), mine.end());
-    first += objectives_.size() * T;
+    first += (objectives_.size() + ahead_counts_.size()) * T;
   }
   return of_tokens;
+}
+
+int64_t StepSlot::num_right(size_t depth) const {
+  int64_t count = 0;
+  size_t first = 0;
+  for (const Batch& batch : batches()) {
+    const auto T = static_cast<size_t>(batch.num_tokens());
+    const std::span<const int32_t> targets = batch.ahead[depth].targets.span<int32_t>(),
+                                   predicted = predictions_.span<int32_t>().subspan(first + depth * T, T);
+    for (size_t i = 0; i < T; ++i) count += targets[i] >= 0 && targets[i] == predicted[i] ? 1 : 0;
+    first += batch.ahead.size() * T;
+  }
+  return count;
 }
 
 // Of the i-th layer with experts.

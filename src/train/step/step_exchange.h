@@ -1,6 +1,7 @@
 // What host and device exchange for a step: inputs to the device, results back.
 //
-// T tokens of a microbatch, E experts.
+// T tokens of a microbatch, E experts. A step's *losses* are those of its objectives and of its depths of multi-token
+// prediction.
 //
 // Threads: driven by the one that drives the device (ops/device.h).
 #pragma once
@@ -11,10 +12,12 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
 #include "model/model.h"
+#include "optim/schedule.h"
 #include "parallel/rank.h"
 #include "tensor/arena.h"
 #include "train/precision/precision_checks.h"
@@ -29,7 +32,9 @@ struct StepInputs {
   // By shape: the rank's microbatches, with cu_seqlens for as many documents as tokens. A step has one shape: the
   // batches of all shapes use the same memory.
   std::vector<std::vector<Batch>> batches;
-  Tensor loss_scale;    // [objectives] f64: of each, its coefficient over its divisor in the step (StepScale::loss)
+  // [losses] f64: of each objective, then of each depth of multi-token prediction, its coefficient over its divisor in
+  // the step (StepScale::loss).
+  Tensor loss_scale;
   Tensor rates;         // optim/optimizer.h
   Tensor rounding_key;  // [1] i64: for stochastic rounding of gradients (model/weight_formats.h) and moments
   Tensor block;         // all of the above, [bytes] u8
@@ -81,11 +86,35 @@ struct StepLoss {
   double value = 0.0;
 };
 
-// The same on every rank, except for the phases.
+// Of a depth of multi-token prediction over a step.
+struct DepthResult {
+  double loss = 0.0;        // mean cross-entropy of its targets
+  int64_t num_targets = 0;  // in the step
+  int64_t num_right = 0;    // of this rank's, those that are what it finds likeliest, if asked for in detail
+};
+
+// The targets with a loss in a step, on all ranks, by which losses divide.
+struct StepTargets {
+  StepTargets(int64_t next_tokens, std::vector<int64_t> of_depths = {})  // NOLINT(google-explicit-constructor)
+      : next(next_tokens), ahead(std::move(of_depths)) {}
+
+  int64_t next;
+  std::vector<int64_t> ahead;  // of each depth of multi-token prediction (train/step/look_ahead.h)
+};
+
+// How many losses a step has.
+int64_t num_losses(const Config& config);
+
+// What the loss of each depth counts in the step that brings a run to `progress`: their mean counts what model.mtp
+// says.
+double depth_weight(const Config& config, const Progress& progress);
+
+// The same on every rank, except for the phases and what is said to be of the rank.
 struct StepResult {
   std::vector<StepLoss> losses;  // of each of the run's objectives
-  double grad_norm = 0.0;        // of all gradients of the step, before clipping
-  bool finite = true;            // false: loss or gradient is not finite, and no weight was changed
+  std::vector<DepthResult> depths;
+  double grad_norm = 0.0;  // of all gradients of the step, before clipping
+  bool finite = true;      // false: loss or gradient is not finite, and no weight was changed
   // kNextToken's losses of this rank's targets, microbatch by microbatch, if asked for in detail.
   std::vector<float> token_losses;
   // In layer order, if the step was asked for in detail; traffic if ranks share the experts.
@@ -110,13 +139,15 @@ class StepSlot {
   size_t shape() const { return shape_; }
   void set_shape(size_t shape);
   const std::vector<Batch>& batches() const { return inputs_.batches[shape_]; }
-  void set_num_targets(int64_t num_targets);  // of the step, before its inputs are sent
+  // Of the step that brings the run to `progress`, before its inputs are sent.
+  void set_targets(const StepTargets& targets, const Progress& progress);
 
-  // Enqueues copies of the step's results on the device; sums [objectives + 1] f64: of each one's token losses, then of
+  // Enqueues copies of the step's results on the device; sums [losses + 1] f64: of each one's token losses, then of
   // squares of gradients.
   void fetch_results(Tensor sums);
   void fetch_routers(const Model& model);
-  void fetch_losses(Tensor losses);  // microbatch by microbatch: [objectives, T] stat
+  void fetch_losses(Tensor losses);            // microbatch by microbatch: [losses, T] stat
+  void fetch_predictions(Tensor predictions);  // the same: [depths, T] i32
   void fetch_rounding_counts();
   // Of its step, after wait() has returned; empty if it was not checked.
   std::span<const double> rounding_counts() const;
@@ -132,24 +163,28 @@ class StepSlot {
 
   void fill_positions();
   std::vector<float> next_token_losses() const;
+  int64_t num_right(size_t depth) const;
   LayerTraffic traffic_of(int64_t i) const;
 
   Device& device_;
   StepInputs inputs_;
   size_t shape_ = 0;
   Objectives objectives_;
-  StepCounts counts_;            // of its step
-  Tensor sums_;                  // [objectives + 1] f64
-  Tensor losses_;                // as fetch_losses() has them
-  bool has_losses_ = false;      // of this step
-  std::vector<Router> routers_;  // in layer order
-  ExchangeStats exchanges_;      // undefined where a rank is alone
-  bool has_routers_ = false;     // of this step
-  Tensor expert_rows_;           // [L, E] i32 on the device
-  Tensor fetched_expert_rows_;   // the same here; undefined: not wanted
-  Tensor rounding_counts_;       // on the device
-  Tensor fetched_counts_;        // the same here
-  bool has_counts_ = false;      // of this step
+  Config config_;
+  StepCounts counts_;                  // of its step
+  std::vector<int64_t> ahead_counts_;  // the same: targets of depths
+  Tensor sums_;                        // [losses + 1] f64
+  Tensor predictions_;                 // as fetch_predictions() has them
+  Tensor losses_;                      // as fetch_losses() has them
+  bool has_losses_ = false;            // of this step
+  std::vector<Router> routers_;        // in layer order
+  ExchangeStats exchanges_;            // undefined where a rank is alone
+  bool has_routers_ = false;           // of this step
+  Tensor expert_rows_;                 // [L, E] i32 on the device
+  Tensor fetched_expert_rows_;         // the same here; undefined: not wanted
+  Tensor rounding_counts_;             // on the device
+  Tensor fetched_counts_;              // the same here
+  bool has_counts_ = false;            // of this step
   std::unique_ptr<Event> done_;
 };
 

@@ -17,8 +17,8 @@ void check(const HeadLoss& args) {
                "weights {} or z-losses {} of losses {}", args.weights.shape(), args.z_losses.shape(),
                args.losses.shape());
   }
-  NMOE_CHECK(args.dx.defined() ? is(args.dx, x.dtype(), x.shape()) && is_stat(args.dw.dtype()) &&
-                                     args.dw.shape() == w.shape() && is_one(args.grad_scale, DType::kF64)
+  NMOE_CHECK(args.dx.defined() ? is(args.dx, x.dtype(), x.shape()) && is_one(args.grad_scale, DType::kF64) &&
+                                     (!args.dw.defined() || (is_stat(args.dw.dtype()) && args.dw.shape() == w.shape()))
                                : !args.dw.defined(),
              "head's gradients dx {} and dw {} with a scale {}, of x {} and w {}", args.dx.shape(), args.dw.shape(),
              args.grad_scale.shape(), x.shape(), w.shape());

@@ -269,6 +269,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) 
     if (!want_gradient) continue;
     const Tensor gradients = plan.gradients.rows(0, end - begin);
     linear_backward_input(ctx, {.dy = gradients, .w = args.w, .dx = args.dx.rows(begin, end)}, plan.product);
+    if (!args.dw.defined()) continue;
     linear_backward_weight(
         ctx,
         {.x = args.x.rows(begin, end), .dy = gradients, .dw = args.dw, .accumulate = args.accumulate_dw || begin > 0},
