@@ -83,6 +83,7 @@ class CommandLine::Commands {
     add_config_arguments(train, train_.config);
     add_ranks(train, train_.config);
     train->add_flag("--resume", train_.resume, "continue from the run's latest checkpoint, if there is one");
+    train->add_flag("--fit", train_.fit, "choose recomputation, microbatch and offload: the first of n plan --fit");
     train->callback([this] { run_ = [this] { train_command(train_); }; });
 
     add_speedrun(app);
@@ -94,6 +95,9 @@ class CommandLine::Commands {
     plan->add_option("--device-memory", plan_.device_memory,
                      "plan for a GPU that is not here: h100-80g, h200-141g, b200-192g, or its memory, such as 80GiB")
         ->type_name("PART|SIZE");
+    CLI::Option* fit = plan->add_flag(
+        "--fit", plan_.fit, "print the choices of recomputation, microbatch and offload that fit, fastest first");
+    plan->add_flag("--json", plan_.json, "print them as JSON")->needs(fit);
     plan->callback([this] { run_ = [this] { plan_command(plan_); }; });
 
     add_config(app);

@@ -30,6 +30,7 @@ struct ConfigArguments {
 struct TrainArguments {
   ConfigArguments config;
   bool resume = false;
+  bool fit = false;  // with the keys that choose_fit() chooses
 };
 void train_command(const TrainArguments& arguments);
 
@@ -49,6 +50,8 @@ struct PlanArguments {
   ConfigArguments config;
   bool resume = false;        // for a run that goes on: its name is taken
   std::string device_memory;  // a part's name or a size, to plan for instead of a device that is here; "": not
+  bool fit = false;           // print which choices fit (train/plan/fit_plan.h), instead of the configured one
+  bool json = false;          // these as JSON
 };
 void plan_command(const PlanArguments& arguments);
 

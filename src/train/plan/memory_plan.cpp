@@ -58,9 +58,9 @@ int64_t fitting_state(Config config, Device& device, const std::function<Storage
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& given, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
-                       std::span<const int64_t> seq_lens) {
-  Config config = given;
+MemoryPlanner::MemoryPlanner(const Config& config, int64_t data_bytes, int64_t ranks,
+                             const std::optional<GpuPart>& part, std::span<const int64_t> seq_lens)
+    : data_bytes_(data_bytes), ranks_(ranks), part_(part), seq_lens_(seq_lens.begin(), seq_lens.end()) {
   if (config.model.moe.num_experts % ranks != 0) {
     throw usage_error(fmt::format("{} ranks of a process share the experts of a layer equally, and there are {}", ranks,
                                   config.model.moe.num_experts),
@@ -68,45 +68,60 @@ MemoryPlan plan_memory(const Config& given, int64_t data_bytes, int64_t ranks, c
                       "model.moe.num_experts");
   }
   const RunConfig here = part ? RunConfig{.device = "cpu", .threads = config.run.threads} : config.run;
-  const int64_t process = rehearsed_process_bytes(config, here, ranks) + live_generation_host_bytes(config) +
-                          (part ? kGpuLibraryHostBytes : 0);
+  process_bytes_ = rehearsed_process_bytes(config, here, ranks) + (part ? kGpuLibraryHostBytes : 0);
   DeviceOptions options = device_options(config.run, ranks);
   options.part = part;
-  const auto device = make_device(options);
-  MemoryPlan plan{.ranks = ranks};
+  device_ = make_device(options);
+  device_name_ = part ? part->name : device_->description();
+}
+
+MemoryPlan MemoryPlanner::plan(const Config& given) const {
+  Config config = given;
+  MemoryPlan plan{.ranks = ranks_};
   if (config.optim.offload == Offload::kFit) {
-    plan.state_on_device = fitting_state(
-        config, *device, [&](const Config& fitted) { return plan_engine_storage(fitted, ranks, part, seq_lens); });
+    plan.state_on_device = fitting_state(config, *device_, [&](const Config& fitted) { return storage(fitted); });
     config.optim.state_on_device = plan.state_on_device;
   }
-  plan.storage = plan_engine_storage(config, ranks, part, seq_lens);
-  plan.expert_rows = plan_expert_rows(config, ranks, seq_lens);
-  if (plan.expert_rows.num_chunks > 0) {
-    Config all_at_once = config;
-    all_at_once.parallel.capacity_factor = static_cast<double>(ranks);
-    plan.worst_bytes = plan_engine_storage(all_at_once, ranks, part, seq_lens).total() - plan.storage.total();
-  }
-  if (part) plan.part = part->name;
+  plan.storage = storage(config);
+  plan.expert_rows = plan_expert_rows(config, ranks_, seq_lens_);
+  if (part_) plan.part = part_->name;
   plan.cost = model_cost(config.model);
-  const auto use = device->memory_use();
+  const auto use = device_->memory_use();
   for (const ArenaDescription& arena : arena_table()) {
     const int64_t bytes = plan.storage[arena.kind];
     if (bytes == 0) continue;
     const bool on_device = use && arena.placement == Placement::kDevice;
-    const int64_t copies = on_device ? 1 : ranks;  // every rank has its own, in this process or on its device
+    const int64_t copies = on_device ? 1 : ranks_;  // every rank has its own, in this process or on its device
     plan.lines.push_back({std::string(arena.name),
-                          on_device ? device->memory().allocation_bytes(bytes) : copies * bytes,
+                          on_device ? device_->memory().allocation_bytes(bytes) : copies * bytes,
                           std::string(arena.meaning), on_device});
   }
-  plan.lines.push_back({"data", data_bytes, "shards, mapped; what their order keeps"});
-  plan.lines.push_back({"process", process, "program, libraries, threads, databases"});
+  plan.lines.push_back({"data", data_bytes_, "shards, mapped; what their order keeps"});
+  plan.lines.push_back(
+      {"process", process_bytes_ + live_generation_host_bytes(config), "program, libraries, threads, databases"});
   if (use) {
     // The rehearsal has loaded what a run loads.
     plan.lines.push_back({"context", use->used_bytes, "CUDA context, libraries, others on the device", true});
     plan.device_limit = use->used_bytes + use->free_bytes;
-    plan.device_flops = device->peak_flops();
+    plan.device_flops = device_->peak_flops();
   }
   for (const MemoryLine& line : plan.lines) (line.on_device ? plan.device_bytes : plan.total_bytes) += line.bytes;
+  return plan;
+}
+
+int64_t MemoryPlanner::worst_bytes(const Config& config, const MemoryPlan& plan) const {
+  if (plan.expert_rows.num_chunks == 0) return 0;
+  Config all_at_once = config;
+  all_at_once.optim.state_on_device = plan.state_on_device;
+  all_at_once.parallel.capacity_factor = static_cast<double>(ranks_);
+  return storage(all_at_once).total() - plan.storage.total();
+}
+
+MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, const std::optional<GpuPart>& part,
+                       std::span<const int64_t> seq_lens) {
+  const MemoryPlanner planner(config, data_bytes, ranks, part, seq_lens);
+  MemoryPlan plan = planner.plan(config);
+  plan.worst_bytes = planner.worst_bytes(config, plan);
   return plan;
 }
 
@@ -205,13 +220,42 @@ std::string print_plan(const MemoryPlan& plan, const Config& config) {
   return text;
 }
 
-void check_memory(const MemoryPlan& plan, const Config& config) {
+namespace {
+
+// What decides whether a plan fits, of the device or, where it has no memory of its own, of the host.
+struct MemoryNeed {
+  int64_t needed = 0, machine = 0, limit = 0;
+};
+MemoryNeed memory_need(const MemoryPlan& plan, const Config& config, int64_t host) {
+  const bool on_device = plan.device_bytes > 0;
+  MemoryNeed need{.needed = on_device ? plan.device_bytes : plan.total_bytes,
+                  .machine = on_device ? plan.device_limit : host};
+  need.limit = memory_limit(config, need.machine);
+  return need;
+}
+
+// Of a device that is here, whose host counts as well.
+bool exceeds_host(const MemoryPlan& plan, int64_t host) {
+  return plan.device_bytes > 0 && plan.part.empty() && plan.total_bytes > host;
+}
+
+// What is resident already counts as available to a plan, which has a line for it.
+int64_t host_memory_bytes() { return available_memory_bytes() + resident_bytes(); }
+
+}  // namespace
+
+bool fits_memory(const MemoryPlan& plan, const Config& config) {
+  const int64_t host = host_memory_bytes();
+  const MemoryNeed need = memory_need(plan, config, host);
+  return !exceeds_host(plan, host) && need.needed <= need.limit;
+}
+
+void check_memory(const MemoryPlan& plan, const Config& config, const std::function<std::string()>& savings) {
   const bool limited = !config.train.memory_limit.empty();
   const bool on_device = plan.device_bytes > 0;
-  // What is resident already counts as available to the plan, which has a line for it.
-  const int64_t host = available_memory_bytes() + resident_bytes();
+  const int64_t host = host_memory_bytes();
   const int64_t in_host = plan.ranks * plan.storage[ArenaKind::kHostState];
-  if (on_device && plan.part.empty() && plan.total_bytes > host) {
+  if (exceeds_host(plan, host)) {
     throw usage_error(
         fmt::format("the run needs {} of host memory, this machine's free memory is {}", human_bytes(plan.total_bytes),
                     human_bytes(host)),
@@ -219,9 +263,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
                     human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
                     in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
   }
-  const int64_t needed = on_device ? plan.device_bytes : plan.total_bytes;
-  const int64_t machine = on_device ? plan.device_limit : host;
-  const int64_t limit = memory_limit(config, machine);
+  const auto [needed, machine, limit] = memory_need(plan, config, host);
   if (needed <= limit) return;
 
   const bool limit_binds = limited && limit < machine;
@@ -261,6 +303,7 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
+  if (savings) remedy += savings();
   const std::string memory = !plan.part.empty() ? fmt::format("the memory of {}", plan.part)
                              : on_device        ? "the device's memory"
                                                 : "this machine's free memory";

@@ -1,0 +1,205 @@
+#include "train/plan/fit_plan.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/text.h"
+#include "config/load.h"
+#include "support/errors.h"
+#include "train/loop/fit_choice.h"
+#include "train/trainer_fixture.h"
+
+namespace nmoe {
+namespace {
+
+using test::contains;
+using test::error_of;
+
+// A model on a GPU that is not here, of which the plan for "none" and all sequences at once takes about 200 MiB beside
+// the context.
+Config gpu_config(std::vector<std::string> overrides = {}) {
+  overrides.insert(overrides.begin(),
+                   {"model.vocab_size=512", "run.device=cuda", "model.dim=256", "model.dense_dim=512",
+                    "model.moe.num_experts=8", "model.moe.expert_dim=256", "model.mla.kv_lora_rank=64",
+                    "model.mla.qk_nope_head_dim=16", "model.mla.qk_rope_head_dim=16", "model.mla.v_head_dim=32",
+                    "model.num_layers=4", "data.seq_len=1024", "train.batch_seqs=64", "train.microbatch_seqs=4"});
+  return test::tiny_config("/nowhere", overrides);
+}
+GpuPart part_of(int64_t mebibytes, std::string name = "h200-141g") {
+  return {.name = std::move(name), .memory_bytes = kGpuContextBytes + (mebibytes << 20), .compute_major = 9};
+}
+MemoryPlanner planner_of(const Config& config, const GpuPart& part) { return {config, 0, /*ranks=*/1, part}; }
+
+bool is_sorted(const std::vector<FitChoice>& choices) {
+  return std::ranges::is_sorted(choices, {}, [](const FitChoice& choice) { return choice.time.total(); });
+}
+
+TEST(FitPlanTest, OfMoonletOnAnH200ItPutsFirstWhatWasMeasuredToBeFastest) {
+  const Config config = load_config(fmt::format("{}/configs/speedrun/moonlet.toml", NMOE_SOURCE_DIR));
+  const GpuPart h200 = parse_gpu_part("h200-141g", "part");
+  const MemoryPlanner planner(config, 0, 1, h200);
+  const FitPlan plan = plan_fit(config, planner);
+  ASSERT_FALSE(plan.choices.empty());
+  EXPECT_EQ(plan.timed_as, "h200-141g");
+  // docs/log/steps.md, "Larger microbatches": 8 with norms made again beside 4 with all kept.
+  const FitChoice& first = plan.choices[0];
+  EXPECT_EQ(first.config.train.recompute, PerLayer(Recompute::kNorms));
+  EXPECT_EQ(first.config.train.microbatch_seqs, 8);
+  EXPECT_EQ(first.config.optim.offload, Offload::kNone);
+  EXPECT_FALSE(first.reorders_sums);
+  EXPECT_EQ(first.memory.device_bytes, plan_memory(first.config, 0, 1, h200).device_bytes);
+  // docs/results.md: with bf16 moments nothing need be computed again.
+  const auto bf16 =
+      std::ranges::find(plan.rounding, std::vector<std::string>{"optim.adamw.state = \"bf16\""}, &FitChoice::rounds);
+  ASSERT_NE(bf16, plan.rounding.end());
+  EXPECT_EQ(bf16->config.train.recompute, PerLayer(Recompute::kNone));
+  EXPECT_LT(bf16->time.total(), first.time.total());
+}
+
+TEST(FitPlanTest, ChoicesFitExactlyAndNoLargerMicrobatchDoes) {
+  std::set<std::pair<Recompute, int64_t>> seen;
+  for (const int64_t mebibytes : {110, 180, 300}) {
+    const Config config = gpu_config();
+    const MemoryPlanner planner = planner_of(config, part_of(mebibytes));
+    const FitPlan plan = plan_fit(config, planner);
+    ASSERT_FALSE(plan.choices.empty()) << mebibytes;
+    EXPECT_TRUE(is_sorted(plan.choices));
+    for (const FitChoice& choice : plan.choices) {
+      EXPECT_TRUE(choice.rounds.empty());
+      EXPECT_EQ(choice.reorders_sums, choice.config.train.microbatch_seqs != 4);
+      const MemoryPlan again = planner.plan(choice.config);
+      EXPECT_EQ(choice.memory.device_bytes, again.device_bytes);
+      EXPECT_LE(again.device_bytes, again.device_limit);
+      seen.emplace(choice.config.train.recompute.of(0), choice.config.train.microbatch_seqs);
+      Config larger = choice.config;
+      larger.train.microbatch_seqs *= 2;
+      if (!choice.reorders_sums || larger.train.microbatch_seqs > config.train.batch_seqs) continue;
+      EXPECT_FALSE(fits_memory(planner.plan(larger), larger)) << fit_keys(larger);
+    }
+    // The first is not beaten by any like choice that fits.
+    for (const Recompute level : {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks}) {
+      for (int64_t size = 1; size <= 64; size *= 2) {
+        Config other = config;
+        other.train.recompute = level;
+        other.train.microbatch_seqs = size;
+        if (!fits_memory(planner.plan(other), other)) continue;
+        EXPECT_LE(plan.choices[0].time.total(),
+                  predict_step_time(other, *find_device_rates("h200-141g"), 0).total() + 1e-12)
+            << fit_keys(other);
+      }
+    }
+  }
+  EXPECT_GE(seen.size(), 4u);  // else the sizes above are not what tells choices apart
+}
+
+TEST(FitPlanTest, StateMovesWhereItMakesRoom) {
+  const Config config = gpu_config();
+  const int64_t least = [&] {
+    Config smallest = config;
+    smallest.train.recompute = Recompute::kBlocks;
+    smallest.train.microbatch_seqs = 1;
+    return planner_of(config, part_of(1000)).plan(smallest).device_bytes - kGpuContextBytes;
+  }();
+  const MemoryPlanner planner = planner_of(config, part_of((least >> 20) - 4));
+  const FitPlan plan = plan_fit(config, planner);
+  ASSERT_FALSE(plan.choices.empty());
+  for (const FitChoice& choice : plan.choices) {
+    EXPECT_EQ(choice.config.optim.offload, Offload::kFit);
+    EXPECT_GT(choice.memory.storage[ArenaKind::kHostState], 0);
+    EXPECT_LE(choice.memory.device_bytes, choice.memory.device_limit);
+  }
+}
+
+TEST(FitPlanTest, KeysThatRoundAreApartAndSaidToBe) {
+  const Config config = gpu_config();
+  const FitPlan plan = plan_fit(config, planner_of(config, part_of(180)));
+  ASSERT_FALSE(plan.rounding.empty());
+  EXPECT_TRUE(is_sorted(plan.rounding));
+  std::set<std::vector<std::string>> sets;
+  for (const FitChoice& choice : plan.rounding) {
+    EXPECT_FALSE(choice.rounds.empty());
+    EXPECT_TRUE(sets.insert(choice.rounds).second) << fmt::format("{}", fmt::join(choice.rounds, ", "));
+    EXPECT_NE(config_fingerprint(choice.config), config_fingerprint(config));
+  }
+  for (const FitChoice& choice : plan.choices) {
+    EXPECT_EQ(config_fingerprint(choice.config), config_fingerprint(config));
+  }
+  EXPECT_EQ(sets.size(), 15u);  // moments of both optimizers, gradients, pre-activations
+}
+
+TEST(FitPlanTest, LogicalShardsKeepTheSizeOfMicrobatches) {
+  const Config config = gpu_config({"parallel.logical_shards=16"});
+  for (const FitChoice& choice : plan_fit(config, planner_of(config, part_of(180))).choices) {
+    EXPECT_EQ(choice.config.train.microbatch_seqs, 4);
+    EXPECT_FALSE(choice.reorders_sums);
+  }
+}
+
+TEST(FitPlanTest, WhereNothingFitsItSaysWhatMight) {
+  const Config config = gpu_config();
+  const FitPlan none = plan_fit(config, planner_of(config, part_of(20)));
+  EXPECT_TRUE(none.choices.empty());
+  EXPECT_TRUE(none.rounding.empty());
+  EXPECT_TRUE(contains(nothing_fits(none, config).remedy(), "raise parallel.ranks, or make the model smaller"));
+  FitPlan rounding;
+  rounding.rounding.push_back({.config = config, .memory = {}, .time = {}, .rounds = {"train.gradients = \"bf16\""}});
+  EXPECT_TRUE(contains(nothing_fits(rounding, config).remedy(), "set train.gradients = \"bf16\", which rounds more"));
+}
+
+TEST(FitPlanTest, AnUnknownDeviceIsNotTimed) {
+  const Config config = gpu_config();
+  EXPECT_EQ(plan_fit(config, planner_of(config, part_of(300, "80GiB"))).timed_as, "");
+}
+
+TEST(FitPlanTest, RefusalsSayWhatEachKeyBrings) {
+  const Config config = gpu_config();
+  const MemoryPlanner planner = planner_of(config, part_of(90));
+  const MemoryPlan plan = planner.plan(config);
+  ASSERT_FALSE(fits_memory(plan, config));
+  const std::string remedy =
+      error_of([&] { check_memory(plan, config, [&] { return describe_savings(config, planner); }); }).remedy();
+  const auto saves = [&](const std::string& override, const std::string& text) {
+    const int64_t saved = plan.device_bytes - planner.plan(gpu_config({override})).device_bytes;
+    ASSERT_GT(saved, 0) << override;
+    EXPECT_TRUE(contains(remedy, fmt::format("{} takes {} less", text, human_bytes(saved)))) << remedy;
+  };
+  saves("train.recompute=norms", "train.recompute = \"norms\"");
+  saves("train.recompute=blocks", "train.recompute = \"blocks\"");
+  saves("train.microbatch_seqs=2", "train.microbatch_seqs = 2");
+  saves("train.gradients=bf16", "train.gradients = \"bf16\", which rounds,");
+  saves("precision.saved=fp8", "precision.saved = \"fp8\", which rounds,");
+  EXPECT_TRUE(contains(remedy, "n plan --fit tries them together"));
+}
+
+using FitChoiceTest = TrainerTest;
+
+TEST_F(FitChoiceTest, ARunThatGoesOnKeepsItsChoice) {
+  const auto config = [&](const std::string& limit) {
+    return test::tiny_config(dir_, {"run.name=fitted", "train.steps=2", "train.batch_seqs=64", "data.seq_len=32",
+                                    "train.memory_limit=" + limit});
+  };
+  const Config roomy = choose_fit(config("64 GiB"), /*resume=*/true);  // there is nothing to go on from
+  EXPECT_EQ(roomy.train.recompute, PerLayer(Recompute::kNone));
+  EXPECT_EQ(roomy.train.microbatch_seqs, 64);
+  EXPECT_EQ(roomy.optim.offload, Offload::kNone);
+  Config recorded = roomy;
+  recorded.train.microbatch_seqs = 16;
+  recorded.train.recompute = Recompute::kExperts;
+  train(recorded, {.version = "0.0.0", .commit = "abc"});
+  const Config resumed = choose_fit(config("64 GiB"), /*resume=*/true);
+  EXPECT_EQ(resumed.train.recompute, PerLayer(Recompute::kExperts));
+  EXPECT_EQ(resumed.train.microbatch_seqs, 16);
+  EXPECT_EQ(choose_fit(config("64 GiB"), /*resume=*/false).train.microbatch_seqs, 64);
+}
+
+TEST_F(FitChoiceTest, WhatFitsNowhereIsRefused) {
+  const Config config = test::tiny_config(dir_, {"train.memory_limit=1 KiB"});
+  const Error error = error_of([&] { choose_fit(config, false); });
+  EXPECT_TRUE(contains(error.what(), "no choice of train.recompute, train.microbatch_seqs and optim.offload"));
+}
+
+}  // namespace
+}  // namespace nmoe
