@@ -52,12 +52,16 @@ void read_quantization(Keys& file, HfModel& model) {
                      "take the model's unquantised release");
   }
   keys.only("weight_block_size", block);
+  const std::string scales = keys.text("scale_fmt", "float");
+  if (scales != "float" && scales != "ue8m0") {
+    keys.lacks("scale_fmt", "nmoe knows \"float\" and \"ue8m0\": take the model's unquantised release");
+  }
   // Which activations meet the weights, and which matrices are left alone: the weights' own types say.
   keys.ignore("activation_scheme");
   keys.ignore("modules_to_not_convert");
-  keys.ignore("scale_fmt");
   keys.finish();
   model.fp8 = true;
+  model.scales = scales == "ue8m0" ? HfScales::kPowersOfTwo : HfScales::kNumbers;
 }
 
 void read_ids(Keys& keys, HfModel& model) {

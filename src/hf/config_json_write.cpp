@@ -107,6 +107,7 @@ Json canonical_json(const HfModel& model) {
                                    {"fmt", "e4m3"},
                                    {"activation_scheme", "dynamic"},
                                    {"weight_block_size", {kHfFp8Block, kHfFp8Block}}};
+    if (model.scales == HfScales::kPowersOfTwo) json["quantization_config"]["scale_fmt"] = "ue8m0";
   }
   return json;
 }

@@ -440,7 +440,7 @@ ExportReport export_model(const ExportOptions& options) {
   ThreadPool pool(options.num_threads);
   tensors = interruptible(std::move(tensors), stop);
   if (options.keep_format) {
-    KeptFormat kept = in_kept_format(std::move(tensors), *source.carried_tensors, pool);
+    KeptFormat kept = in_kept_format(std::move(tensors), *source.carried_tensors, source.model.scales, pool);
     tensors = std::move(kept.tensors);
     report.num_unchanged = kept.num_unchanged;
     report.num_changed = kept.num_changed;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "hf/hf_model.h"
 #include "hf/weights.h"
 #include "tensor/convert.h"
 #include "tensor/low_precision.h"
@@ -22,6 +21,11 @@ uint8_t code_of(float value, float scale) {
   const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
   if (std::isnan(value)) return sign | 0x7F;
   return scale == 0.0F || !std::isfinite(scale) ? sign : float_to_e4m3(value / scale);
+}
+
+// The least power of two of E8M0 that is not below `scale`, and is not 0 as `dtype`: all but F16 have each of them.
+float power_of_two_from(float scale, DType dtype) {
+  return e8m0_to_float(float_to_e8m0(dtype == DType::kF16 ? std::max(scale, 0x1p-24F) : scale));
 }
 
 // A matrix [R, C] and the scales [ceil(R / 128), ceil(C / 128)] of its blocks.
@@ -57,7 +61,7 @@ class Fp8Matrix {
     return true;
   }
 
-  void make_scales() {
+  void make_scales(HfScales kind) {
     std::vector<float> row(static_cast<size_t>(columns()));
     std::ranges::fill(scales_, 0.0F);
     for (int64_t i = 0; i < rows(); ++i) {
@@ -68,7 +72,10 @@ class Fp8Matrix {
       }
     }
     std::vector<std::byte> stored(scales_.size() * dtype_bytes(scales_dtype_));
-    for (float& scale : scales_) scale /= kE4M3Max;
+    for (float& scale : scales_) {
+      scale /= kE4M3Max;
+      if (kind == HfScales::kPowersOfTwo) scale = power_of_two_from(scale, scales_dtype_);
+    }
     narrow(scales_.data(), scales_dtype_, stored.data(), scales_.size());
     widen(scales_dtype_, stored.data(), scales_.data(), scales_.size());
   }
@@ -130,18 +137,19 @@ class Fp8Matrix {
 
 }  // namespace
 
-KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, ThreadPool& pool) {
+KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, HfScales scales,
+                          ThreadPool& pool) {
   std::vector<std::shared_ptr<Fp8Matrix>> matrices(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto* const scales = carried.find(scales_name(tensors[i].name));
-    if (scales != nullptr) matrices[i] = std::make_shared<Fp8Matrix>(tensors[i], carried, *scales);
+    const auto* const entry = carried.find(scales_name(tensors[i].name));
+    if (entry != nullptr) matrices[i] = std::make_shared<Fp8Matrix>(tensors[i], carried, *entry);
   }
   std::vector<char> unchanged(tensors.size());  // not bool: threads write neighbours
   pool.parallel_for(std::ssize(tensors), [&](int64_t i, int) {
     const auto at = static_cast<size_t>(i);
     if (!matrices[at]) return;
     unchanged[at] = matrices[at]->is_unchanged() ? 1 : 0;
-    if (unchanged[at] == 0) matrices[at]->make_scales();
+    if (unchanged[at] == 0) matrices[at]->make_scales(scales);
   });
   KeptFormat kept;
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -10,6 +10,7 @@
 
 #include "base/thread_pool.h"
 #include "checkpoint/safetensors.h"
+#include "hf/hf_model.h"
 
 namespace nmoe {
 
@@ -21,9 +22,11 @@ struct KeptFormat {
 
 // `tensors` with those quantised that have scales, NAME_scale_inv, in `carried`. A tensor all of whose elements are
 // meanings of codes under its scales becomes these codes and scales; any other is quantised anew: a block's scale is
-// its largest magnitude / 448 in the dtype of the source's scales, its codes are value / scale, to nearest, ties to
-// even. (Codes of a block whose scale is 0 mean nothing, and become 0.) Reads all of these tensors; sources and
-// `carried` must outlive the result. Error (runtime) when scales are not of a tensor's shape.
-KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, ThreadPool& pool);
+// its largest magnitude / 448 in the dtype of the source's scales, or the least power of two of E8M0 and that dtype
+// that is not below it, if `scales` must be such; its codes are value / scale, to nearest, ties to even. (Codes of a
+// block whose scale is 0 mean nothing, and become 0.) Reads all of these tensors; sources and `carried` must outlive
+// the result. Error (runtime) when scales are not of a tensor's shape.
+KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, HfScales scales,
+                          ThreadPool& pool);
 
 }  // namespace nmoe

@@ -115,6 +115,7 @@ void expect_same(const HfModel& a, const HfModel& b) {
   EXPECT_EQ(a.num_nextn_predict_layers, b.num_nextn_predict_layers);
   EXPECT_EQ(a.dtype, b.dtype);
   EXPECT_EQ(a.fp8, b.fp8);
+  EXPECT_EQ(a.scales, b.scales);
   EXPECT_EQ(a.bos_id, b.bos_id);
   EXPECT_EQ(a.eos_ids, b.eos_ids);
 }
@@ -161,6 +162,15 @@ TEST(ConfigJson, ReadsDeepseekV3) {
   EXPECT_EQ(config.moe.top_groups, 4);
   EXPECT_TRUE(config.moe.normalise_weights);
   EXPECT_EQ(config.moe.routed_scale, 2.5);
+
+  // DeepSeek-V3.1's scales, and transformers' name of other ones.
+  EXPECT_EQ(model.scales, HfScales::kNumbers);
+  Json scaled = deepseek_v3();
+  scaled["quantization_config"]["scale_fmt"] = "ue8m0";
+  EXPECT_EQ(read(scaled).scales, HfScales::kPowersOfTwo);
+  expect_same(read(Json::parse(to_config_json(read(scaled), ""))), read(scaled));
+  scaled["quantization_config"]["scale_fmt"] = "float";
+  EXPECT_EQ(read(scaled).scales, HfScales::kNumbers);
 }
 
 TEST(ConfigJson, ReadsDeepseekV2) {
@@ -466,6 +476,8 @@ INSTANTIATE_TEST_SUITE_P(
                             "quantization_config.weight_block_size = [64,64]"},
                     Refusal{deepseek_v3, R"({"quantization_config": {"weight_block_size": null}})",
                             "quantization_config.weight_block_size: is missing"},
+                    Refusal{deepseek_v3, R"({"quantization_config": {"scale_fmt": "e5m3"}})",
+                            "quantization_config.scale_fmt = \"e5m3\""},
                     Refusal{deepseek_v3, R"({"quantization_config": {"bits": 4}})", "quantization_config.bits = 4"}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -43,12 +43,12 @@ class KeptFormatTest : public test::TempDirTest {
     file_.write(dir_ / "model.safetensors");
   }
   // The meanings as BF16, and what becomes of them.
-  KeptFormat kept(std::vector<std::byte>& values, const SafetensorsFile& file) {
+  KeptFormat kept(std::vector<std::byte>& values, const SafetensorsFile& file, HfScales scales = HfScales::kNumbers) {
     ThreadPool pool(2);
     const TensorSource source = {"w", DType::kBF16, {kRows, kColumns}, [&](size_t begin, std::span<std::byte> out) {
                                    return std::span<const std::byte>(values).subspan(begin, out.size());
                                  }};
-    return in_kept_format({source}, file, pool);
+    return in_kept_format({source}, file, scales, pool);
   }
   std::vector<std::byte> meanings() {
     const HfWeights weights(dir_);
@@ -114,6 +114,38 @@ TEST_F(KeptFormatTest, AChangedTensorIsQuantisedAnew) {
   EXPECT_TRUE(std::equal(part.begin(), part.end(), bytes.begin() + 12345));
 }
 
+// Of all sizes, in each dtype: the largest magnitude is within the codes, and would not be under half the scale. Blocks
+// of zeros have a power of two too.
+TEST_F(KeptFormatTest, ScalesThatArePowersOfTwoStayThat) {
+  set_scales(DType::kF32, {1.0f, 1.0f, 1.0f, 1.0f});
+  const std::vector<float> largest = {448.0f * 0.25f, 450.0f, 3.3e-4f, 0.0f};  // exactly a power of two, just above
+  const std::vector<float> wanted = {0.25f, 2.0f, 0x1p-20f};
+  std::vector<std::byte> values(kRows * kColumns * 2);
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    const auto block = static_cast<size_t>(i / kColumns / 128 * 2 + i % kColumns / 128);
+    const uint16_t bits = float_to_bf16(i % 3 == 0 ? -largest[block] : largest[block] / 3);
+    std::memcpy(values.data() + 2 * i, &bits, sizeof(bits));
+  }
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    set_scales(dtype, {1.0f, 1.0f, 1.0f, 1.0f});
+    const SafetensorsFile file(dir_ / "model.safetensors");
+    const KeptFormat kept = this->kept(values, file, HfScales::kPowersOfTwo);
+    ASSERT_EQ(kept.num_changed, 1);
+    const auto codes = bytes_of(kept.tensors[0]), stored = bytes_of(kept.tensors[1]);
+    std::vector<float> scales(4);
+    widen(dtype, stored.data(), scales.data(), scales.size());
+    for (size_t block = 0; block < wanted.size(); ++block) EXPECT_EQ(scales[block], wanted[block]) << dtype_name(dtype);
+    EXPECT_EQ(scales[3], dtype == DType::kF16 ? 0x1p-24f : 0x1p-127f);
+    for (int64_t i = 0; i < kRows * kColumns; ++i) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, values.data() + 2 * i, sizeof(bits));
+      const float scale = scales[static_cast<size_t>(i / kColumns / 128 * 2 + i % kColumns / 128)];
+      const float meaning = fp8_meaning(static_cast<uint8_t>(codes[static_cast<size_t>(i)]), scale);
+      ASSERT_LE(std::abs(meaning - bf16_to_float(bits)), std::abs(bf16_to_float(bits)) * (1.0f / 16)) << i;
+    }
+  }
+}
+
 class KeepFormat : public test::TempDirTest {
  protected:
   ExportReport exported(const fs::path& checkpoint, const char* out, std::optional<DType> dtype = {}) {
@@ -160,11 +192,21 @@ TEST_F(KeepFormat, AnUntrainedExportIsTheSource) {
   EXPECT_GT(num_seen, 0);
 }
 
-// Layers that are carried, too. Of what was trained, the rest is still the source's bytes.
-TEST_F(KeepFormat, OnlyWhatChangedIsQuantisedAnew) {
+struct ScalesCase {
+  const char* scale_fmt;
+  float scale;
+};
+class KeepFormatOf : public KeepFormat, public testing::WithParamInterface<ScalesCase> {};
+
+// Layers that are carried, too. Of what was trained, the rest is still the source's bytes. Scales are what config.json
+// says that they are.
+TEST_P(KeepFormatOf, OnlyWhatChangedIsQuantisedAnew) {
   HfFolder folder;
-  folder.config["quantization_config"] = {
-      {"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
+  folder.config["quantization_config"] = {{"quant_method", "fp8"},
+                                          {"fmt", "e4m3"},
+                                          {"activation_scheme", "dynamic"},
+                                          {"weight_block_size", {128, 128}},
+                                          {"scale_fmt", GetParam().scale_fmt}};
   for (const std::string name :
        {"model.layers.1.mlp.experts.2.up_proj.weight", "model.layers.0.self_attn.o_proj.weight",
         "model.layers.2.mlp.experts.0.down_proj.weight"}) {
@@ -174,7 +216,7 @@ TEST_F(KeepFormat, OnlyWhatChangedIsQuantisedAnew) {
     auto* codes = static_cast<uint8_t*>(folder.weights.at(name).raw());
     for (int64_t i = 0; i < shape.num_elements(); ++i) codes[i] = codes[i] == 0x7f ? 0 : codes[i];
     folder.weights.add(name + "_scale_inv", DType::kF32, {1, 1});
-    *folder.weights.at(name + "_scale_inv").data<float>() = 0.003f;
+    *folder.weights.at(name + "_scale_inv").data<float>() = GetParam().scale;
   }
   folder.write(dir_ / "hf");
   const ImportReport in = import_model({.source = dir_ / "hf", .out = dir_ / "checkpoint", .num_threads = 1});
@@ -208,7 +250,19 @@ TEST_F(KeepFormat, OnlyWhatChangedIsQuantisedAnew) {
     EXPECT_EQ(after.at(name) == what, !contains(name, "model.layers.1.mlp.experts.2.") || contains(name, "down_proj"))
         << name;
   }
+  const auto config = nlohmann::json::parse(read_file(dir_ / "again/config.json"));
+  EXPECT_EQ(config.at("quantization_config"), nlohmann::json(folder.config.at("quantization_config")));
+  const SafetensorsFile file(dir_ / "again/model.safetensors");
+  float scale = 0;
+  std::memcpy(&scale, file.bytes(*file.find("model.layers.1.mlp.experts.2.up_proj.weight_scale_inv")).data(), 4);
+  EXPECT_NE(scale, GetParam().scale);
+  int exponent = 0;
+  EXPECT_EQ(std::frexp(scale, &exponent) == 0.5f, GetParam().scale_fmt == std::string_view("ue8m0")) << scale;
 }
+
+INSTANTIATE_TEST_SUITE_P(ScaleFmt, KeepFormatOf,
+                         testing::Values(ScalesCase{"float", 0.003f}, ScalesCase{"ue8m0", 0x1p-8f}),
+                         [](const auto& test) { return test.param.scale_fmt; });
 
 TEST_F(KeepFormat, NeedsAFormat) {
   HfFolder().write(dir_ / "hf");

@@ -7,10 +7,10 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/master_weight.cuh"
+#include "ops/cuda/primitives/random_rounding.cuh"
 #include "ops/cuda/primitives/tensor_table.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/moment_rounding.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -41,31 +41,24 @@ struct Task {
   const int32_t* matrices;  // null: there is one, whose first element is number `first` of the whole tensor
   int64_t first;
   unsigned matrix_blocks = 0;
+
+  __device__ RandomBits bits(int64_t index) const {
+    return {.key = static_cast<uint64_t>(*key), .stream = stream, .index = index};
+  }
 };
 
 // Rounds m and v, of elements `index` on of the whole tensor, at random.
 __device__ void store_rounded(const Task<Bf16Moments>& task, int64_t i, int64_t index, const float (&m)[1],
                               const float (&v)[1]) {
-  const random::Words words = moments::rounding_words(static_cast<uint64_t>(*task.key), task.stream, index / 8);
-  const uint32_t random = moments::first_bits(words, static_cast<int>(index % 8));
-  const auto bf16 = [](uint32_t bits) { return __ushort_as_bfloat16(static_cast<uint16_t>(bits >> 16)); };
-  task.m[i] = bf16(moments::to_bf16(m[0], random));
-  task.v[i] = bf16(moments::to_bf16(v[0], moments::second_bits(random)));
+  const uint32_t random = moments::first_bits(task.bits(index).words(), static_cast<int>(index % 8));
+  task.m[i] = round_at_random(m[0], random);
+  task.v[i] = round_at_random(v[0], moments::second_bits(random));
 }
 __device__ void store_rounded(const Task<Bf16Moments>& task, int64_t i, int64_t index, const float (&m)[8],
                               const float (&v)[8]) {
-  const random::Words words = moments::rounding_words(static_cast<uint64_t>(*task.key), task.stream, index / 8);
-  constexpr unsigned kUpperHalves = 0x7632;
-  uint32_t first[4], second[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t low = moments::first_bits(words, 2 * j), high = moments::first_bits(words, 2 * j + 1);
-    first[j] = __byte_perm(moments::to_bf16(m[2 * j], low), moments::to_bf16(m[2 * j + 1], high), kUpperHalves);
-    second[j] = __byte_perm(moments::to_bf16(v[2 * j], moments::second_bits(low)),
-                            moments::to_bf16(v[2 * j + 1], moments::second_bits(high)), kUpperHalves);
-  }
-  *reinterpret_cast<uint4*>(task.m + i) = make_uint4(first[0], first[1], first[2], first[3]);
-  *reinterpret_cast<uint4*>(task.v + i) = make_uint4(second[0], second[1], second[2], second[3]);
+  const random::Words words = task.bits(index).words();
+  *reinterpret_cast<uint4*>(task.m + i) = pack8_at_random(m, words);
+  *reinterpret_cast<uint4*>(task.v + i) = pack8_at_random</*kSecond=*/true>(v, words);
 }
 
 template <class Weights, class Moments>

@@ -2,10 +2,9 @@
 // read, 2 written. A thread has eight elements, which are one group of random bits where an expert's size is a multiple
 // of eight; other sizes take the bits of each element by itself.
 #include "ops/cuda/operations.h"
-#include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/random_rounding.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/moment_rounding.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -42,27 +41,10 @@ __global__ void __launch_bounds__(kThreads) add_gradient_kernel(Sums p) {
     store8(sum, i, p.size, p.vector, value);
     return;
   }
-  const auto key = static_cast<uint64_t>(*p.key);
-  const int64_t index = (p.matrices == nullptr ? expert : p.matrices[expert]) * p.size + i;
-  if (p.vector) {
-    const random::Words words = moments::rounding_words(key, p.stream, index / kValues);
-    constexpr unsigned kUpperHalves = 0x7632;
-    uint32_t pairs[kValues / 2];
-#pragma unroll
-    for (int j = 0; j < kValues / 2; ++j) {
-      pairs[j] = __byte_perm(moments::to_bf16(value[2 * j], moments::first_bits(words, 2 * j)),
-                             moments::to_bf16(value[2 * j + 1], moments::first_bits(words, 2 * j + 1)), kUpperHalves);
-    }
-    __stwb(reinterpret_cast<uint4*>(sum + i), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kValues; ++j) {
-    if (i + j >= p.size) return;
-    const random::Words words = moments::rounding_words(key, p.stream, (index + j) / kValues);
-    const uint32_t random = moments::first_bits(words, static_cast<int>((index + j) % kValues));
-    sum[i + j] = __ushort_as_bfloat16(static_cast<uint16_t>(moments::to_bf16(value[j], random) >> 16));
-  }
+  const RandomBits bits{.key = static_cast<uint64_t>(*p.key),
+                        .stream = p.stream,
+                        .index = (p.matrices == nullptr ? expert : p.matrices[expert]) * p.size + i};
+  store8_at_random(sum, i, p.size, p.vector, bits, value);
 }
 
 }  // namespace

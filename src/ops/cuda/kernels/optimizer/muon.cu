@@ -12,11 +12,11 @@
 
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/master_weight.cuh"
+#include "ops/cuda/primitives/random_rounding.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/vendor/cublaslt.h"
-#include "ops/moment_rounding.h"
 
 namespace nmoe::cuda {
 namespace {
@@ -87,33 +87,10 @@ struct RoundedMomentum {
     const int64_t at = (begin + matrix) * size;
     return matrices == nullptr ? first + at : matrices[at / matrix_size] * matrix_size + at % matrix_size;
   }
+  __device__ RandomBits bits(int64_t index) const {
+    return {.key = static_cast<uint64_t>(*key), .stream = stream, .index = index};
+  }
 };
-
-// Rounds elements [i, i + 8) of a matrix at random, of which the first is number `index` of the whole tensor.
-__device__ void store_momentum(const RoundedMomentum& momentum, __nv_bfloat16* matrix, int64_t i, int64_t size,
-                               int64_t index, bool vector, const float (&m)[8]) {
-  const auto words_of = [&](int64_t element) {
-    return moments::rounding_words(static_cast<uint64_t>(*momentum.key), momentum.stream, element / 8);
-  };
-  if (vector) {
-    const random::Words words = words_of(index);
-    constexpr unsigned kUpperHalves = 0x7632;
-    uint32_t pairs[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      pairs[j] = __byte_perm(moments::to_bf16(m[2 * j], moments::first_bits(words, 2 * j)),
-                             moments::to_bf16(m[2 * j + 1], moments::first_bits(words, 2 * j + 1)), kUpperHalves);
-    }
-    __stwb(reinterpret_cast<uint4*>(matrix + i), make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (i + j >= size) return;
-    const uint32_t random = moments::first_bits(words_of(index + j), static_cast<int>((index + j) % 8));
-    matrix[i + j] = __ushort_as_bfloat16(static_cast<uint16_t>(moments::to_bf16(m[j], random) >> 16));
-  }
-}
 
 // As nesterov_kernel, of a momentum in BF16, fused as the CPU's. A thread has eight elements at a time. `vector`: they
 // are the eight of one group of random bits, and their memory is aligned.
@@ -138,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
       direction[j] = fmaf(beta, m[j], g[j]);
       squares = fmaf(direction[j], direction[j], squares);
     }
-    store_momentum(momentum, matrix, i, size, first + i, vector, m);
+    store8_at_random(matrix, i, size, vector, momentum.bits(first + i), m);
     store8(x + slice.offset, i, size, vector, direction);
   }
   squares = block_sum(squares);
