@@ -475,8 +475,7 @@ void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) 
   f.key("microbatch_seqs", train.microbatch_seqs, kSize,
         "sequences per forward and backward pass; unless set, up to 16")
       .not_in_fingerprint();
-  f.key("recompute", train.recompute, kRecomputes, "redone in backward", "3 x norms, 24 x blocks")
-      .not_in_fingerprint();
+  f.key("recompute", train.recompute, kRecomputes, "redone in backward", "3 x norms, 24 x blocks").not_in_fingerprint();
   f.key("gradients", train.gradients, kGradientFormats, "format of experts' gradients; bf16: rounded stochastically")
       .needs(model.moe.num_experts > 0, "model.moe.num_experts > 0")
       .leave_out_if(train.gradients == GradientFormat::kFp32);
