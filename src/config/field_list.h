@@ -13,9 +13,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "config/field.h"
 #include "config/names.h"
 #include "config/per_layer.h"
-#include "config/schema.h"
 
 namespace nmoe {
 
