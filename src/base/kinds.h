@@ -3,7 +3,9 @@
 
 namespace nmoe {
 
-enum class Activation { kSwiGlu, kReluSquared };
+enum class Activation { kSwiGlu, kReluSquared, kClampedSwiGlu };
+// How many pre-activations a hidden unit has: a gate and what it gates, or one.
+constexpr int activation_parts(Activation kind) { return kind == Activation::kReluSquared ? 1 : 2; }
 
 enum class ScoreFunction { kSigmoid, kSoftmax };
 

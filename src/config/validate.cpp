@@ -162,6 +162,19 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
                 "lower one of them, or remove run.precision");
 }
 
+// What experts with biases do not have yet.
+void check_biases(Rules& rules, const Config& config) {
+  if (!config.model.moe.biases) return;
+  const PrecisionConfig& precision = config.precision;
+  const bool rounds = precision.experts == PartPrecision::kRun ? is_low(config.run.precision)
+                                                               : precision.experts != PartPrecision::kDevice;
+  rules.require(!rounds, {"model.moe.biases", "run.precision"},
+                "biases are not added to experts' products of rounded operands yet",
+                "set precision.experts = \"device\"");
+  rules.require(config.parallel.ranks == 1, {"model.moe.biases", "parallel.ranks"},
+                "experts with biases are not shared by ranks yet", "set parallel.ranks = 1");
+}
+
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
   rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
                 {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
@@ -210,6 +223,7 @@ std::vector<Issue> find_issues(const Config& config) {
     check_attention(rules, config.model, layers);
     check_moe(rules, config.model, layers);
     check_precision(rules, config, layers.size());
+    check_biases(rules, config);
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);

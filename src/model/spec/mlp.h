@@ -10,7 +10,7 @@ namespace nmoe {
 
 // W, the output width of the first layer for `hidden` hidden units.
 inline int64_t pre_activation_width(Activation activation, int64_t hidden) {
-  return activation == Activation::kSwiGlu ? 2 * hidden : hidden;
+  return activation_parts(activation) * hidden;
 }
 
 // The first layer's weight [W, width]: of one matrix, or of two, gate and up.

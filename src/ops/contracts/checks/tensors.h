@@ -17,9 +17,6 @@ inline bool is(const Tensor& x, DType dtype, const Shape& shape) { return x.dtyp
 inline bool is_one(const Tensor& x, DType dtype) { return x.dtype() == dtype && x.defined() && x.num_elements() == 1; }
 inline bool is_one_if_defined(const Tensor& x, DType dtype) { return !x.defined() || is_one(x, dtype); }
 
-// How wide pre-activations are for each hidden unit.
-constexpr int64_t activation_parts(Activation kind) { return kind == Activation::kSwiGlu ? 2 : 1; }
-
 // Of rows [N, C], where there are codes.
 void check_codes(const RowCodes& codes, const Shape& rows);
 // Of the columns of rows [R, C] in groups, where there are codes.

@@ -76,7 +76,7 @@ struct GroupedActivationForwardPlan {
   Tensor h = {};       // [R, F] act: what columns' codes are made of, or undefined
 };
 inline bool fuses_activation(GroupedEngine engine, const GroupedActivationForward& args) {
-  if (args.kind != Activation::kSwiGlu || !args.row_weight.defined()) return false;
+  if (args.kind != Activation::kSwiGlu || !args.row_weight.defined() || args.bias.defined()) return false;
   const int64_t hidden = args.w.dim(1) / 2;
   if (engine == GroupedEngine::kCodes) return hidden % block_size(OperandFormat::kFp8) == 0;
   return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && hidden % 8 == 0;
