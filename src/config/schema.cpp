@@ -459,7 +459,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   } else if (has_experts) {
     dense_dim.needs(model.num_dense_layers > 0, "model.num_dense_layers > 0");
   }
-  f.key("activation", model.activation, kActivations, "activation function of MLPs");
+  f.key("activation", model.activation, kActivations, "of MLPs");
   f.key("attention", model.attention, kMixerNames, "multi-head latent or grouped-query attention")
       .needs(layers.by_keys(), kNoPattern);
   f.key("window", model.window, kSizeOrNone, "sliding window of local layers, in tokens; 0: all layers are global")

@@ -14,6 +14,13 @@ namespace nmoe {
 // Weights of an fp8 model are float8 e4m3 with one scale for each block of so many rows and columns.
 constexpr int64_t kHfFp8Block = 128;
 
+// What matrices are in files.
+enum class HfFormat {
+  kPlain,
+  kFp8,    // in blocks of kHfFp8Block
+  kMxFp4,  // experts, in blocks of 32 (hf/weights.h)
+};
+
 struct HfModel {
   ModelType type = ModelType::kDeepseekV3;
   // vocab_size and max_positions are never 0. What config.json does not say (init, loss coefficients, bias_rate of
@@ -21,7 +28,7 @@ struct HfModel {
   ModelConfig config;
   int64_t num_nextn_predict_layers = 0;  // modules that predict further tokens, kept as layers behind the last
   std::string dtype;                     // of the weights: "bfloat16", "float16", "float32"; empty: not said
-  bool fp8 = false;                      // matrices are kept in blocks of kHfFp8Block
+  HfFormat format = HfFormat::kPlain;
   std::optional<int64_t> bos_id;
   std::vector<int64_t> eos_ids;
 };

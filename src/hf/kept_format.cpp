@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "hf/hf_model.h"
+#include "hf/kept_matrix.h"
 #include "hf/weights.h"
 #include "tensor/convert.h"
 #include "tensor/low_precision.h"
@@ -25,7 +26,7 @@ uint8_t code_of(float value, float scale) {
 }
 
 // A matrix [R, C] and the scales [ceil(R / 128), ceil(C / 128)] of its blocks.
-class Fp8Matrix {
+class Fp8Matrix final : public KeptMatrix {
  public:
   Fp8Matrix(TensorSource values, const SafetensorsFile& file, const SafetensorsFile::Entry& scales)
       : values_(std::move(values)),
@@ -43,7 +44,7 @@ class Fp8Matrix {
     widen(scales.dtype, file.bytes(scales).data(), scales_.data(), scales_.size());
   }
 
-  bool is_unchanged() const {
+  bool is_unchanged() const override {
     std::vector<float> row(static_cast<size_t>(columns()));
     for (int64_t i = 0; i < rows(); ++i) {
       read(i, 0, row);
@@ -57,7 +58,7 @@ class Fp8Matrix {
     return true;
   }
 
-  void make_scales() {
+  void make_scales() override {
     std::vector<float> row(static_cast<size_t>(columns()));
     std::ranges::fill(scales_, 0.0F);
     for (int64_t i = 0; i < rows(); ++i) {
@@ -89,20 +90,18 @@ class Fp8Matrix {
     }
   }
 
-  static TensorSource codes_source(const std::shared_ptr<const Fp8Matrix>& matrix) {
-    const auto read = [matrix](size_t begin, std::span<std::byte> out) {
-      matrix->codes(static_cast<int64_t>(begin), out);
+  std::array<TensorSource, 2> sources(const std::shared_ptr<const KeptMatrix>& self) const override {
+    const auto read_codes = [this, self](size_t begin, std::span<std::byte> out) {
+      codes(static_cast<int64_t>(begin), out);
       return std::span<const std::byte>(out);
     };
-    return {matrix->values_.name, DType::kF8E4M3, matrix->values_.shape, read, matrix->values_.check};
-  }
-  static TensorSource scales_source(const std::shared_ptr<const Fp8Matrix>& matrix) {
-    const auto read = [matrix](size_t begin, std::span<std::byte> out) {
-      const size_t size = dtype_bytes(matrix->scales_dtype_);
-      narrow(matrix->scales_.data() + begin / size, matrix->scales_dtype_, out.data(), out.size() / size);
+    const auto read_scales = [this, self](size_t begin, std::span<std::byte> out) {
+      const size_t size = dtype_bytes(scales_dtype_);
+      narrow(scales_.data() + begin / size, scales_dtype_, out.data(), out.size() / size);
       return std::span<const std::byte>(out);
     };
-    return {matrix->scales_name_, matrix->scales_dtype_, matrix->scales_shape_, read};
+    return {TensorSource{values_.name, DType::kF8E4M3, values_.shape, read_codes, values_.check},
+            TensorSource{scales_name_, scales_dtype_, scales_shape_, read_scales}};
   }
 
  private:
@@ -131,10 +130,12 @@ class Fp8Matrix {
 }  // namespace
 
 KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, ThreadPool& pool) {
-  std::vector<std::shared_ptr<Fp8Matrix>> matrices(tensors.size());
+  std::vector<std::shared_ptr<KeptMatrix>> matrices(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto* const scales = carried.find(scales_name(tensors[i].name));
+    const auto* const block_scales = carried.find(block_scales_name(tensors[i].name));
     if (scales != nullptr) matrices[i] = std::make_shared<Fp8Matrix>(tensors[i], carried, *scales);
+    if (block_scales != nullptr) matrices[i] = kept_mxfp4(tensors[i], carried, *block_scales);
   }
   std::vector<char> unchanged(tensors.size());  // not bool: threads write neighbours
   pool.parallel_for(std::ssize(tensors), [&](int64_t i, int) {
@@ -150,8 +151,7 @@ KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFi
       continue;
     }
     ++(unchanged[i] != 0 ? kept.num_unchanged : kept.num_changed);
-    kept.tensors.push_back(Fp8Matrix::codes_source(matrices[i]));
-    kept.tensors.push_back(Fp8Matrix::scales_source(matrices[i]));
+    for (TensorSource& source : matrices[i]->sources(matrices[i])) kept.tensors.push_back(std::move(source));
   }
   return kept;
 }

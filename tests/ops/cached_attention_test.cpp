@@ -268,8 +268,9 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
 TEST(CachedAttentionBits, AreThoseOfTraining) {
   constexpr int64_t kHeads = 4, kGroups = 2, kKey = 12, kValue = 10, kSeqLen = 700;
   const std::vector<double> bounds = {0, 1, 83, 83, 513, 700};
-  for (const int64_t window : {0, 90}) {
+  for (const auto& [window, has_sinks] : {std::pair<int64_t, bool>(0, false), {90, false}, {0, true}, {90, true}}) {
     TensorPool pool(DType::kF32);
+    const Tensor sinks = has_sinks ? pool.normal({kHeads}, 2.0) : Tensor();
     const Tensor q = pool.normal({kSeqLen, kHeads, kKey}), k = pool.normal({kSeqLen, kGroups, kKey}),
                  v = pool.normal({kSeqLen, kGroups, kValue}), out = pool.full({kSeqLen, kHeads, kValue}, NAN);
     const auto device = cpu_device(DType::kF32, 2);
@@ -280,7 +281,8 @@ TEST(CachedAttentionBits, AreThoseOfTraining) {
          .k = k,
          .v = v,
          .out = out,
-         .lse = pool.zeros({1, kHeads, kSeqLen})});
+         .lse = pool.zeros({1, kHeads, kSeqLen}),
+         .sinks = sinks});
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(83, 513), std::pair<int64_t, int64_t>(513, 700)}) {
       const int64_t size = end - begin;
       std::vector<double> positions;
@@ -297,7 +299,8 @@ TEST(CachedAttentionBits, AreThoseOfTraining) {
            .keys = in_pages(pool, k.rows(begin, end).reshape({1, size, kGroups * kKey}), pages),
            .values = in_pages(pool, v.rows(begin, end).reshape({1, size, kGroups * kValue}), pages),
            .num_kv_heads = kGroups,
-           .out = cached});
+           .out = cached,
+           .sinks = sinks});
       EXPECT_TRUE(same_bits(cached, out.rows(begin, end))) << "window " << window << ", document at " << begin;
     }
   }
