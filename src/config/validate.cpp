@@ -165,12 +165,9 @@ void check_precision(Rules& rules, const Config& config, size_t num_layers) {
 // What experts with biases do not have yet.
 void check_biases(Rules& rules, const Config& config) {
   if (!config.model.moe.biases) return;
-  const PrecisionConfig& precision = config.precision;
-  const bool rounds = precision.experts == PartPrecision::kRun ? is_low(config.run.precision)
-                                                               : precision.experts != PartPrecision::kDevice;
-  rules.require(!rounds, {"model.moe.biases", "run.precision"},
-                "biases are not added to experts' products of rounded operands yet",
-                "set precision.experts = \"device\"");
+  rules.require(!config.precision.fp8_weight_gradients, {"model.moe.biases", "precision.fp8_weight_gradients"},
+                "the gradients of biases need those of pre-activations as values",
+                "remove precision.fp8_weight_gradients");
   rules.require(config.parallel.ranks == 1, {"model.moe.biases", "parallel.ranks"},
                 "experts with biases are not shared by ranks yet", "set parallel.ranks = 1");
 }

@@ -88,7 +88,7 @@ struct AttentionForward {
 constexpr int64_t kSinkChunkRows = 256;
 // dsinks[h] -= the sum over rows of exp(sinks[h] - lse) (dout . out). Its order, on every device: the rows of a head,
 // by sequence and position, are cut into chunks of kSinkChunkRows; a chunk's are added one after the other, from 0 on,
-// in stat; then the chunks' sums are.
+// then the chunks' sums are. All of it in F64: terms are of either sign.
 struct AttentionBackward {
   AttentionShape shape;
   Tensor q, k, v, out, lse;  // as in forward

@@ -106,7 +106,7 @@ struct OperandRows {
 };
 
 // What is added to the rows of an expert's product: its row of `values`, times row_weight if that is defined. The sum
-// of a product is rounded before, and once more after it. Never with rounded operands.
+// of a product is rounded before, and once more after it.
 struct ExpertBias {
   Tensor values;           // [E, out] stat; undefined: none
   Tensor row_weight = {};  // [R] stat; undefined: 1

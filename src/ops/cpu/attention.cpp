@@ -316,25 +316,27 @@ void sinks_backward(Context& ctx, const AttentionBackward& args) {
   const int64_t H = args.q.dim(1), S = args.shape.seq_len, Dv = args.v.dim(2), num_rows = args.q.dim(0);
   const int64_t num_chunks = ceil_div(num_rows, kSinkChunkRows);
   ArenaScope scope(ctx.scratch);
-  const Tensor partials = scope.allocate(DTypeOf<Real>::value, {num_chunks, H});
+  const Tensor partials = scope.allocate(DType::kF64, {num_chunks, H});
   if (ctx.counting()) return;
   const Real* const lse = args.lse.data<Real>();
   const Real* const sinks = args.sinks.data<Real>();
   ctx.pool.parallel_for(num_chunks * H, [&](int64_t task, int) {
     const int64_t chunk = task / H, head = task % H;
-    Real sum = 0;
+    double sum = 0;
     for (int64_t t = chunk * kSinkChunkRows; t < std::min((chunk + 1) * kSinkChunkRows, num_rows); ++t) {
       const int64_t seq = t / S, position = t % S;
-      const Real delta = dot(head_of<Real>(args.dout, S, seq, head).row(position),
-                             head_of<Real>(args.out, S, seq, head).row(position), Dv);
-      sum += std::exp(sinks[head] - lse[(seq * H + head) * S + position]) * delta;
+      const Real* const dout = head_of<Real>(args.dout, S, seq, head).row(position);
+      const Real* const out = head_of<Real>(args.out, S, seq, head).row(position);
+      double delta = 0;
+      for (int64_t d = 0; d < Dv; ++d) delta += static_cast<double>(dout[d]) * static_cast<double>(out[d]);
+      sum += static_cast<double>(std::exp(sinks[head] - lse[(seq * H + head) * S + position])) * delta;
     }
-    partials.data<Real>()[task] = sum;
+    partials.data<double>()[task] = sum;
   });
   for (int64_t head = 0; head < H && num_chunks > 0; ++head) {
-    Real sum = partials.data<Real>()[head];
-    for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum += partials.data<Real>()[chunk * H + head];
-    args.dsinks.data<Real>()[head] -= sum;
+    double sum = partials.data<double>()[head];
+    for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum += partials.data<double>()[chunk * H + head];
+    args.dsinks.data<Real>()[head] -= static_cast<Real>(sum);
   }
 }
 

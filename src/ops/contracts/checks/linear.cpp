@@ -121,7 +121,6 @@ void check(const GroupedLinearForward& args) {
   check_rounding(args.rounding, args.x, args.w);
   if (!args.bias.defined()) return;
   check_bias(args.bias, args.w.dim(0), args.y.dim(0), args.y.dim(1));
-  NMOE_CHECK(args.rounding.format == OperandFormat::kAct, "a bias on a product of rounded operands");
 }
 
 void check(const GroupedActivationForward& args) {
@@ -141,8 +140,8 @@ void check(const GroupedActivationForward& args) {
                           .pre_codes = args.pre_codes});
   if (!args.bias.defined()) return;
   check_bias(args.bias, args.w.dim(0), pre.dim(0), pre.dim(1));
-  NMOE_CHECK(args.rounding.format == OperandFormat::kAct && !args.bias.row_weight.defined(),
-             "a bias on a product of rounded operands, or with weights of rows {}", args.bias.row_weight.shape());
+  NMOE_CHECK(!args.bias.row_weight.defined(), "a bias with weights of rows {} in front of an activation",
+             args.bias.row_weight.shape());
 }
 
 void check(const GroupedLinearBackwardInput& args) {

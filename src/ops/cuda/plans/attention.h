@@ -196,7 +196,7 @@ struct AttentionBackwardPlan {
   Sm90AttentionScratch sm90 = {};       // kSm90
   AttentionBackwardScratch cudnn = {};  // kCudnn
   Tensor spans = {}, delta = {};        // kPlain; delta F32 like lse
-  Tensor sink_sums = {};                // [chunks of rows, H] F32, where there are sinks
+  Tensor sink_sums = {};                // [chunks of rows, H] F64, where there are sinks
 };
 inline AttentionBackwardPlan plan(Planner& to, const AttentionBackward& args) {
   check_tokens(args.q);
@@ -204,7 +204,7 @@ inline AttentionBackwardPlan plan(Planner& to, const AttentionBackward& args) {
   AttentionBackwardPlan plan;
   plan.engine = attention_engine(to.kernels, args);
   if (args.sinks.defined()) {
-    plan.sink_sums = to.scope.allocate(DType::kF32, {blocks_for(args.q.dim(0), kSinkChunkRows), args.q.dim(1)});
+    plan.sink_sums = to.scope.allocate(DType::kF64, {blocks_for(args.q.dim(0), kSinkChunkRows), args.q.dim(1)});
   }
   if (plan.engine == AttentionEngine::kPlain) {
     plan.spans = claim_spans(to.scope, args.q.dim(0));

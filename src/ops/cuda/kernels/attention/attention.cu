@@ -124,32 +124,32 @@ void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float
 // Of a chunk of rows and a head: exp(sink - lse) (dout . out), each row's by a thread, added up by one.
 template <class T>
 __global__ void __launch_bounds__(kSinkChunkRows) sink_sums_kernel(AttentionGeometry g, const T* out, const T* dout,
-                                                                   const float* lse, const float* sinks, float* sums) {
-  __shared__ float terms[kSinkChunkRows];
+                                                                   const float* lse, const float* sinks, double* sums) {
+  __shared__ double terms[kSinkChunkRows];
   const int head = static_cast<int>(blockIdx.y), row = static_cast<int>(threadIdx.x);
   const int64_t token = blockIdx.x * kSinkChunkRows + row;
   const int count = static_cast<int>(min(kSinkChunkRows, g.T - blockIdx.x * kSinkChunkRows));
   if (row < count) {
     const int64_t first = (token * g.H + head) * g.Dv;
-    float delta = 0.0F;
-    for (int d = 0; d < g.Dv; ++d) delta = fmaf(to_float(out[first + d]), to_float(dout[first + d]), delta);
-    terms[row] = expf(sinks[head] - lse[statistic_index(g, static_cast<int>(token), head)]) * delta;
+    double delta = 0;
+    for (int d = 0; d < g.Dv; ++d) delta += double{to_float(out[first + d])} * double{to_float(dout[first + d])};
+    terms[row] = double{expf(sinks[head] - lse[statistic_index(g, static_cast<int>(token), head)])} * delta;
   }
   __syncthreads();
   if (row != 0) return;
-  float sum = 0.0F;
+  double sum = 0;
   for (int i = 0; i < count; ++i) sum += terms[i];
   sums[blockIdx.x * static_cast<int64_t>(g.H) + head] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    subtract_sink_sums_kernel(const float* sums, float* dsinks, int num_chunks, int num_heads) {
+    subtract_sink_sums_kernel(const double* sums, float* dsinks, int num_chunks, int num_heads) {
   const int head = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (head >= num_heads) return;
-  float total = sums[head];
+  double total = sums[head];
 #pragma unroll 8
   for (int chunk = 1; chunk < num_chunks; ++chunk) total += sums[static_cast<int64_t>(chunk) * num_heads + head];
-  dsinks[head] -= total;
+  dsinks[head] -= static_cast<float>(total);
 }
 
 void sinks_backward(const AttentionGeometry& g, const AttentionBackward& args, const Tensor& sums,
@@ -160,10 +160,10 @@ void sinks_backward(const AttentionGeometry& g, const AttentionBackward& args, c
     using T = decltype(element);
     sink_sums_kernel<T><<<dim3(grid_size(chunks), short_grid_size(g.H)), kSinkChunkRows, 0, stream>>>(
         g, args.out.data<T>(), args.dout.data<T>(), args.lse.data<float>(), args.sinks.data<float>(),
-        sums.data<float>());
+        sums.data<double>());
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
-  subtract_sink_sums_kernel<<<blocks_of(g.H), kThreads, 0, stream>>>(sums.data<float>(), args.dsinks.data<float>(),
+  subtract_sink_sums_kernel<<<blocks_of(g.H), kThreads, 0, stream>>>(sums.data<double>(), args.dsinks.data<float>(),
                                                                      static_cast<int>(chunks), g.H);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
