@@ -21,6 +21,9 @@ dsv3_fp8's matrices (not embedding, head, norms, routers) are float8 e4m3 in blo
 each, NAME_scale_inv, as DeepSeek publishes them. Their meaning is value * scale rounded to bfloat16, which is what
 DeepSeek's conversion script makes of them; the expectation is computed from these. qwen3_fp8's scales are bfloat16.
 
+gpt_oss_mxfp4's experts are MXFP4 as OpenAI publishes them: of gate_up_proj and down_proj [E, in, out], NAME_blocks
+[E, out, in / 32, 16] and NAME_scales [E, out, in / 32], uint8. Their meaning is what transformers decodes.
+
     scripts/hf_fixture.py OUT_DIR --bf16
 
 adds to every folder that is there bf16.json: how far transformers itself is from expected.safetensors when it computes
@@ -44,6 +47,8 @@ VOCAB = 96
 MTP_LAYERS = 1
 FP8_BLOCK = 128
 FP8_MAX = 448.0  # the largest finite float8 e4m3
+MXFP4_BLOCK = 32
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; codes from 8 on are negative
 
 COMMON = dict(
     vocab_size=VOCAB,
@@ -121,18 +126,32 @@ def yarn(mscale):
     )
 
 
+GPT_OSS = SMALL_DENSE | dict(
+    head_dim=16,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    intermediate_size=16,
+    sliding_window=8,
+    layer_types=["sliding_attention", "full_attention"],
+    rope_parameters=scaled_rope(
+        "yarn", 100.0, factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=32, truncate=False
+    ),
+)
+
+
 class Variant:
     """config: keyword arguments of the configuration. seq_len: S. bf16: parameters are saved in bfloat16 (router biases
     stay float32). shard_size: bytes of a file of weights at most; 0: one file. mtp: weights of DeepSeek's multi-token
-    module are added, which transformers ignores. fp8: dtype of the scales, None: none; see above. model_type: what
-    config.json says in the end. extra: keys of releases that mean nothing to transformers, written at the end."""
+    module are added, which transformers ignores. fp8: dtype of the scales, None: none; see above. mxfp4: whether
+    experts are. model_type: what config.json says in the end. extra: keys of releases that mean nothing to transformers, written at the end."""
 
     def __init__(
-        self, family, config, seq_len=24, bf16=False, shard_size=0, mtp=False, fp8=None, model_type=None, extra=None
+        self, family, config, seq_len=24, bf16=False, shard_size=0, mtp=False, fp8=None, mxfp4=False, model_type=None,
+        extra=None,
     ):
         self.family, self.config, self.seq_len = family, {"rope_parameters": plain_rope()} | config, seq_len
         self.bf16, self.shard_size, self.mtp, self.fp8, self.model_type = bf16, shard_size, mtp, fp8, model_type
-        self.extra = extra or {}
+        self.mxfp4, self.extra = mxfp4, extra or {}
 
 
 VARIANTS = {
@@ -258,22 +277,7 @@ VARIANTS = {
             routed_scaling_factor=2.5,
         ),
     ),
-    "gpt_oss": Variant(
-        "gpt_oss",
-        SMALL_DENSE
-        | dict(
-            head_dim=16,
-            num_local_experts=8,
-            num_experts_per_tok=2,
-            intermediate_size=16,
-            sliding_window=8,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters=scaled_rope(
-                "yarn", 100.0, factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=32, truncate=False
-            ),
-        ),
-        seq_len=32,
-    ),
+    "gpt_oss": Variant("gpt_oss", GPT_OSS, seq_len=32),
 }
 
 
@@ -375,6 +379,24 @@ VARIANTS |= {
             head_dim=8, num_experts=4, norm_topk_prob=True, use_sliding_window=True, sliding_window=6, max_window_layers=1
         ),
     ),
+    "gpt_oss_deep": Variant(
+        "gpt_oss",
+        GPT_OSS
+        | dict(
+            num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=8, num_local_experts=5,
+            num_experts_per_tok=3, intermediate_size=12, sliding_window=5,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+        seq_len=32,
+    ),
+    "gpt_oss_mxfp4": Variant(
+        "gpt_oss",
+        GPT_OSS
+        | dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=1, num_local_experts=4, intermediate_size=32),
+        seq_len=32,
+        bf16=True,
+        mxfp4=True,
+    ),
     "lite_between": Variant(
         "glm4_moe_lite",
         SMALL
@@ -402,6 +424,8 @@ def make_config(variant):
 def random_value(name, shape, generator):
     """Logits, scores and gate weights of order one; norms near one; biases that change what is selected."""
     noise = torch.randn(shape, generator=generator)
+    if name.endswith("gate_up_proj_bias"):  # some are beyond what is clamped
+        return 4.0 * noise
     if name.endswith("bias"):
         return 0.2 * noise
     if name.endswith("sinks"):
@@ -549,6 +573,30 @@ def fp8_weights(weights, scale_dtype):
     return quantised, meaning
 
 
+def quantise_mxfp4(weight):
+    """Blocks and scales of [E, in, out]: a block's largest magnitude has the largest exponent that e2m1 has."""
+    blocks = weight.float().transpose(1, 2).unflatten(-1, (-1, MXFP4_BLOCK))
+    exponent = blocks.abs().amax(dim=-1).log2().floor() - 2.0
+    scaled = (blocks * torch.exp2(-exponent)[..., None]).clamp(-E2M1[-1], E2M1[-1])
+    codes = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(dim=-1) + 8 * (scaled < 0)
+    return (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8), (exponent + 127).to(torch.uint8)
+
+
+def mxfp4_weights(weights):
+    """The weights with experts as mxfp4, and what these mean in bfloat16."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    quantised, meaning = {}, {}
+    for name, weight in weights.items():
+        if name.endswith((".gate_up_proj", ".down_proj")):
+            blocks, scales = quantise_mxfp4(weight)
+            quantised[name + "_blocks"], quantised[name + "_scales"] = blocks, scales
+            meaning[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+        else:
+            quantised[name] = meaning[name] = weight
+    return quantised, meaning
+
+
 def mtp_weights(weights, num_layers, generator):
     """A module behind the last layer: a block like it, norms, a projection, copies of embedding and head."""
     last, module = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."
@@ -581,6 +629,13 @@ def write_variant(variant, folder, seed):
         write_weights(quantised, folder)
         edit_config(folder, quantization_config=dict(
             quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[FP8_BLOCK, FP8_BLOCK]))
+    elif variant.mxfp4:
+        quantised, meaning = mxfp4_weights(load_file(folder / "model.safetensors"))
+        write_weights(meaning, folder)
+        expected = expectation(folder, variant.seq_len, generator)
+        write_weights(quantised, folder)
+        edit_config(folder, quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=[
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]))
     else:
         expected = expectation(folder, variant.seq_len, generator)
     if variant.mtp:

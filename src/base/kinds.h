@@ -3,9 +3,9 @@
 
 namespace nmoe {
 
-enum class Activation { kSwiGlu, kReluSquared };
+enum class Activation { kSwiGlu, kReluSquared, kClampedSwiGlu };
 // Pre-activations of a hidden unit: a gate and what it gates, or one.
-constexpr int activation_parts(Activation kind) { return kind == Activation::kSwiGlu ? 2 : 1; }
+constexpr int activation_parts(Activation kind) { return kind == Activation::kReluSquared ? 1 : 2; }
 
 enum class ScoreFunction { kSigmoid, kSoftmax };
 

@@ -36,8 +36,8 @@ void import_command(const ImportArguments& arguments) {
         model_type_name(report.model.type), human_count(static_cast<double>(report.num_parameters)), report.num_tensors,
         report.num_files == 1 ? "1 file" : fmt::format("{} files", report.num_files), human_bytes(report.num_bytes));
   if (report.num_quantised > 0) {
-    print("{} FP8 tensors were dequantised to {}\n", report.num_quantised,
-          dtype_name(options.dtype.value_or(DType::kBF16)));
+    print("{} {} tensors were dequantised to {}\n", report.num_quantised,
+          report.model.format == HfFormat::kMxFp4 ? "MXFP4" : "FP8", dtype_name(options.dtype.value_or(DType::kBF16)));
   }
   if (report.num_prediction_layers > 0) {
     print("{} multi-token-prediction {} carried along for the export{}\n", report.num_prediction_layers,

@@ -104,6 +104,7 @@ struct YarnConfig {
   double beta_slow = 1.0;
   double mscale = 1.0;          // DeepSeek's magnitude correction of cos and sin ...
   double mscale_all_dim = 0.0;  // ... and of the softmax scale
+  bool truncate = true;         // the ramp's ends are rounded to whole pairs
 };
 
 struct MlaConfig {
@@ -128,6 +129,7 @@ struct GqaConfig {
   QkNormOver qk_norm_over = QkNormOver::kHead;
   int64_t rotary_dim = 0;  // values of a head that RoPE rotates, its first; 0: all
   AttentionBias bias = AttentionBias::kNone;
+  bool sinks = false;  // a learned logit of each head without a value, in the softmax's denominator
 
   int64_t rotated() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
@@ -139,6 +141,7 @@ struct MoeConfig {
   int64_t latent_dim = 0;          // width of what routed experts read and give (LatentMoE); 0: the model's
   int64_t num_shared_experts = 1;  // their width together: shared_dim, or num_shared_experts * expert_dim
   int64_t shared_dim = 0;          // 0: as that says
+  bool biases = false;             // of the router's logits and of both of a routed expert's products
   bool shared_gate = false;        // what they give is multiplied by sigmoid(x w), w a weight of its own
   ScoreFunction score = ScoreFunction::kSigmoid;
   int64_t num_groups = 1;

@@ -128,7 +128,8 @@ constexpr Named<PrecisionFallback> kPrecisionFallbacks[] = {
     {PrecisionFallback::kReport, "report"}, {PrecisionFallback::kAct, "act"}, {PrecisionFallback::kOff, "off"}};
 constexpr Named<RowFormat> kRowFormats[] = {{RowFormat::kDevice, "device"}, {RowFormat::kFp8, "fp8"}};
 constexpr Named<Activation> kActivations[] = {{Activation::kSwiGlu, "swiglu"},
-                                              {Activation::kReluSquared, "relu_squared"}};
+                                              {Activation::kReluSquared, "relu_squared"},
+                                              {Activation::kClampedSwiGlu, "clamped_swiglu"}};
 constexpr Named<RopeLayout> kRopeLayouts[] = {{RopeLayout::kInterleaved, "interleaved"},
                                               {RopeLayout::kHalfSplit, "half_split"}};
 constexpr Named<RopeScaling> kRopeScalings[] = {
@@ -275,6 +276,8 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
   f.key("mscale", yarn.mscale, kNonNegative, "coefficient of the magnitude correction of cos and sin");
   f.key("mscale_all_dim", yarn.mscale_all_dim, kNonNegative,
         "coefficient of the magnitude correction of the softmax scale");
+  f.key("truncate", yarn.truncate, kFlag, "round the ends of the ramp from kept to slowed pairs to whole pairs")
+      .leave_out_if(yarn.truncate);
 
   MlaConfig& mla = model.mla;
   f.section("model.mla");
@@ -301,6 +304,8 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
       .leave_out_if(gqa.rotary_dim == 0);
   f.key("bias", gqa.bias, kAttentionBiases, "projections with a bias; all: the output's, too")
       .leave_out_if(gqa.bias == AttentionBias::kNone);
+  f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax, with nothing to attend to")
+      .leave_out_if(!gqa.sinks);
 }
 
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
@@ -315,6 +320,8 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.key("latent_dim", moe.latent_dim, kSizeOrNone,
         "width of what routed experts read and give, between two projections (LatentMoE); 0: model.dim, without them")
       .leave_out_if(moe.latent_dim == 0);
+  f.key("biases", moe.biases, kFlag, "biases of the router's logits and of routed experts' products")
+      .leave_out_if(!moe.biases);
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
         "number of experts of that size that every token uses");
   f.key("shared_dim", moe.shared_dim, kSizeOrNone, "hidden size of these together; 0: num_shared_experts * expert_dim")
@@ -374,7 +381,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   } else if (has_experts) {
     dense_dim.needs(model.num_dense_layers > 0, "model.num_dense_layers > 0");
   }
-  f.key("activation", model.activation, kActivations, "activation function of MLPs");
+  f.key("activation", model.activation, kActivations, "of MLPs");
   f.key("attention", model.attention, kMixerNames, "multi-head latent or grouped-query attention")
       .needs(layers.by_keys(), kNoPattern);
   f.key("window", model.window, kSizeOrNone, "sliding window of local layers, in tokens; 0: all layers are global")

@@ -216,6 +216,16 @@ void check_recompute(Rules& rules, const PerLayer<Recompute>& recompute, size_t 
                 "write blocks for host, or write host for more layers that follow each other, or blocks");
 }
 
+// What experts with biases do not have yet.
+void check_biases(Rules& rules, const Config& config) {
+  if (!config.model.moe.biases) return;
+  rules.require(!config.precision.fp8_weight_gradients, {"model.moe.biases", "precision.fp8_weight_gradients"},
+                "the gradients of biases need those of pre-activations as values",
+                "remove precision.fp8_weight_gradients");
+  rules.require(config.parallel.ranks == 1, {"model.moe.biases", "parallel.ranks"},
+                "experts with biases are not shared by ranks yet", "set parallel.ranks = 1");
+}
+
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {
   rules.require(model.max_positions == 0 || data.seq_len <= model.max_positions,
                 {"data.seq_len", "model.max_positions"}, "sequences are longer than the model is meant for",
@@ -272,6 +282,7 @@ std::vector<Issue> find_issues(const Config& config) {
     check_precision(rules, config, layers.size());
     check_list(rules, "precision.saved", config.precision.saved, layers.size());
     check_recompute(rules, config.train.recompute, layers.size());
+    check_biases(rules, config);
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);

@@ -141,9 +141,8 @@ TensorSource HfBinding::source(const MappedParameter& parameter, DType dtype) co
     for (; piece != pieces.end() && piece->parameter_offset < end; ++piece) {
       const int64_t from = std::max(begin, piece->parameter_offset);
       const int64_t to = std::min(end, piece->parameter_offset + piece->num_elements);
-      weights_.find(piece->tensor)
-          ->read(piece->tensor_offset + from - piece->parameter_offset, to - from, dtype,
-                 out.data() + (from - begin) * size);
+      const int64_t offset = piece->parameter_offset;
+      weights_.find(piece->tensor)->read(*piece, from - offset, to - offset, dtype, out.data() + (from - begin) * size);
     }
     return std::span<const std::byte>(out);
   };

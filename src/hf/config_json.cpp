@@ -40,10 +40,16 @@ void read_quantization(Keys& file, HfModel& model) {
   if (!quantization->is_object()) throw file.error("quantization_config", "must be an object");
   Keys keys(*quantization, file.lacking(), "quantization_config.");
   const std::string method = keys.text("quant_method", "");
+  if (method == "mxfp4" && model.type == ModelType::kGptOss) {
+    keys.ignore("modules_to_not_convert");  // all but experts: names and dtypes of tensors say it
+    keys.finish();
+    model.format = HfFormat::kMxFp4;
+    return;
+  }
   if (method != "fp8") {
     return keys.lacks("quant_method",
-                      "nmoe reads fp8 weights and no other quantised ones: take the model's unquantised "
-                      "or fp8 release");
+                      "nmoe reads fp8 weights, gpt_oss's in mxfp4, and no other quantised ones: take the "
+                      "model's unquantised or fp8 release");
   }
   if (keys.text("fmt", "e4m3") != "float8_e4m3fn") keys.only("fmt", "e4m3");
   const Json block = {kHfFp8Block, kHfFp8Block};
@@ -60,7 +66,7 @@ void read_quantization(Keys& file, HfModel& model) {
   keys.ignore("activation_scheme");
   keys.ignore("modules_to_not_convert");
   keys.finish();
-  model.fp8 = true;
+  model.format = HfFormat::kFp8;
   model.scales = scales == "ue8m0" ? HfScales::kPowersOfTwo : HfScales::kNumbers;
 }
 

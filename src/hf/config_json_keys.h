@@ -23,6 +23,7 @@ constexpr KeyNames routed_experts_key(ModelType type) {
       return {"num_experts", "num_local_experts"};
     case ModelType::kMixtral:
     case ModelType::kMinimaxM2:
+    case ModelType::kGptOss:
       return {"num_local_experts", "num_experts"};
     case ModelType::kErnie45Moe:
       return {"moe_num_experts", "num_experts"};

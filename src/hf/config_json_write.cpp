@@ -102,7 +102,13 @@ Json canonical_json(const HfModel& model) {
   write_rope(json, model.type, config);
   text_of(model.type).write(json, model);
   if (!model.dtype.empty()) json[kDtypeKey.name] = model.dtype;
-  if (model.fp8) {
+  if (model.format == HfFormat::kMxFp4) {
+    json["quantization_config"] = {
+        {"quant_method", "mxfp4"},
+        {"modules_to_not_convert",
+         {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}};
+  }
+  if (model.format == HfFormat::kFp8) {
     json["quantization_config"] = {{"quant_method", "fp8"},
                                    {"fmt", "e4m3"},
                                    {"activation_scheme", "dynamic"},
@@ -145,7 +151,14 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
   Fit fit(config, name);
   fit.require((config.moe.num_experts == 0) == is_dense(type), "model.moe.num_experts",
               is_dense(type) ? "no experts" : "experts");
-  fit.require(config.activation == Activation::kSwiGlu, "model.activation", "swiglu");
+  const bool is_gpt_oss = type == ModelType::kGptOss;
+  fit.require(config.activation == (is_gpt_oss ? Activation::kClampedSwiGlu : Activation::kSwiGlu), "model.activation",
+              is_gpt_oss ? "clamped_swiglu" : "swiglu");
+  if (config.attention == PartKind::kGqa) {
+    fit.require(config.gqa.sinks == is_gpt_oss, "model.gqa.sinks", is_gpt_oss ? "sinks" : "no sinks");
+  }
+  fit.require(config.moe.biases == is_gpt_oss, "model.moe.biases",
+              is_gpt_oss ? "biases of routers and experts" : "no biases of routers and experts");
   fit.require(config.moe.latent_dim == 0, "model.moe.latent_dim", "experts that read the residual stream");
   fit.require(config.mtp.depth == 0 || predicts_further(type), "model.mtp.depth", "no further tokens to predict");
   fit.require(config.mtp.layers.empty(), "model.mtp.layers", "one layer in a module, as the model's last");
@@ -174,14 +187,15 @@ Error not_expressible(ModelType type, const std::vector<std::string>& obstacles)
 ModelType nearest_type(const ModelConfig& given) {
   // The first that computes the same: where several do, the one whose name says most. Kimi-K2 and GLM-4-MoE-Lite are
   // DeepSeek-V3 by other names.
-  constexpr std::array<ModelType, 12> kByPreference = {
-      ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe,  ModelType::kMixtral,
-      ModelType::kOlmoe,      ModelType::kQwen2Moe,   ModelType::kMinimaxM2, ModelType::kDots1,
-      ModelType::kGlm4Moe,    ModelType::kErnie45Moe, ModelType::kQwen3,     ModelType::kLlama};
+  constexpr std::array<ModelType, 13> kByPreference = {
+      ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe, ModelType::kMixtral, ModelType::kOlmoe,
+      ModelType::kQwen2Moe,   ModelType::kMinimaxM2,  ModelType::kDots1,    ModelType::kGlm4Moe, ModelType::kErnie45Moe,
+      ModelType::kQwen3,      ModelType::kLlama,      ModelType::kGptOss};
   const auto* const fits =
       std::ranges::find_if(kByPreference, [&](ModelType type) { return obstacles_to(given, type).empty(); });
   if (fits != kByPreference.end()) return *fits;
   const ModelConfig config = with_equal_layers(given);
+  if (config.attention == PartKind::kGqa && config.gqa.sinks) return ModelType::kGptOss;
   if (config.attention == PartKind::kGqa && config.moe.num_experts > 0) return ModelType::kQwen3Moe;
   if (config.attention == PartKind::kGqa) return config.gqa.qk_norm ? ModelType::kQwen3 : ModelType::kLlama;
   return config.moe.score == ScoreFunction::kSigmoid ? ModelType::kDeepseekV3 : ModelType::kDeepseekV2;

@@ -28,18 +28,52 @@ constexpr std::string_view kModelCard = "README.md";
 constexpr std::string_view kBaseModelCard = "README.base.md";             // of the model that training began with
 const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};  // transformers asks for it
 
-// A piece of a Hugging Face tensor, in one of the checkpoint's files.
+// Elements [first, first + count) of a piece of a Hugging Face tensor, in one of the checkpoint's files.
 struct StoredPiece {
-  int64_t tensor_offset;  // in elements
-  int64_t num_elements;
+  TensorPiece piece;
+  int64_t first, count;
   DType dtype;
   const std::byte* values;
+
+  // Those that are among the tensor's elements [begin, end), as `dtype` to `out`.
+  void write(int64_t begin, int64_t end, DType written, std::byte* out) const {
+    piece.is_spread() ? write_spread(begin, end, written, out) : write_run(begin, end, written, out);
+  }
+
+ private:
+  void write_run(int64_t begin, int64_t end, DType written, std::byte* out) const {
+    const int64_t offset = piece.tensor_offset + first, from = std::max(begin, offset),
+                  to = std::min(end, offset + count);
+    if (from >= to) return;
+    convert(dtype, values + static_cast<size_t>(from - offset) * dtype_bytes(dtype), written,
+            out + static_cast<size_t>(from - begin) * dtype_bytes(written), static_cast<size_t>(to - from));
+  }
+  // By the longer of both steps, and of each by those of the other that are within.
+  void write_spread(int64_t begin, int64_t end, DType written, std::byte* out) const {
+    const int64_t rows = piece.num_elements / piece.width;
+    const bool by_rows = piece.row_step > piece.column_step;
+    const int64_t outer_step = by_rows ? piece.row_step : piece.column_step, outer = by_rows ? rows : piece.width;
+    const int64_t inner_step = by_rows ? piece.column_step : piece.row_step, inner = by_rows ? piece.width : rows;
+    const auto steps = [](int64_t distance, int64_t step) { return distance <= 0 ? 0 : (distance + step - 1) / step; };
+    const int64_t reach = (inner - 1) * inner_step + 1;
+    const int64_t last = std::min(outer, steps(end - piece.tensor_offset, outer_step));
+    for (int64_t o = steps(begin - piece.tensor_offset - reach + 1, outer_step); o < last; ++o) {
+      const int64_t offset = piece.tensor_offset + o * outer_step;
+      const int64_t inner_last = std::min(inner, steps(end - offset, inner_step));
+      for (int64_t i = steps(begin - offset, inner_step); i < inner_last; ++i) {
+        const int64_t element = by_rows ? o * piece.width + i : i * piece.width + o;
+        if (element < first || element >= first + count) continue;
+        convert(dtype, values + static_cast<size_t>(element - first) * dtype_bytes(dtype), written,
+                out + static_cast<size_t>(offset + i * inner_step - begin) * dtype_bytes(written), 1);
+      }
+    }
+  }
 };
 
 struct HfTarget {
   std::string name;
   Shape shape;
-  std::vector<StoredPiece> pieces;  // by rising tensor_offset
+  std::vector<StoredPiece> pieces;
 };
 
 const ManifestTensor& stored_tensor(const MappedParameter& parameter, const CheckpointReader& reader) {
@@ -62,7 +96,7 @@ std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters,
       for (int64_t done = 0; done < piece.num_elements;) {  // a slice of the parameter after the other
         const auto bytes = reader.stored_bytes(stored, piece.parameter_offset + done);
         const int64_t count = std::min(piece.num_elements - done, static_cast<int64_t>(bytes.size()) / size);
-        targets[place->second].pieces.push_back({piece.tensor_offset + done, count, stored.dtype, bytes.data()});
+        targets[place->second].pieces.push_back({piece, done, count, stored.dtype, bytes.data()});
         done += count;
       }
     }
@@ -72,7 +106,6 @@ std::vector<HfTarget> hf_targets(const std::vector<MappedParameter>& parameters,
       targets.push_back(std::move(target));
     }
   }
-  for (HfTarget& target : targets) std::ranges::sort(target.pieces, {}, &StoredPiece::tensor_offset);
   return targets;
 }
 
@@ -93,14 +126,7 @@ TensorSource source_of(HfTarget target, DType dtype) {
             const auto size = static_cast<int64_t>(dtype_bytes(dtype));
             const int64_t begin = static_cast<int64_t>(begin_byte) / size;
             const int64_t end = begin + static_cast<int64_t>(out.size()) / size;
-            for (const StoredPiece& piece : target.pieces) {
-              const int64_t from = std::max(begin, piece.tensor_offset);
-              const int64_t to = std::min(end, piece.tensor_offset + piece.num_elements);
-              if (from >= to) continue;
-              const std::byte* values =
-                  piece.values + static_cast<size_t>(from - piece.tensor_offset) * dtype_bytes(piece.dtype);
-              convert(piece.dtype, values, dtype, out.data() + (from - begin) * size, static_cast<size_t>(to - from));
-            }
+            for (const StoredPiece& piece : target.pieces) piece.write(begin, end, dtype, out.data());
             return std::span<const std::byte>(out);
           },
           check_mapped_files};
@@ -193,6 +219,9 @@ std::vector<TensorSource> interruptible(std::vector<TensorSource> tensors, const
 // Of a tensor, or of the scales of one; "" where there is none of the name.
 std::string hash_of(const HfWeights& weights, const std::string& name) {
   if (const HfTensor* tensor = weights.find(name)) return tensor->sha256();
+  if (is_blocks_name(name)) {
+    if (const HfTensor* codes = weights.find(name_of_blocks(name))) return codes->sha256();
+  }
   const HfTensor* quantised = is_scales_name(name) ? weights.find(name_of_scaled(name)) : nullptr;
   return quantised != nullptr ? quantised->scales_sha256() : "";
 }
@@ -255,7 +284,8 @@ struct Source {
   // Tensors that were imported and are not trained: all that is carried but scales.
   std::vector<const SafetensorsFile::Entry*> carried_weights() const;
   bool has_scales(const std::string& tensor) const {
-    return carried_tensors && carried_tensors->find(scales_name(tensor)) != nullptr;
+    return carried_tensors && (carried_tensors->find(scales_name(tensor)) != nullptr ||
+                               carried_tensors->find(block_scales_name(tensor)) != nullptr);
   }
 
   CheckpointReader reader;
@@ -308,6 +338,14 @@ void check_has_format(const Source& source) {
   throw usage_error(fmt::format("'{}' was not imported from quantised weights: there is no format to keep",
                                 source.reader.path().string()),
                     "leave --keep-format out; if its model was quantised, import that again");
+}
+
+// That of the quantised weights whose scales were carried along.
+HfFormat kept_format_of(const SafetensorsFile& carried) {
+  const bool is_mxfp4 = std::ranges::any_of(carried.entries(), [](const SafetensorsFile::Entry& entry) {
+    return is_scales_name(entry.name) && entry.dtype == DType::kU8;
+  });
+  return is_mxfp4 ? HfFormat::kMxFp4 : HfFormat::kFp8;
 }
 
 // The weights as Hugging Face's tensors, of the dtype asked for or as they are stored: what is to be quantised is.
@@ -426,7 +464,7 @@ ExportReport export_model(const ExportOptions& options) {
   const std::string weights_sha256 = source.reader.weights_sha256();  // verifies every byte
   std::vector<TensorSource> tensors = trained_tensors(source, options);
   source.model.dtype = transformers_dtype(tensors.front().dtype);
-  source.model.fp8 = options.keep_format;
+  source.model.format = options.keep_format ? kept_format_of(*source.carried_tensors) : HfFormat::kPlain;
 
   ExportReport report;
   report.checkpoint = source.reader.path();

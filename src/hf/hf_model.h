@@ -14,6 +14,12 @@ namespace nmoe {
 // Weights of an fp8 model are float8 e4m3 with one scale for each block of so many rows and columns.
 constexpr int64_t kHfFp8Block = 128;
 
+// What matrices are in files.
+enum class HfFormat {
+  kPlain,
+  kFp8,    // in blocks of kHfFp8Block
+  kMxFp4,  // experts, in blocks of 32 (hf/weights.h)
+};
 // What config.json's `scale_fmt` says scales are: any numbers ("float", or nothing), or powers of two ("ue8m0").
 enum class HfScales { kNumbers, kPowersOfTwo };
 
@@ -24,8 +30,8 @@ struct HfModel {
   ModelConfig config;
   int64_t num_nextn_predict_layers = 0;  // modules that predict further tokens, kept as layers behind the last
   std::string dtype;                     // of the weights: "bfloat16", "float16", "float32"; empty: not said
-  bool fp8 = false;                      // matrices are kept in blocks of kHfFp8Block
-  HfScales scales = HfScales::kNumbers;  // of fp8
+  HfFormat format = HfFormat::kPlain;
+  HfScales scales = HfScales::kNumbers;  // of kFp8
   std::optional<int64_t> bos_id;
   std::vector<int64_t> eos_ids;
 };

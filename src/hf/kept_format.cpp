@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "hf/hf_model.h"
+#include "hf/kept_matrix.h"
 #include "hf/weights.h"
 #include "tensor/convert.h"
 #include "tensor/low_precision.h"
@@ -29,13 +31,14 @@ float power_of_two_from(float scale, DType dtype) {
 }
 
 // A matrix [R, C] and the scales [ceil(R / 128), ceil(C / 128)] of its blocks.
-class Fp8Matrix {
+class Fp8Matrix final : public KeptMatrix {
  public:
-  Fp8Matrix(TensorSource values, const SafetensorsFile& file, const SafetensorsFile::Entry& scales)
+  Fp8Matrix(TensorSource values, const SafetensorsFile& file, const SafetensorsFile::Entry& scales, HfScales kind)
       : values_(std::move(values)),
         scales_name_(scales.name),
         scales_dtype_(scales.dtype),
-        scales_shape_(scales.shape) {
+        scales_shape_(scales.shape),
+        kind_(kind) {
     const Shape& shape = values_.shape;
     if (shape.rank() != 2 || scales.shape != Shape{blocks_of(shape[0]), blocks_of(shape[1])} ||
         !is_weight_dtype(scales.dtype)) {
@@ -47,7 +50,7 @@ class Fp8Matrix {
     widen(scales.dtype, file.bytes(scales).data(), scales_.data(), scales_.size());
   }
 
-  bool is_unchanged() const {
+  bool is_unchanged() const override {
     std::vector<float> row(static_cast<size_t>(columns()));
     for (int64_t i = 0; i < rows(); ++i) {
       read(i, 0, row);
@@ -61,7 +64,7 @@ class Fp8Matrix {
     return true;
   }
 
-  void make_scales(HfScales kind) {
+  void make_scales() override {
     std::vector<float> row(static_cast<size_t>(columns()));
     std::ranges::fill(scales_, 0.0F);
     for (int64_t i = 0; i < rows(); ++i) {
@@ -74,7 +77,7 @@ class Fp8Matrix {
     std::vector<std::byte> stored(scales_.size() * dtype_bytes(scales_dtype_));
     for (float& scale : scales_) {
       scale /= kE4M3Max;
-      if (kind == HfScales::kPowersOfTwo) scale = power_of_two_from(scale, scales_dtype_);
+      if (kind_ == HfScales::kPowersOfTwo) scale = power_of_two_from(scale, scales_dtype_);
     }
     narrow(scales_.data(), scales_dtype_, stored.data(), scales_.size());
     widen(scales_dtype_, stored.data(), scales_.data(), scales_.size());
@@ -96,20 +99,18 @@ class Fp8Matrix {
     }
   }
 
-  static TensorSource codes_source(const std::shared_ptr<const Fp8Matrix>& matrix) {
-    const auto read = [matrix](size_t begin, std::span<std::byte> out) {
-      matrix->codes(static_cast<int64_t>(begin), out);
+  std::array<TensorSource, 2> sources(const std::shared_ptr<const KeptMatrix>& self) const override {
+    const auto read_codes = [this, self](size_t begin, std::span<std::byte> out) {
+      codes(static_cast<int64_t>(begin), out);
       return std::span<const std::byte>(out);
     };
-    return {matrix->values_.name, DType::kF8E4M3, matrix->values_.shape, read, matrix->values_.check};
-  }
-  static TensorSource scales_source(const std::shared_ptr<const Fp8Matrix>& matrix) {
-    const auto read = [matrix](size_t begin, std::span<std::byte> out) {
-      const size_t size = dtype_bytes(matrix->scales_dtype_);
-      narrow(matrix->scales_.data() + begin / size, matrix->scales_dtype_, out.data(), out.size() / size);
+    const auto read_scales = [this, self](size_t begin, std::span<std::byte> out) {
+      const size_t size = dtype_bytes(scales_dtype_);
+      narrow(scales_.data() + begin / size, scales_dtype_, out.data(), out.size() / size);
       return std::span<const std::byte>(out);
     };
-    return {matrix->scales_name_, matrix->scales_dtype_, matrix->scales_shape_, read};
+    return {TensorSource{values_.name, DType::kF8E4M3, values_.shape, read_codes, values_.check},
+            TensorSource{scales_name_, scales_dtype_, scales_shape_, read_scales}};
   }
 
  private:
@@ -132,24 +133,27 @@ class Fp8Matrix {
   std::string scales_name_;
   DType scales_dtype_;
   Shape scales_shape_;
+  HfScales kind_;
   std::vector<float> scales_;
 };
 
 }  // namespace
 
-KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, HfScales scales,
+KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFile& carried, HfScales kind,
                           ThreadPool& pool) {
-  std::vector<std::shared_ptr<Fp8Matrix>> matrices(tensors.size());
+  std::vector<std::shared_ptr<KeptMatrix>> matrices(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto* const entry = carried.find(scales_name(tensors[i].name));
-    if (entry != nullptr) matrices[i] = std::make_shared<Fp8Matrix>(tensors[i], carried, *entry);
+    const auto* const scales = carried.find(scales_name(tensors[i].name));
+    const auto* const block_scales = carried.find(block_scales_name(tensors[i].name));
+    if (scales != nullptr) matrices[i] = std::make_shared<Fp8Matrix>(tensors[i], carried, *scales, kind);
+    if (block_scales != nullptr) matrices[i] = kept_mxfp4(tensors[i], carried, *block_scales);
   }
   std::vector<char> unchanged(tensors.size());  // not bool: threads write neighbours
   pool.parallel_for(std::ssize(tensors), [&](int64_t i, int) {
     const auto at = static_cast<size_t>(i);
     if (!matrices[at]) return;
     unchanged[at] = matrices[at]->is_unchanged() ? 1 : 0;
-    if (unchanged[at] == 0) matrices[at]->make_scales(scales);
+    if (unchanged[at] == 0) matrices[at]->make_scales();
   });
   KeptFormat kept;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -158,8 +162,7 @@ KeptFormat in_kept_format(std::vector<TensorSource> tensors, const SafetensorsFi
       continue;
     }
     ++(unchanged[i] != 0 ? kept.num_unchanged : kept.num_changed);
-    kept.tensors.push_back(Fp8Matrix::codes_source(matrices[i]));
-    kept.tensors.push_back(Fp8Matrix::scales_source(matrices[i]));
+    for (TensorSource& source : matrices[i]->sources(matrices[i])) kept.tensors.push_back(std::move(source));
   }
   return kept;
 }

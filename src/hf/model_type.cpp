@@ -28,6 +28,7 @@ constexpr std::array<TypeNames, kModelTypes.size()> kTypes = {{
     {ModelType::kGlm4Moe, "glm4_moe", "Glm4MoeForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kDots1, "dots1", "Dots1ForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kErnie45Moe, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", RopeLayout::kInterleaved},
+    {ModelType::kGptOss, "gpt_oss", "GptOssForCausalLM", RopeLayout::kHalfSplit},
 }};
 
 const TypeNames& names_of(ModelType type) {
@@ -73,6 +74,8 @@ ExpertNames expert_names(ModelType type) {
       names.selection_bias = "e_score_correction_bias";
       return names;
     }
+    case ModelType::kGptOss:
+      return {.router = "router.weight", .in_one_tensor = true};
     default:
       return {};
   }

@@ -26,13 +26,14 @@ enum class ModelType {
   kGlm4Moe,     // GQA with biases that rotates a part of each head; DeepSeek-V3's experts
   kDots1,       // GQA with norms; DeepSeek-V3's experts
   kErnie45Moe,  // GQA, interleaved; softmax scores with a selection bias
+  kGptOss,      // GQA with biases and sinks; softmax scores, biases of routers and experts, clamped SwiGLU
 };
 std::string_view model_type_name(ModelType type);  // "deepseek_v3"
 
-constexpr std::array<ModelType, 14> kModelTypes = {
+constexpr std::array<ModelType, 15> kModelTypes = {
     ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,   ModelType::kGlm4MoeLite, ModelType::kLlama,
     ModelType::kQwen3,      ModelType::kQwen3Moe,   ModelType::kQwen2Moe, ModelType::kMixtral,     ModelType::kOlmoe,
-    ModelType::kMinimaxM2,  ModelType::kGlm4Moe,    ModelType::kDots1,    ModelType::kErnie45Moe};
+    ModelType::kMinimaxM2,  ModelType::kGlm4Moe,    ModelType::kDots1,    ModelType::kErnie45Moe,  ModelType::kGptOss};
 // "deepseek_v2, deepseek_v3, ... and ernie4_5_moe".
 std::string model_type_names();
 
@@ -51,6 +52,9 @@ struct ExpertNames {
   std::string_view shared_gate = "";     // "": shared experts of the type have none
   std::string_view selection_bias = "";  // "": routers of the type have none
   bool bias_is_matrix = false;           // [1, E]
+  // Whether all experts of a layer are one tensor [E, in, out], the transpose of what others have, in which gates and
+  // what they gate alternate.
+  bool in_one_tensor = false;
 };
 ExpertNames expert_names(ModelType type);
 

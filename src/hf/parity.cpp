@@ -243,7 +243,9 @@ std::vector<float> expected_gradient(Expectation& expectation, const MappedParam
     std::string name = std::string(kGradPrefix) + piece.tensor;
     if (!expectation.has(name)) name = std::string(kGradPrefix) + module_name(piece.tensor);
     const auto values = expectation.values<float>(name, piece.tensor_shape);
-    std::copy_n(values.begin() + piece.tensor_offset, piece.num_elements, result.begin() + piece.parameter_offset);
+    for (int64_t i = 0; i < piece.num_elements; ++i) {
+      result[static_cast<size_t>(piece.parameter_offset + i)] = values[static_cast<size_t>(piece.place_of(i))];
+    }
   }
   return result;
 }

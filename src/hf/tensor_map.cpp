@@ -44,6 +44,21 @@ class Pieces {
     const Shape whole = tensor_shape(tensor_rows * row_size());
     for (int64_t row = 0; row < rows; ++row) add(tensor, whole, row_of(row) * row_size(), row_size());
   }
+  // The next rows * width elements are spread over `tensor` (TensorPiece) from its element `first` on.
+  void spread(const std::string& tensor, const Shape& tensor_shape, int64_t first, int64_t rows, int64_t width,
+              int64_t row_step, int64_t column_step) {
+    pieces_.push_back({.tensor = layer_ + tensor,
+                       .tensor_shape = tensor_shape,
+                       .tensor_offset = first,
+                       .parameter_offset = offset_,
+                       .num_elements = rows * width,
+                       .width = width,
+                       .row_step = row_step,
+                       .column_step = column_step});
+    offset_ += rows * width;
+  }
+  // All of the next is all of `tensor`, of the same shape.
+  void same(const std::string& tensor) { add(tensor, shape_, 0, num_left()); }
   std::vector<TensorPiece> take() {
     NMOE_CHECK(num_left() == 0, "{} elements of {} are mapped to nothing", num_left(), shape_);
     return std::move(pieces_);
@@ -87,7 +102,8 @@ constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_pro
 constexpr SameTensor kGroupedTensors[] = {
     {"attention.q", "self_attn.q_proj.weight"},      {"attention.k", "self_attn.k_proj.weight"},
     {"attention.v", "self_attn.v_proj.weight"},      {"attention.out_bias", "self_attn.o_proj.bias"},
-    {"attention.q_norm", "self_attn.q_norm.weight"}, {"attention.k_norm", "self_attn.k_norm.weight"}};
+    {"attention.q_norm", "self_attn.q_norm.weight"}, {"attention.k_norm", "self_attn.k_norm.weight"},
+    {"attention.sinks", "self_attn.sinks"}};
 
 template <size_t N>
 bool map_same(const SameTensor (&table)[N], std::string_view name, Pieces& pieces) {
@@ -195,6 +211,29 @@ bool map_dense(const LayerPart& part, std::string_view name, Pieces& pieces) {
   return true;
 }
 
+// Experts and biases of a type that has those of a layer in one tensor.
+bool map_experts_in_one(const LayerPart& part, std::string_view name, Pieces& pieces) {
+  const int64_t E = part.config.moe.num_experts, D = travelling_width(part.config), F = part.spec.hidden;
+  if (name == "moe.experts_in") {
+    for (int64_t i = 0; i < 2 * E; ++i) {  // of each expert its gates, then what they gate
+      pieces.spread("mlp.experts.gate_up_proj", {E, D, 2 * F}, i / 2 * D * 2 * F + i % 2, F, D, 2, 2 * F);
+    }
+  } else if (name == "moe.experts_in_bias") {
+    for (int64_t i = 0; i < 2 * E; ++i) {
+      pieces.spread("mlp.experts.gate_up_proj_bias", {E, 2 * F}, i / 2 * 2 * F + i % 2, F, 1, 2, 1);
+    }
+  } else if (name == "moe.experts_out") {
+    for (int64_t e = 0; e < E; ++e) pieces.spread("mlp.experts.down_proj", {E, F, D}, e * D * F, D, F, 1, D);
+  } else if (name == "moe.experts_out_bias") {
+    pieces.same("mlp.experts.down_proj_bias");
+  } else if (name == "moe.logit_bias") {
+    pieces.same("mlp.router.bias");
+  } else {
+    return false;
+  }
+  return true;
+}
+
 bool map_moe(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
   const MoeConfig& moe = part.config.moe;
   const ExpertNames names = expert_names(type);
@@ -202,6 +241,7 @@ bool map_moe(const LayerPart& part, ModelType type, std::string_view name, Piece
   const auto expert = [&](int64_t e, std::string_view matrix) {
     return fmt::format("{}experts.{}.{}", block, e, matrix);
   };
+  if (names.in_one_tensor && map_experts_in_one(part, name, pieces)) return true;
   if (name == "moe.router") {
     pieces.whole(block + std::string(names.router));
   } else if (name == "moe.shared.in") {
@@ -325,6 +365,8 @@ std::string fused_expert_name(const std::string& tensor) {
   const std::string name = module_name(tensor);
   const size_t experts = name.find(kExperts);
   if (experts == std::string::npos) return "";
+  const char next = name[experts + kExperts.size()];
+  if (next < '0' || next > '9') return "";
   const bool is_down = name.ends_with(".down_proj.weight") || name.ends_with(".w2.weight");
   return name.substr(0, experts + kExperts.size()) + (is_down ? "down_proj" : "gate_up_proj");
 }

@@ -2,9 +2,10 @@
 // Import, export and parity all follow it.
 //
 // Both sides keep a linear layer as [out, in], row-major. They differ in what is one tensor: here gate and up
-// projections are stacked, and so are the experts of a layer ([E, out, in]); there the latent of keys and values comes
-// from one matrix with the shared rotated key. Where all models of a type pair the rows that rotate in a layout that is
-// not the model's (only_rope_layout), rows of queries and keys are reordered: it then computes the same.
+// projections are stacked, and so are the experts of a layer ([E, out, in]); there they are not, or are [E, in, out]
+// with gate and up in turns (gpt-oss), and the latent of keys and values comes from one matrix with the shared rotated
+// key. Where all models of a type pair the rows that rotate in a layout that is not the model's (only_rope_layout),
+// rows of queries and keys are reordered: it then computes the same.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,20 @@
 
 namespace nmoe {
 
-// Consecutive rows of a parameter that are consecutive rows of a Hugging Face tensor.
+// Consecutive elements of a parameter that are consecutive in a Hugging Face tensor, or spread there.
 struct TensorPiece {
   std::string tensor;            // "model.layers.3.mlp.experts.7.gate_proj.weight"
   Shape tensor_shape;            // of all of it
   int64_t tensor_offset = 0;     // where the piece begins in it, in elements
   int64_t parameter_offset = 0;  // and in the parameter
   int64_t num_elements = 0;
+  // Spread: rows of `width` elements, of which one begins row_step behind the other in the tensor, and an element lies
+  // column_step behind the one before.
+  int64_t width = 1, row_step = 1, column_step = 1;
+
+  bool is_spread() const { return width != 1 || row_step != 1; }
+  // Where element i of the piece is in the tensor.
+  int64_t place_of(int64_t i) const { return tensor_offset + i / width * row_step + i % width * column_step; }
 };
 
 struct MappedParameter {
@@ -53,7 +61,8 @@ bool is_selection_bias(const std::string& tensor);
 std::string module_name(const std::string& tensor);
 
 // The name under which transformers holds all experts of the layer of an expert's `tensor` in one,
-// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] or "... .down_proj" [E, D, F]; "" for any other tensor.
+// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] or "... .down_proj" [E, D, F]; "" for any other tensor, those
+// included that are in one in files, too.
 std::string fused_expert_name(const std::string& tensor);
 
 }  // namespace nmoe

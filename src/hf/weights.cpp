@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-constexpr std::string_view kScaleSuffix = "_scale_inv";
+constexpr std::string_view kScaleSuffix = "_scale_inv", kBlocksSuffix = "_blocks", kBlockScalesSuffix = "_scales";
 
 constexpr int64_t kConvertedAtOnce = 4096;  // elements; on the stack
 
@@ -52,22 +52,55 @@ float fp8_meaning(uint8_t code, float scale) { return bf16_to_float(float_to_bf1
 
 std::string scales_name(const std::string& tensor) { return tensor + std::string(kScaleSuffix); }
 
-bool is_scales_name(std::string_view tensor) { return tensor.ends_with(kScaleSuffix); }
+std::string blocks_name(const std::string& tensor) { return tensor + std::string(kBlocksSuffix); }
+
+std::string block_scales_name(const std::string& tensor) { return tensor + std::string(kBlockScalesSuffix); }
+
+bool is_scales_name(std::string_view tensor) {
+  return tensor.ends_with(kScaleSuffix) || tensor.ends_with(kBlockScalesSuffix);
+}
 
 std::string name_of_scaled(std::string_view scales) {
-  return std::string(scales.substr(0, scales.size() - kScaleSuffix.size()));
+  const size_t suffix = (scales.ends_with(kScaleSuffix) ? kScaleSuffix : kBlockScalesSuffix).size();
+  return std::string(scales.substr(0, scales.size() - suffix));
+}
+
+bool is_blocks_name(std::string_view tensor) { return tensor.ends_with(kBlocksSuffix); }
+
+std::string name_of_blocks(std::string_view blocks) {
+  return std::string(blocks.substr(0, blocks.size() - kBlocksSuffix.size()));
+}
+
+float mxfp4_meaning(uint8_t code, uint8_t scale) {
+  return bf16_to_float(float_to_bf16(e2m1_to_float(code) * e8m0_to_float(scale)));
 }
 
 HfTensor::HfTensor(const SafetensorsFile& file, const SafetensorsFile::Entry& entry,
                    const SafetensorsFile::Entry* scales, const SafetensorsFile* scales_file)
-    : file_(&file), entry_(&entry), scales_file_(scales_file), scales_entry_(scales) {
-  if (scales == nullptr) return;
+    : file_(&file), entry_(&entry), scales_file_(scales_file), scales_entry_(scales), shape_(entry.shape) {
+  if (is_mxfp4()) shape_ = {shape_[0], shape_[2] * kHfMxFp4Block, shape_[1]};
+  if (scales == nullptr || is_mxfp4()) return;
   scale_columns_ = scales->shape[1];
   scales_.resize(static_cast<size_t>(scales->shape.num_elements()));
   widen(scales->dtype, scales_file->bytes(*scales).data(), scales_.data(), scales_.size());
 }
 
+void HfTensor::widen_mxfp4(int64_t index, int64_t count, float* values) const {
+  const int64_t in = shape_[1], out = shape_[2];
+  const int64_t expert = index / (in * out), row = index / out % in, column = index % out;
+  const int64_t first = (expert * out + column) * in + row;  // among the codes
+  const std::byte* const codes = bytes().data();
+  const std::byte* const scales = scales_file_->bytes(*scales_entry_).data();
+  for (int64_t i = 0, place = first; i < count; ++i, ++place) {
+    values[i] = mxfp4_meaning(mxfp4_code(codes[place / 2], place), static_cast<uint8_t>(scales[place / kHfMxFp4Block]));
+  }
+}
+
 void HfTensor::dequantise(int64_t begin, int64_t count, float* out) const {
+  if (is_mxfp4()) {
+    for (int64_t i = 0; i < count; ++i) widen_mxfp4(begin + i, 1, out + i);
+    return;
+  }
   const std::byte* source = bytes().data() + begin;
   const int64_t columns = entry_->shape[1];
   while (count > 0) {
@@ -105,6 +138,53 @@ void HfTensor::read(int64_t begin, int64_t count, DType dtype, std::byte* out) c
   }
 }
 
+namespace {
+
+// Elements [begin, end) of a piece, of so many bytes each. Rows are taken some at a time, column by column: where they
+// are columns of the tensor, neighbours in one cache line are read together.
+template <class Element>
+void gather(const TensorPiece& piece, int64_t begin, int64_t end, const std::byte* tensor, std::byte* target) {
+  constexpr int64_t kRows = 64;
+  const auto* const source = reinterpret_cast<const Element*>(tensor);
+  auto* const out = reinterpret_cast<Element*>(target);
+  for (int64_t first = begin / piece.width; first * piece.width < end; first += kRows) {
+    for (int64_t column = 0; column < piece.width; ++column) {
+      for (int64_t row = first; row < first + kRows; ++row) {
+        const int64_t i = row * piece.width + column;
+        if (i >= begin && i < end) out[i - begin] = source[piece.place_of(i)];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void HfTensor::read(const TensorPiece& piece, int64_t begin, int64_t end, DType dtype, std::byte* out) const {
+  if (!piece.is_spread()) return read(piece.tensor_offset + begin, end - begin, dtype, out);
+  NMOE_CHECK(!is_quantised() || is_mxfp4(), "{} is spread over codes of FP8", piece.tensor);
+  const int64_t some = std::max(kConvertedAtOnce, 64 * piece.width);
+  std::vector<float> values;
+  std::vector<std::byte> gathered;
+  for (int64_t from = begin; from < end; from += some) {
+    const int64_t to = std::min(end, from + some);
+    std::byte* const target = out + static_cast<size_t>(from - begin) * dtype_bytes(dtype);
+    if (is_quantised()) {
+      values.resize(static_cast<size_t>(to - from));
+      for (int64_t i = from, run = 0; i < to; i += run) {
+        run = piece.column_step == shape_[2] ? std::min(to - i, piece.width - i % piece.width) : 1;
+        widen_mxfp4(piece.place_of(i), run, values.data() + (i - from));
+      }
+      narrow(values.data(), dtype, target, values.size());
+      continue;
+    }
+    const size_t size = dtype_bytes(entry_->dtype);
+    gathered.resize(static_cast<size_t>(to - from) * size);
+    size == 2 ? gather<uint16_t>(piece, from, to, bytes().data(), gathered.data())
+              : gather<uint32_t>(piece, from, to, bytes().data(), gathered.data());
+    convert(entry_->dtype, gathered.data(), dtype, target, static_cast<size_t>(to - from));
+  }
+}
+
 HfWeights::HfWeights(const fs::path& dir) {
   const std::map<std::string, std::string> index = read_index(dir);
   std::set<std::string> names;
@@ -134,7 +214,23 @@ HfWeights::HfWeights(const fs::path& dir) {
 
   for (const auto& [name, place] : places) {
     const SafetensorsFile::Entry& entry = *place.entry;
-    if (is_scales_name(name) && places.contains(name_of_scaled(name))) continue;
+    if (is_scales_name(name)) {
+      const std::string scaled = name_of_scaled(name);
+      if (places.contains(scaled) || places.contains(blocks_name(scaled))) continue;
+    }
+    if (is_blocks_name(name) && entry.dtype == DType::kU8) {
+      const std::string tensor = name_of_blocks(name);
+      const auto scales = places.find(block_scales_name(tensor));
+      const Shape& shape = entry.shape;
+      if (shape.rank() != 4 || shape[3] * 2 != kHfMxFp4Block || scales == places.end() ||
+          scales->second.entry->dtype != DType::kU8 ||
+          scales->second.entry->shape != Shape{shape[0], shape[1], shape[2]}) {
+        throw folder_error(dir, fmt::format("the MXFP4 tensor '{}' {} has no scales '{}' in U8 for blocks of {}", name,
+                                            shape, block_scales_name(tensor), kHfMxFp4Block));
+      }
+      tensors_.emplace(tensor, HfTensor(*place.file, entry, scales->second.entry, scales->second.file));
+      continue;
+    }
     if (entry.dtype != DType::kF8E4M3) {
       tensors_.emplace(name, HfTensor(*place.file, entry));
       continue;

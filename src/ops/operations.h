@@ -51,6 +51,7 @@
   X(grouped_linear_backward_input, GroupedLinearBackwardInput)   \
   X(grouped_activation_backward, GroupedActivationBackward)      \
   X(grouped_linear_backward_weight, GroupedLinearBackwardWeight) \
+  X(expert_bias_backward, ExpertBiasBackward)                    \
   X(add_gradient, AddGradient)                                   \
   X(bias_forward, BiasForward)                                   \
   X(bias_backward, BiasBackward)                                 \

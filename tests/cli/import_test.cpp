@@ -142,6 +142,12 @@ INSTANTIATE_TEST_SUITE_P(
                "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\nqk_norm = true\n"
                "[model.moe]\nnum_experts = 4\nexpert_dim = 16\nnum_shared_experts = 2\n",
                "layers = \"gqa/dense, gqa:8/moe, gqa/moe\""},
+        Shaped{"gpt_oss",
+               "activation = \"clamped_swiglu\"\n[model.yarn]\nfactor = 4\noriginal_max_positions = 16\n"
+               "beta_fast = 2\ntruncate = false\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\nbias = \"all\"\n"
+               "sinks = true\n[model.moe]\nnum_experts = 4\nexpert_dim = 16\nbiases = true\n"
+               "num_shared_experts = 0\nscore = \"softmax\"\nbias_rate = 0\n",
+               "layers = \"gqa:8/moe, gqa/moe\""},
         Shaped{"ernie4_5_moe",
                "dense_dim = 48\n[model.gqa]\nnum_kv_heads = 2\nhead_dim = 8\n[model.moe]\n"
                "num_experts = 4\nexpert_dim = 16\nscore = \"softmax\"\nbias_rate = 0.001\n",

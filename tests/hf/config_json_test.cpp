@@ -114,7 +114,7 @@ void expect_same(const HfModel& a, const HfModel& b) {
   EXPECT_EQ(printed(a.config), printed(b.config));
   EXPECT_EQ(a.num_nextn_predict_layers, b.num_nextn_predict_layers);
   EXPECT_EQ(a.dtype, b.dtype);
-  EXPECT_EQ(a.fp8, b.fp8);
+  EXPECT_EQ(a.format, b.format);
   EXPECT_EQ(a.scales, b.scales);
   EXPECT_EQ(a.bos_id, b.bos_id);
   EXPECT_EQ(a.eos_ids, b.eos_ids);
@@ -126,7 +126,7 @@ TEST(ConfigJson, ReadsDeepseekV3) {
   EXPECT_EQ(model.type, ModelType::kDeepseekV3);
   EXPECT_EQ(model.num_nextn_predict_layers, 1);
   EXPECT_EQ(model.dtype, "bfloat16");
-  EXPECT_TRUE(model.fp8);
+  EXPECT_EQ(model.format, HfFormat::kFp8);
   EXPECT_EQ(model.bos_id, 0);
   EXPECT_EQ(model.eos_ids, std::vector<int64_t>{1});
   EXPECT_EQ(config.vocab_size, 129280);
@@ -203,7 +203,7 @@ TEST(ConfigJson, ReadsDeepseekV2) {
 TEST(ConfigJson, ReadsMoonlight) {
   const HfModel model = read(moonlight());
   EXPECT_EQ(model.type, ModelType::kDeepseekV3);
-  EXPECT_FALSE(model.fp8);
+  EXPECT_EQ(model.format, HfFormat::kPlain);
   EXPECT_EQ(model.config.norm_eps, 1e-5);
   EXPECT_EQ(model.config.mla.norm_eps, 1e-6);  // the latents' norms keep their own
   EXPECT_EQ(model.config.yarn.factor, 1.0);
@@ -374,7 +374,7 @@ TEST(ConfigJson, ABaseKeepsWhatDoesNotDiffer) {
   EXPECT_EQ(to_config_json(model, base.dump()), base.dump(2) + "\n");  // order of keys included
 
   model.config.max_positions = 8192;
-  model.fp8 = false;
+  model.format = HfFormat::kPlain;
   model.dtype = "float32";
   model.num_nextn_predict_layers = 0;
   Json wanted = base;

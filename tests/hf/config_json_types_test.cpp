@@ -125,6 +125,21 @@ Json glm_4_7_flash() {
     "vocab_size": 154880})");
 }
 
+Json gpt_oss_20b() {
+  Json json = merged(common_keys(), R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+    "attention_bias": true, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880,
+    "initial_context_length": 4096, "intermediate_size": 2880, "max_position_embeddings": 131072,
+    "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199999, "rms_norm_eps": 1e-05,
+    "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"], "quant_method": "mxfp4"},
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": false},
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "vocab_size": 201088})");
+  for (int i = 0; i < 24; ++i) json["layer_types"].push_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
+  return json;
+}
+
 HfModel read_json(const Json& json) { return from_config_json(json.dump(), "config.json"); }
 
 // The keys of [model] that have an effect, except those that all these models have.
@@ -141,7 +156,7 @@ std::string printed_model(const ModelConfig& model) {
 
 TEST(ConfigJsonTypes, EveryOneRoundTrips) {
   for (const Json& json : {llama_3_1_8b(), qwen3_8b(), mixtral_8x7b(), olmoe_1b_7b(), qwen1_5_moe(), minimax_m2(),
-                           glm_4_5_air(), dots_llm1(), ernie_21b(), glm_4_7_flash()}) {
+                           glm_4_5_air(), dots_llm1(), ernie_21b(), glm_4_7_flash(), gpt_oss_20b()}) {
     SCOPED_TRACE(json["model_type"]);
     const HfModel model = read_json(json);
     const std::string text = to_config_json(model);
@@ -276,7 +291,8 @@ TEST(ConfigJsonTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
                                    {"olmoe-1b-7b", olmoe_1b_7b()},
                                    {"glm-4.5-air", glm_4_5_air()},
                                    {"qwen3-30b-a3b", qwen3_30b_a3b()},
-                                   {"llama-3.1-8b", llama_3_1_8b()}}) {
+                                   {"llama-3.1-8b", llama_3_1_8b()},
+                                   {"gpt-oss-20b", gpt_oss_20b()}}) {
     const ModelConfig published = read_json(json).config;
     ModelConfig own = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models" / (std::string(file) + ".toml")).model;
     own.moe.balance_loss = published.moe.balance_loss;
@@ -333,6 +349,16 @@ TEST(ConfigJsonTypes, ObstaclesOfTypesHaveNames) {
             "model.moe.shared_dim = 1000: glm4_moe has shared experts as wide as others");
   EXPECT_EQ(obstacles(dots_llm1(), [](C& c) { c.moe.num_shared_experts = 0; }),
             "model.moe.num_shared_experts = 0: dots1 has 1 or more");
+  EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.gqa.sinks = false; }),
+            "model.gqa.sinks = false: gpt_oss has sinks");
+  EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.moe.biases = false; }),
+            "model.moe.biases = false: gpt_oss has biases of routers and experts");
+  EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.activation = Activation::kSwiGlu; }),
+            "model.activation = \"swiglu\": gpt_oss has clamped_swiglu");
+  EXPECT_EQ(obstacles(mixtral_8x7b(), [](C& c) { c.gqa.sinks = true; }),
+            "model.gqa.sinks = true: mixtral has no sinks");
+  EXPECT_EQ(obstacles(qwen3_30b_a3b(), [](C& c) { c.moe.biases = true; }),
+            "model.moe.biases = true: qwen3_moe has no biases of routers and experts");
   EXPECT_EQ(obstacles(glm_4_7_flash(), [](C& c) { c.rope.scaling = RopeScaling::kLinear; }),
             "model.rope.scaling = \"linear\": glm4_moe_lite has YaRN or none");
 }
@@ -378,6 +404,9 @@ TEST(ConfigJsonTypes, LayersMayDiffer) {
   EXPECT_EQ(pattern(dots_llm1(), R"({"sliding_window": 4096, "max_window_layers": 60})"),
             "gqa/dense, 59 x gqa/moe, 2 x gqa:4096/moe");
   EXPECT_EQ(pattern(mixtral_8x7b(), R"({"sliding_window": 4096})"), "32 x gqa:4096/moe");
+  EXPECT_EQ(pattern(gpt_oss_20b(), R"({"layer_types": null, "sliding_window": null, "num_hidden_layers": 3})"),
+            "gqa:128/moe, gqa/moe, gqa:128/moe");
+  EXPECT_EQ(pattern(gpt_oss_20b(), R"({"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]})"), "");
   EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"use_sliding_window": true, "sliding_window": 64})"), "48 x gqa:64/moe");
   EXPECT_EQ(pattern(ernie_21b(), R"({"num_hidden_layers": 8, "moe_layer_interval": 2, "moe_layer_end_index": 5})"),
             "gqa/dense, gqa/moe, gqa/dense, gqa/moe, gqa/dense, gqa/moe, 2 x gqa/dense");
@@ -453,6 +482,10 @@ INSTANTIATE_TEST_SUITE_P(
         TypeRefusal{ernie_21b, R"({"use_bias": true})", "use_bias = true"},
         TypeRefusal{ernie_21b, R"({"moe_layer_interval": 0})", "moe_layer_interval = 0"},
         TypeRefusal{ernie_21b, R"({"compression_ratio": 2.0})", "compression_ratio = 2"},
+        TypeRefusal{gpt_oss_20b, R"({"swiglu_limit": 5.0})", "swiglu_limit = 5.0: transformers' experts clamp at 7"},
+        TypeRefusal{gpt_oss_20b, R"({"experts_per_token": 2})", "experts_per_token"},
+        TypeRefusal{gpt_oss_20b, R"({"quantization_config": {"quant_method": "awq"}})", "quant_method = \"awq\""},
+        TypeRefusal{mixtral_8x7b, R"({"quantization_config": {"quant_method": "mxfp4"}})", "quant_method = \"mxfp4\""},
         TypeRefusal{glm_4_7_flash, R"({"mlp_layer_types": ["sparse"]})", "mlp_layer_types"},
         TypeRefusal{glm_4_7_flash, R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor = 0.5"}));
 

@@ -92,6 +92,10 @@ TEST(TensorMap, ExpertsHaveTheNamesOfTheirType) {
       {ModelType::kQwen2Moe,
        {"mlp.shared_expert.gate_proj.weight [6, 8]", "mlp.shared_expert.down_proj.weight [8, 6]",
         "mlp.shared_expert_gate.weight [1, 8]"}},
+      {ModelType::kGptOss,
+       {"mlp.router.weight [2, 8]", "mlp.router.bias [2]", "mlp.experts.gate_up_proj [2, 8, 8]",
+        "mlp.experts.gate_up_proj_bias [2, 8]", "mlp.experts.down_proj [2, 4, 8]", "mlp.experts.down_proj_bias [2, 8]",
+        "self_attn.sinks [2]"}},
       {ModelType::kDots1, {"mlp.gate.e_score_correction_bias [2]", "mlp.shared_experts.up_proj.weight [6, 8]"}}};
   for (const auto& [type, tensors] : all) {
     ModelConfig config = small(PartKind::kGqa, RopeLayout::kHalfSplit);
@@ -99,7 +103,8 @@ TEST(TensorMap, ExpertsHaveTheNamesOfTheirType) {
     config.moe.expert_dim = 4;
     config.moe.shared_dim = 6;
     config.moe.shared_gate = type == ModelType::kQwen2Moe;
-    if (type == ModelType::kMixtral || type == ModelType::kMinimaxM2) config.moe.num_shared_experts = 0;
+    config.gqa.sinks = config.moe.biases = type == ModelType::kGptOss;
+    if (type == ModelType::kMixtral || type == ModelType::kMinimaxM2 || config.moe.biases) config.moe.num_shared_experts = 0;
     std::set<std::string> mapped;
     for (const MappedParameter& parameter : map_parameters(config, type)) {
       for (const TensorPiece& piece : parameter.pieces) {

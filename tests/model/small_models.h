@@ -113,6 +113,17 @@ inline std::vector<SmallModel> small_models() {
     c.moe.latent_dim = 7;
     c.moe.num_shared_experts = 0;
   });
+  // Sinks and biases everywhere, and hidden units of which some are clamped.
+  add("sinks_and_expert_biases", [](ModelConfig& c) {
+    c.layers = "gqa:2/moe, gqa/moe, gqa_nope/dense";
+    c.gqa = {.num_kv_heads = 1, .head_dim = 4, .bias = AttentionBias::kAll, .sinks = true};
+    c.yarn = {.factor = 4.0, .original_max_positions = 4, .truncate = false};
+    c.moe.score = ScoreFunction::kSoftmax;
+    c.moe.num_shared_experts = 0;
+    c.moe.biases = true;
+    c.activation = Activation::kClampedSwiGlu;
+    c.init.std = 1.5;
+  });
   add("gated_shared_experts", [](ModelConfig& c) {
     c.moe.num_shared_experts = 1;
     c.moe.shared_dim = 5;

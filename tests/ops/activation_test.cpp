@@ -6,13 +6,17 @@
 namespace nmoe::test {
 namespace {
 
-int64_t pre_width(Activation kind, int64_t width) { return kind == Activation::kSwiGlu ? 2 * width : width; }
+int64_t pre_width(Activation kind, int64_t width) { return activation_parts(kind) * width; }
 
 // One element of h, straight from the definition.
 double reference(Activation kind, Tensor pre, int64_t row, int64_t column, double weight) {
   const int64_t width = pre.dim(1);
   const double first = get(pre, row * width + column);
   if (kind == Activation::kReluSquared) return std::pow(std::max(first, 0.0), 2) * weight;
+  if (kind == Activation::kClampedSwiGlu) {
+    const double gate = std::min(first, 7.0), up = std::clamp(get(pre, row * width + width / 2 + column), -7.0, 7.0);
+    return (up + 1) * gate / (1 + std::exp(-1.702 * gate)) * weight;
+  }
   return first / (1 + std::exp(-first)) * get(pre, row * width + width / 2 + column) * weight;
 }
 
@@ -27,7 +31,8 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
   struct ActivationRun {
     ActivationRun(DType real, int num_threads, int64_t num_rows, int64_t width, Case c) : pool(real) {
       ops = cpu_device(real, num_threads);
-      pre = pool.normal({num_rows, pre_width(c.kind, width)}, 2.0);
+      // Of clamped SwiGLU some are beyond the limits.
+      pre = pool.normal({num_rows, pre_width(c.kind, width)}, c.kind == Activation::kClampedSwiGlu ? 5.0 : 2.0);
       h = pool.zeros({num_rows, width});
       dh = pool.normal({num_rows, width});
       dpre = pool.zeros(pre.shape());
@@ -46,8 +51,9 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ActivationTest,
                          ::testing::Values(Case{Activation::kSwiGlu, false}, Case{Activation::kSwiGlu, true},
-                                           Case{Activation::kReluSquared, false},
-                                           Case{Activation::kReluSquared, true}));
+                                           Case{Activation::kReluSquared, false}, Case{Activation::kReluSquared, true},
+                                           Case{Activation::kClampedSwiGlu, false},
+                                           Case{Activation::kClampedSwiGlu, true}));
 
 TEST_P(ActivationTest, ForwardMatchesTheDefinition) {
   const ActivationRun run(DType::kF64, 2, 5, 19, GetParam());
@@ -141,6 +147,10 @@ TEST(Activation, LetsNanThrough) {
   ops->activation_forward({Activation::kReluSquared, pool.of({1, 1}, {nan}), {}, h});
   EXPECT_TRUE(std::isnan(get(h, 0)));
   set(h, 0, 0);
+  ops->activation_forward({Activation::kClampedSwiGlu, pool.of({1, 2}, {nan, 1}), {}, h});
+  EXPECT_TRUE(std::isnan(get(h, 0)));
+  ops->activation_forward({Activation::kClampedSwiGlu, pool.of({1, 2}, {1, nan}), {}, h});
+  EXPECT_TRUE(std::isnan(get(h, 0)));
   ops->activation_forward({Activation::kSwiGlu, pool.of({1, 2}, {nan, 1}), {}, h});
   EXPECT_TRUE(std::isnan(get(h, 0)));
 }

@@ -11,6 +11,7 @@ struct AttentionCase {
   std::string name;
   int64_t B, S, H, G, Dk, Dv, window;
   std::vector<double> cu_seqlens = {};  // empty: none
+  bool sinks = false;
 };
 const AttentionCase kSmallCases[] = {
     {"one position", 2, 1, 2, 1, 3, 2, 0},
@@ -26,6 +27,9 @@ const AttentionCase kSmallCases[] = {
     {"documents and a window", 1, 9, 2, 1, 3, 2, 3, {0, 2, 7, 9}},
     {"a document ends with a query block", 1, 70, 1, 1, 2, 1, 0, {0, 64, 70}},
     {"a document across query blocks", 1, 131, 1, 1, 2, 2, 0, {0, 60, 129, 131}},
+    {"sinks", 2, 6, 4, 2, 3, 5, 0, {}, true},
+    {"sinks across query blocks, a window", 1, 130, 2, 1, 2, 1, 66, {}, true},
+    {"sinks and documents", 1, 9, 2, 1, 3, 2, 3, {0, 2, 7, 9}, true},
 };
 const AttentionCase kLargeCases[] = {
     {"many key blocks", 2, 600, 4, 2, 24, 16, 0},
@@ -35,6 +39,7 @@ const AttentionCase kLargeCases[] = {
     {"a document longer than a key block", 2, 600, 4, 2, 24, 16, 0, {0, 1, 301, 600, 640, 704, 1200}},
     {"documents on block borders", 1, 700, 2, 1, 16, 16, 0, {0, 64, 320, 321, 512, 576, 700}},
     {"wide window and documents", 1, 700, 2, 2, 16, 16, 270, {0, 5, 650, 700}},
+    {"sinks, many key blocks", 2, 600, 4, 2, 24, 16, 300, {0, 1, 301, 600, 1200}, true},
 };
 
 struct Problem {
@@ -49,9 +54,14 @@ Problem make_problem(TensorPool& pool, const AttentionCase& c) {
   const Tensor v = pool.normal({tokens, c.G, c.Dv}), dout = pool.normal({tokens, c.H, c.Dv});
   // Outputs start as NaN, so that reading one before writing it shows.
   const Tensor out = pool.full(dout.shape(), NAN), lse = pool.full({c.B, c.H, c.S}, NAN);
-  return {{shape, q, k, v, out, lse},
-          {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
-           pool.full(v.shape(), NAN)}};
+  Problem problem{{shape, q, k, v, out, lse},
+                  {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
+                   pool.full(v.shape(), NAN)}};
+  if (c.sinks) {  // above and below what scores are
+    problem.forward.sinks = problem.backward.sinks = pool.normal({c.H}, 3.0);
+    problem.backward.dsinks = pool.zeros({c.H});
+  }
+  return problem;
 }
 
 // First position, in sequence b, of the document that its position i is in.
@@ -73,7 +83,7 @@ void reference(const AttentionCase& c, const AttentionForward& a, std::vector<do
       for (int64_t i = 0; i < c.S; ++i) {
         const int64_t first = std::max(document_begin(c, b, i), c.window == 0 ? 0 : i - c.window + 1);
         std::vector<double> weights;
-        double sum = 0;
+        double sum = a.sinks.defined() ? std::exp(get(a.sinks, h)) : 0;
         for (int64_t j = first; j <= i; ++j) {
           double score = 0;
           for (int64_t d = 0; d < c.Dk; ++d) {
@@ -107,6 +117,32 @@ TEST(Attention, ForwardIsTheDefinition) {
       EXPECT_TRUE(near(problem.forward.out, out, 1e-9));
       EXPECT_TRUE(near(problem.forward.lse, lse, 1e-9));
     }
+  }
+}
+
+// A sink far above all scores leaves nothing, one far below changes nothing, and neither overflows. Gradients add up.
+TEST(Attention, SinksFarFromScores) {
+  for (const DType real : {DType::kF32, DType::kF64}) {
+    TensorPool pool(real), same_pool(real);
+    const AttentionCase c{"", 1, 5, 2, 1, 3, 2, 0, {}, true};
+    const Problem problem = make_problem(pool, c);
+    const auto ops = cpu_device(real);
+    ops->fill({problem.forward.sinks.rows(0, 1), 1e4});
+    ops->fill({problem.forward.sinks.rows(1, 2), -1e4});
+    ops->fill({problem.backward.dsinks, 2.0});
+    ops->attention_forward(problem.forward);
+    ops->attention_backward(problem.backward);
+    Problem plain = make_problem(same_pool, c);
+    plain.forward.sinks = {};
+    ops->attention_forward(plain.forward);
+    for (int64_t i = 0; i < 5; ++i) {
+      for (int64_t d = 0; d < 2; ++d) {
+        EXPECT_EQ(get(problem.forward.out, i * 4 + d), 0.0);
+        EXPECT_EQ(get(problem.forward.out, i * 4 + 2 + d), get(plain.forward.out, i * 4 + 2 + d));
+      }
+    }
+    EXPECT_EQ(get(problem.backward.dsinks, 0), 2.0);
+    EXPECT_EQ(get(problem.backward.dsinks, 1), 2.0);
   }
 }
 
@@ -172,6 +208,9 @@ TEST(Attention, BackwardMatchesFiniteDifferences) {
     EXPECT_TRUE(gradient_matches(loss, backward.q, backward.dq)) << "dq";
     EXPECT_TRUE(gradient_matches(loss, backward.k, backward.dk)) << "dk";
     EXPECT_TRUE(gradient_matches(loss, backward.v, backward.dv)) << "dv";
+    if (c.sinks) {
+      EXPECT_TRUE(gradient_matches(loss, backward.sinks, backward.dsinks)) << "dsinks";
+    }
   }
 }
 
@@ -249,6 +288,7 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
       EXPECT_TRUE(same_bits(problem.backward.dq, first.backward.dq)) << threads;
       EXPECT_TRUE(same_bits(problem.backward.dk, first.backward.dk)) << threads;
       EXPECT_TRUE(same_bits(problem.backward.dv, first.backward.dv)) << threads;
+      if (c.sinks) EXPECT_TRUE(same_bits(problem.backward.dsinks, first.backward.dsinks)) << threads;
     }
   }
 }

@@ -13,6 +13,7 @@ struct CachedCase {
   int64_t H, G, Dk, Dv, window, capacity;
   std::vector<double> slots, positions;
   bool values_in_keys = false;
+  bool sinks = false;
 };
 const CachedCase kCases[] = {
     {"one row, one position", 2, 1, 3, 2, 0, 4, {0}, {0}},
@@ -26,6 +27,8 @@ const CachedCase kCases[] = {
     {"rows of several pages", 4, 2, 9, 17, 0, 700, {2, 0, 1, 2}, {699, 128, 127, 300}},
     {"windows over pages", 6, 2, 8, 24, 150, 400, {1, 1, 0, 1}, {399, 200, 257, 129}},
     {"no rows", 2, 1, 3, 2, 0, 4, {}, {}},
+    {"sinks", 4, 2, 9, 17, 0, 70, {2, 0, 1, 2, 1}, {69, 3, 0, 12, 33}, false, true},
+    {"sinks, many heads, windows over pages", 22, 2, 8, 24, 150, 400, {1, 1, 0, 1}, {399, 200, 257, 129}, false, true},
 };
 
 // With keys and values [3, capacity, width].
@@ -39,7 +42,8 @@ CachedAttention dense_problem(TensorPool& pool, const CachedCase& c) {
           .keys = pool.normal({3, c.capacity, c.G * c.Dk}),
           .values = c.values_in_keys ? Tensor() : pool.normal({3, c.capacity, c.G * c.Dv}),
           .num_kv_heads = c.G,
-          .out = pool.full({T, c.H, c.Dv}, NAN)};
+          .out = pool.full({T, c.H, c.Dv}, NAN),
+          .sinks = c.sinks ? pool.normal({c.H}, 3.0) : Tensor()};
 }
 
 CachedAttention in_pages(TensorPool& pool, CachedAttention args, const Pages& pages) {
@@ -60,7 +64,7 @@ std::vector<double> reference(const CachedCase& c, const CachedAttention& a) {
     for (int64_t h = 0; h < c.H; ++h) {
       const int64_t g = h / (c.H / c.G), row = static_cast<int64_t>(t) * c.H + h;
       std::vector<double> sums(static_cast<size_t>(c.Dv));
-      double total = 0;
+      double total = a.sinks.defined() ? std::exp(get(a.sinks, h)) : 0;
       for (int64_t j = c.window == 0 ? 0 : std::max<int64_t>(0, last - c.window + 1); j <= last; ++j) {
         const int64_t place = slot * c.capacity + j;
         double score = 0;
@@ -135,6 +139,7 @@ TEST_P(CachedAttentionTest, ClaimsItsScratch) {
     *tensor = without_data(*tensor);
   }
   if (args.values.defined()) empty.values = without_data(args.values);
+  if (args.sinks.defined()) empty.sinks = without_data(args.sinks);
   counter->ops().cached_attention(empty);
   device->scratch(Lane::kCompute).reserve(device->memory(), counter->scratch(Lane::kCompute).high_water());
   device->ops().cached_attention(args);
@@ -263,8 +268,9 @@ TEST(MlaCachedAttentionTest, EqualsExpandedKeysAndValues) {
 TEST(CachedAttentionBits, AreThoseOfTraining) {
   constexpr int64_t kHeads = 4, kGroups = 2, kKey = 12, kValue = 10, kSeqLen = 700;
   const std::vector<double> bounds = {0, 1, 83, 83, 513, 700};
-  for (const int64_t window : {0, 90}) {
+  for (const auto& [window, has_sinks] : {std::pair<int64_t, bool>(0, false), {90, false}, {0, true}, {90, true}}) {
     TensorPool pool(DType::kF32);
+    const Tensor sinks = has_sinks ? pool.normal({kHeads}, 2.0) : Tensor();
     const Tensor q = pool.normal({kSeqLen, kHeads, kKey}), k = pool.normal({kSeqLen, kGroups, kKey}),
                  v = pool.normal({kSeqLen, kGroups, kValue}), out = pool.full({kSeqLen, kHeads, kValue}, NAN);
     const auto device = cpu_device(DType::kF32, 2);
@@ -275,7 +281,8 @@ TEST(CachedAttentionBits, AreThoseOfTraining) {
          .k = k,
          .v = v,
          .out = out,
-         .lse = pool.zeros({1, kHeads, kSeqLen})});
+         .lse = pool.zeros({1, kHeads, kSeqLen}),
+         .sinks = sinks});
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(83, 513), std::pair<int64_t, int64_t>(513, 700)}) {
       const int64_t size = end - begin;
       std::vector<double> positions;
@@ -292,7 +299,8 @@ TEST(CachedAttentionBits, AreThoseOfTraining) {
            .keys = in_pages(pool, k.rows(begin, end).reshape({1, size, kGroups * kKey}), pages),
            .values = in_pages(pool, v.rows(begin, end).reshape({1, size, kGroups * kValue}), pages),
            .num_kv_heads = kGroups,
-           .out = cached});
+           .out = cached,
+           .sinks = sinks});
       EXPECT_TRUE(same_bits(cached, out.rows(begin, end))) << "window " << window << ", document at " << begin;
     }
   }

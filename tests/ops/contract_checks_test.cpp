@@ -239,6 +239,27 @@ TEST_F(ContractChecks, ProductsOfExperts) {
             a.h = floats({6, 6});
           },
           [](auto& a) { a.kind = Activation::kReluSquared; }});
+  expect(&Ops::grouped_linear_forward,
+         {.x = floats({6, 8}),
+          .w = floats({2, 4, 8}),
+          .offsets = offsets,
+          .y = floats({6, 4}),
+          .bias = {floats({2, 4}), floats({6})}},
+         {[](auto& a) {
+            a.bias.values = floats({2, 3});
+          },
+          [](auto& a) { a.bias.row_weight = floats({5}); }});
+  expect(&Ops::expert_bias_backward,
+         {.dy = floats({6, 4}),
+          .offsets = offsets,
+          .bias = {floats({2, 4}), floats({6})},
+          .dvalues = floats({2, 4}),
+          .drow_weight = floats({6})},
+         {[](auto& a) { a.drow_weight = {}; },
+          [](auto& a) {
+            a.dvalues = floats({2, 5});
+          },
+          [](auto& a) { a.bias.row_weight = {}; }});
   expect(&Ops::grouped_linear_backward_weight,
          {.x = floats({6, 8}), .dy = floats({6, 4}), .offsets = offsets, .dw = floats({2, 4, 8})},
          {[](auto& a) { a.x = OperandRows(); }, [](auto& a) { a.x_columns = columns(2, 8); },

@@ -16,7 +16,7 @@ std::vector<double> reference(const TreeCase& c, const TreeAttention& a) {
     for (int64_t h = 0; h < c.H; ++h) {
       const int64_t g = h / (c.H / c.G);
       std::vector<double> sums(static_cast<size_t>(c.Dv));
-      double total = 0;
+      double total = a.sinks.defined() ? std::exp(get(a.sinks, h)) : 0;
       const int64_t first = c.window == 0 ? 0 : std::max<int64_t>(0, std::ssize(path) - c.window);
       for (int64_t j = first; j < std::ssize(path); ++j) {
         const int64_t seen = path[static_cast<size_t>(j)] * c.G + g;

@@ -18,6 +18,7 @@ struct TreeCase {
   std::string name;
   int64_t H, G, Dk, Dv, window;
   std::vector<Piece> pieces;
+  bool sinks = false;
 
   int64_t num_rows() const {
     int64_t sum = 0;
@@ -79,6 +80,8 @@ inline const std::vector<TreeCase>& tree_cases() {
       {"window within a tile", 2, 1, 64, 64, 5, {{100, -1}, {5, 0}, {70, 0}}},
       {"window across pieces", 2, 1, 128, 128, 130, {{300, -1}, {30, 0}, {5, 0}, {100, 1}}},
       {"window beyond all", 2, 1, 8, 8, int64_t{1} << 40, {{100, -1}, {5, 0}}},
+      {"sinks", 4, 2, 64, 64, 130, {{300, -1}, {30, 0}, {5, 0}, {100, 1}}, true},
+      {"sinks, odd sizes", 3, 1, 7, 5, 0, {{90, -1}, {10, 0}}, true},
   };
   return cases;
 }
@@ -102,7 +105,8 @@ inline TreeAttention tree_problem(TensorPool& pool, const TreeCase& c) {
           .out = pool.full({T, c.H, c.Dv}, NAN),
           .positions = pool.ints({T}, positions),
           .bounds = pool.ints({std::ssize(bounds)}, bounds),
-          .parents = pool.ints({std::ssize(parents)}, parents)};
+          .parents = pool.ints({std::ssize(parents)}, parents),
+          .sinks = c.sinks ? pool.normal({c.H}, 3.0) : Tensor()};
 }
 
 // Rows of x.
@@ -123,6 +127,7 @@ inline TreeAttention unfolded_problem(TensorPool& pool, TreeCase c, const TreeAt
   flat.q = picked_rows(pool, folded.q, unfolded.sources);
   flat.k = picked_rows(pool, folded.k, unfolded.sources);
   flat.v = picked_rows(pool, folded.v, unfolded.sources);
+  flat.sinks = folded.sinks;
   return flat;
 }
 

@@ -42,9 +42,6 @@ constexpr Feature kOfTypes[] = {
     {"deepseek_v32", "indexer of sparse attention (DSA)"},
     {"deepseek_v4", "hyper-connections, hash routing, compressed attention"},
     {"glm_moe_dsa", "indexer of sparse attention (DSA)"},
-    {"gpt_oss",
-     "attention sinks, biases of experts and routers, clamped SwiGLU ((up + 1) gate sigmoid(1.702 gate)), MXFP4 "
-     "weights"},
     {"kimi_linear", "layers of Kimi delta attention"},
     {"llama4", "images, attention within chunks, scores on experts' inputs"},
     {"llama4_text", "attention within chunks, scores on experts' inputs, L2 norms of queries and keys"},

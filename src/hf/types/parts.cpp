@@ -84,7 +84,7 @@ std::vector<bool> read_windowed(Keys& keys, const WindowKeys& has, int64_t num_l
   for (int64_t i = 0; i < num_layers; ++i) {
     const auto at = static_cast<size_t>(i);
     if (types == nullptr) {
-      windowed[at] = is_on && (has.is_qwen2 ? i % 2 == 0 && i < limit : i >= limit);
+      windowed[at] = is_on && (has.alternates ? i % 2 == 0 : has.is_qwen2 ? i % 2 == 0 && i < limit : i >= limit);
     } else if (types->at(at) != kFull && types->at(at) != kSliding) {
       keys.lacks("layer_types", fmt::format("nmoe has no {}", types->at(at).dump()));
       break;
@@ -100,7 +100,7 @@ std::vector<bool> read_windowed(Keys& keys, const WindowKeys& has, int64_t num_l
 void read_windows(Keys& keys, const WindowKeys& has, LayerKinds& kinds) {
   const bool is_on = !has.has_switch || keys.flag("use_sliding_window", false);
   for (const char* key : {"use_sliding_window", "sliding_window"}) keys.ignore(key);
-  const int64_t size = keys.says_null("sliding_window") ? 0 : keys.at_least(0, {"sliding_window"}, 4096);
+  const int64_t size = keys.says_null("sliding_window") ? 0 : keys.at_least(0, {"sliding_window"}, has.size);
   const std::vector<bool> windowed =
       read_windowed(keys, has, std::ssize(kinds.windows), is_on && !keys.says_null("sliding_window"));
   if (std::ranges::find(windowed, true) == windowed.end()) return;

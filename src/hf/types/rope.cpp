@@ -68,7 +68,11 @@ void read_yarn(Keys& keys, ModelConfig& model) {
   yarn.original_max_positions = keys.at_least(1, {"original_max_position_embeddings"});
   yarn.beta_fast = keys.positive("beta_fast", yarn.beta_fast);
   yarn.beta_slow = keys.positive("beta_slow", yarn.beta_slow);
-  keys.only("truncate", true, "nmoe rounds the ends of YaRN's ramp");
+  if (has_softmax_magnitude(model)) {
+    keys.only("truncate", true, "DeepSeek's code rounds the ends of YaRN's ramp whatever it says");
+  } else {
+    yarn.truncate = keys.flag("truncate", true);
+  }
   if (keys.has("attention_factor")) {
     throw keys.error("attention_factor", kFormula, "remove it if it is what transformers derives as well");
   }
@@ -190,6 +194,7 @@ Json scaling_json(const ModelConfig& config) {
                {"original_max_position_embeddings", yarn.original_max_positions},
                {"beta_fast", yarn.beta_fast},
                {"beta_slow", yarn.beta_slow}};
+  if (!yarn.truncate) json["truncate"] = false;
   if (yarn.mscale_all_dim != 0.0) {
     json["mscale"] = yarn.mscale;
     json["mscale_all_dim"] = yarn.mscale_all_dim;
@@ -239,6 +244,7 @@ void require_rope(Fit& fit, const ModelConfig& config) {
     fit.require(yarn.mscale == 1.0, "model.yarn.mscale", "1 only");
     fit.require(yarn.mscale_all_dim == 0.0, "model.yarn.mscale_all_dim", "0 only");
   } else {
+    fit.require(yarn.truncate, "model.yarn.truncate", "rounded ends of the ramp");
     fit.require(yarn.mscale_all_dim == 0.0 ? yarn.mscale == 1.0 : yarn.mscale > 0.0, "model.yarn.mscale",
                 "1 without mscale_all_dim, and more than 0 with it");
   }

@@ -27,6 +27,7 @@ LayerFreedom layer_freedom(ModelType type) {
       return {.dense = true};
     case ModelType::kQwen3:
     case ModelType::kDots1:
+    case ModelType::kGptOss:
       return {.windows = LayerFreedom::Windows::kAny};
     default:
       return {};
@@ -36,7 +37,7 @@ LayerFreedom layer_freedom(ModelType type) {
 const TypeText& text_of(ModelType type) {
   static const TypeText deepseek = deepseek_text(), deepseek_v2 = deepseek_v2_text(), dense = dense_text(),
                         qwen_moe = qwen_moe_text(), mixtral = mixtral_text(), minimax = minimax_text(),
-                        glm4_moe = glm4_moe_text(), ernie = ernie_text();
+                        glm4_moe = glm4_moe_text(), ernie = ernie_text(), gpt_oss = gpt_oss_text();
   switch (type) {
     case ModelType::kDeepseekV2:
       return deepseek_v2;
@@ -60,6 +61,8 @@ const TypeText& text_of(ModelType type) {
       return glm4_moe;
     case ModelType::kErnie45Moe:
       return ernie;
+    case ModelType::kGptOss:
+      return gpt_oss;
   }
   NMOE_CHECK(false, "model type {}", static_cast<int>(type));
 }

@@ -53,6 +53,7 @@ TypeText mixtral_text();   // Mixtral and OLMoE
 TypeText minimax_text();
 TypeText glm4_moe_text();  // GLM-4-MoE and dots1
 TypeText ernie_text();
+TypeText gpt_oss_text();
 
 // --- rotation (rope.cpp)
 // Both spellings: rope_theta beside rope_scaling (null, or what to do beyond the trained length), and rope_parameters
@@ -94,10 +95,13 @@ void set_layers(ModelConfig& config, const LayerKinds& kinds);
 LayerKinds layer_kinds(const ModelConfig& config);
 
 // Windows by layer_types or, without, of the layers that max_window_layers says: those behind them, or (`is_qwen2`)
-// every other one up to them. Without `has_switch`, use_sliding_window means nothing to the type.
+// every other one up to them, or (`alternates`) every other one. Without `has_switch`, use_sliding_window means nothing
+// to the type.
 struct WindowKeys {
   bool has_switch = true;
   bool is_qwen2 = false;
+  bool alternates = false;
+  int64_t size = 4096;  // where the file does not say it
 };
 void read_windows(Keys& keys, const WindowKeys& has, LayerKinds& kinds);
 void write_windows(Keys::Json& json, const LayerKinds& kinds, bool has_switch);

@@ -24,6 +24,7 @@ GroupedQueryAttention::GroupedQueryAttention(const LayerPart& part, WeightSet& w
       out_(weights, attention_prefix(part) + "out") {
   if (config_.gqa.bias != AttentionBias::kNone) qkv_bias_.emplace(weights, attention_prefix(part) + "qkv_bias");
   if (config_.gqa.bias == AttentionBias::kAll) out_bias_.emplace(weights, attention_prefix(part) + "out_bias");
+  if (config_.gqa.sinks) sinks_ = &weights.at(attention_prefix(part) + "sinks");
   if (config_.gqa.qk_norm) {
     q_norm_.emplace(weights, attention_prefix(part) + "q_norm", config_.norm_eps);
     k_norm_.emplace(weights, attention_prefix(part) + "k_norm", config_.norm_eps);
@@ -91,14 +92,16 @@ Application GroupedQueryAttention::forward(const Pass& pass, const Rows& x, Tens
                         .out = kept.out,
                         .positions = batch.positions,
                         .bounds = batch.cu_seqlens,
-                        .parents = batch.parents});
+                        .parents = batch.parents,
+                        .sinks = sinks()});
   } else {
     ops.attention_forward({.shape = pass.attention_shape(softmax_scale(), window_),
                            .q = kept.q,
                            .k = kept.k,
                            .v = kept.v,
                            .out = kept.out,
-                           .lse = kept.lse});
+                           .lse = kept.lse,
+                           .sinks = sinks()});
   }
   pass.capture(Intermediate::kAttentionHeads, layer_, kept.out);
   project_out(pass, kept.out, residual, y);
@@ -128,7 +131,8 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
                         .keys = keys,
                         .values = values,
                         .num_kv_heads = G,
-                        .out = out});
+                        .out = out,
+                        .sinks = sinks()});
   pass.capture(Intermediate::kAttentionHeads, layer_, out);
   project_out(pass, out, residual, y);
 }
@@ -157,7 +161,9 @@ void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Te
                           .dk = dk,
                           .dv = dv,
                           .rope = rotates_ ? rotation(pass, {}) : Rope{},
-                          .rope_keys = true});
+                          .rope_keys = true,
+                          .sinks = sinks(),
+                          .dsinks = sinks_ != nullptr ? sinks_->grad_to_add_to(ops) : Tensor()});
   if (q_norm_) {
     q_norm_->backward(pass, kept.q_norm, vectors_of_norm(dq), vectors_of_norm(dq));
     k_norm_->backward(pass, kept.k_norm, vectors_of_norm(dk), vectors_of_norm(dk));

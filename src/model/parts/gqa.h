@@ -1,6 +1,6 @@
 // Grouped-query attention (arXiv 2305.13245), with RoPE on all of a head or its first values, or without (NoPE, arXiv
-// 2305.19466), optional biases of its projections, and optional RMSNorm of queries and keys, per head or over all
-// heads.
+// 2305.19466), optional biases of its projections, optional sinks, and optional RMSNorm of queries and keys, per head
+// or over all heads.
 //
 // T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys and values are columns of one
 // product: their rows lie apart. The cache holds normed and rotated keys
@@ -36,6 +36,7 @@ class GroupedQueryAttention final : public Part {
     Norm::Kept q_norm, k_norm;
   };
   double softmax_scale() const;
+  Tensor sinks() const { return sinks_ != nullptr ? sinks_->value : Tensor(); }
   // Queries or keys [T, heads, C], or their gradients, as the vectors that norms go over: these, or [T, heads * C].
   Tensor vectors_of_norm(Tensor heads) const;
   // Of heads [T, heads, C].
@@ -53,6 +54,7 @@ class GroupedQueryAttention final : public Part {
   Linear out_;        // [D, H * C]
   std::optional<Bias> qkv_bias_;
   std::optional<Bias> out_bias_;
+  Weight* sinks_ = nullptr;  // [H], where there are any
   std::optional<Norm> q_norm_;
   std::optional<Norm> k_norm_;
 };

@@ -149,7 +149,34 @@ class Bias {
     pass.ops.bias_forward({.x = x, .bias = weight_.value, .y = y});
     return y;
   }
+  // The same for a product that leaves statistics.
+  Tensor forward_stat(const Pass& pass, int64_t num_rows) const {
+    const Tensor y = pass.push_stat({num_rows, weight_.value.dim(0)});
+    pass.ops.bias_forward({.x = {}, .bias = weight_.value, .y = y});
+    return y;
+  }
   void backward(Ops& ops, Tensor dy) const { ops.bias_backward({.dy = dy, .dbias = weight_.grad_to_add_to(ops)}); }
+
+ private:
+  Weight& weight_;
+};
+
+// The biases of a grouped linear layer, one for each expert, on rows that its product rounded before.
+class GroupedBias {
+ public:
+  // The weight [E, out] of that name (WeightList::bias).
+  GroupedBias(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
+
+  // For rows that have weights [N] stat, what is added is multiplied by them.
+  ExpertBias of(Tensor row_weight = {}) const { return {.values = weight_.value, .row_weight = row_weight}; }
+  // drow_weight +=, of what was added by row_weight.
+  void backward(Ops& ops, const Rows& dy, Tensor offsets, Tensor row_weight = {}, Tensor drow_weight = {}) const {
+    ops.expert_bias_backward({.dy = dy.values,
+                              .offsets = offsets,
+                              .bias = of(row_weight),
+                              .dvalues = weight_.grad_to_add_to(ops),
+                              .drow_weight = drow_weight});
+  }
 
  private:
   Weight& weight_;
@@ -162,16 +189,17 @@ class GroupedLinear {
   GroupedLinear(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
   // y = [N, out].
-  void forward(Ops& ops, const Rows& x, Tensor offsets, Tensor y) const {
+  void forward(Ops& ops, const Rows& x, Tensor offsets, Tensor y, const ExpertBias& bias = {}) const {
     weight_.measure_forward(ops, x.values, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
     rounding.rows = x.quantised;
-    ops.grouped_linear_forward({.x = x.tensor(), .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding});
+    ops.grouped_linear_forward(
+        {.x = x.tensor(), .w = weight_.value, .offsets = offsets, .y = y, .rounding = rounding, .bias = bias});
   }
   // pre = [N, out], and h = its activation times row_weight [N] stat, in those forms for which they have memory; where
   // h has columns, too, and nobody reads its values, only quantised. reads_h as in Linear.
   void forward_activation(Ops& ops, Activation kind, const Rows& x, Tensor offsets, Tensor row_weight, const Rows& pre,
-                          const Rows& h, bool reads_h) const {
+                          const Rows& h, bool reads_h, const ExpertBias& bias = {}) const {
     weight_.measure_forward(ops, x.values, weight_.value, offsets);
     OperandRounding rounding = weight_.rounding(ops);
     if (weight_.copies.takes_codes(ops)) rounding.rows = x.quantised;
@@ -187,7 +215,8 @@ class GroupedLinear {
                                     .h_codes = h.quantised,
                                     .h_columns = columns_alone ? h.columns : ColumnCodes{},
                                     .keeps_h = reads_h,
-                                    .pre_codes = pre.quantised});
+                                    .pre_codes = pre.quantised,
+                                    .bias = bias});
     if (!h.columns.defined() || columns_alone) return;
     ops.activation_forward({.kind = kind,
                             .pre = pre.tensor(),

@@ -26,7 +26,16 @@ Moe::Moe(const LayerPart& part, WeightSet& weights)
   if (config_.moe.latent_dim > 0) {
     latent_.emplace(Linear(weights, prefix + "latent_down"), Linear(weights, prefix + "latent_up"));
   }
+  if (config_.moe.biases) {
+    biases_.emplace(Bias(weights, prefix + "logit_bias"), GroupedBias(weights, prefix + "experts_in_bias"),
+                    GroupedBias(weights, prefix + "experts_out_bias"));
+  }
   if (config_.moe.num_shared_experts > 0) shared_.emplace(part, weights);
+}
+
+void Moe::forward_logits(const Pass& pass, Tensor x, Tensor logits) const {
+  const ArenaScope scope(pass.activations);
+  router_.forward(pass.ops, x, logits, biases_ ? biases_->logits.forward_stat(pass, x.dim(0)) : Tensor());
 }
 
 RouterRule Moe::rule() const {
@@ -53,7 +62,7 @@ Moe::Kept Moe::route(const Pass& pass, Tensor x) const {
   kept.scores = pass.push_stat({T, E});
   kept.top_idx = pass.push_i32({T, K});
   kept.weights = pass.push_stat({T, K});
-  router_.forward(ops, x, kept.logits);
+  forward_logits(pass, x, kept.logits);
   pass.capture(Intermediate::kRouterLogits, layer_, kept.logits);
   ops.router_forward({.rule = rule(),
                       .loss = pass.statistics ? loss(pass) : RouterLoss{},
@@ -131,7 +140,8 @@ void Moe::forward_experts(const Pass& pass, const Kept& kept, const Rows& x, Ten
   }
   const Tensor rows_out = pass.push({R, travel_dim_});
   for (const RaggedRows& part : routed.parts) {
-    experts_out_.forward(pass.ops, part.of(rows.hidden), part.offsets, part.of(rows_out));
+    experts_out_.forward(pass.ops, part.of(rows.hidden), part.offsets, part.of(rows_out),
+                         out_bias(part.of(rows.row_weight)));
   }
   kept.exchange->combine(exchange_pass(pass), rows_out, y, accumulate, overflow_forward(pass, kept, rows, rows_out));
 }
@@ -146,7 +156,7 @@ Rows Moe::made_room(const Pass& pass, const Rows& pre, int64_t num_rows) const {
 // not be kept for the gate's gradient.
 void Moe::forward_hidden(const Pass& pass, const RaggedRows& part, const ExpertRows& rows, bool reads_hidden) const {
   experts_in_.forward_activation(pass.ops, config_.activation, part.of(rows.x), part.offsets, part.of(rows.row_weight),
-                                 part.of(rows.pre), part.of(rows.hidden), reads_hidden);
+                                 part.of(rows.pre), part.of(rows.hidden), reads_hidden, in_bias());
 }
 
 void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy, Tensor dx) const {
@@ -213,6 +223,7 @@ void Moe::backward(const Pass& pass, const Application& of, Tensor x, const Rows
                        .weights = kept.weights,
                        .dweights = dweights,
                        .dlogits = dlogits});
+  if (biases_) biases_->logits.backward(ops, dlogits);
   router_.backward(ops, x, dlogits, dx, /*accumulate=*/true);
 }
 
@@ -254,6 +265,10 @@ void Moe::backward_experts(const Pass& pass, const RaggedRows& part, const Exper
                                     .h = made.tensor(),
                                     .pre_codes = pre.quantised,
                                     .h_columns = made.columns});
+  if (biases_) {
+    biases_->out.backward(ops, dy, part.offsets, part.of(rows.row_weight), part.of(gradients.drow_weight));
+    biases_->in.backward(ops, dpre, part.offsets);
+  }
   experts_out_.backward_weight(pass, part.of(rows.hidden), dy, part.offsets, of_out_weight);
   experts_in_.backward_input(ops, dpre, part.offsets, part.of(gradients.dx));
 }
@@ -298,7 +313,8 @@ OverflowPass Moe::overflow_forward(const Pass& pass, const Kept& kept, const Exp
           .run = [this, &pass, chunk_rows](const RaggedRows& chunk) {
             forward_hidden(pass, chunk, chunk_rows);
             pass.capture(Intermediate::kExpertHidden, layer_, chunk_rows.hidden.tensor(), chunk.count());
-            experts_out_.forward(pass.ops, chunk_rows.hidden, chunk.offsets, chunk_rows.x.tensor());
+            experts_out_.forward(pass.ops, chunk_rows.hidden, chunk.offsets, chunk_rows.x.tensor(),
+                                 out_bias(chunk_rows.row_weight));
           }};
 }
 
@@ -341,7 +357,7 @@ void Moe::cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*
   const MoePlan plan{
       .offsets = pass.push_i32({E + 1}), .row_of = pass.push_i32({T, K}), .token_of = pass.push_i32({R})};
   const Tensor choices = pass.push_i32({T, K}), weights = pass.push_stat({T, K});
-  router_.forward(ops, x, logits);
+  forward_logits(pass, x, logits);
   pass.capture(Intermediate::kRouterLogits, layer_, logits);
   ops.route_tokens({.rule = rule(),
                     .logits = logits,
@@ -364,8 +380,8 @@ void Moe::cached_forward(const Pass& pass, Tensor x, const PartStates& /*states*
   }
   const Tensor hidden = pass.push({R, F}), rows_out = pass.push({R, travel_dim_});
   experts_in_.forward_activation(ops, config_.activation, OperandRows(travelling, plan.token_of), plan.offsets,
-                                 row_weight, pass.push({R, W}), hidden, /*reads_h=*/true);
-  experts_out_.forward(ops, hidden, plan.offsets, rows_out);
+                                 row_weight, pass.push({R, W}), hidden, /*reads_h=*/true, in_bias());
+  experts_out_.forward(ops, hidden, plan.offsets, rows_out, out_bias(row_weight));
   ops.moe_combine({.rows = rows_out, .plan = plan, .y = combined, .accumulate = !latent_});
   if (latent_) add_latent(pass, combined, base, y);
 }

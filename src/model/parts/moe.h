@@ -70,6 +70,12 @@ class Moe final : public Part {
     Tensor drow_weight;  // [N]
     Rows hidden = {};    // [N, F]: hidden units that did not wait for backward, made beside dpre
   };
+  // Biases of the router's logits, and of both of the experts' products.
+  struct Biases {
+    Bias logits;      // [E]
+    GroupedBias in;   // [E, W]
+    GroupedBias out;  // [E, L]
+  };
   // The projections between the stream and the experts' latent space, which no format rounds.
   struct Latent {
     Linear down;  // [L, D]
@@ -89,6 +95,11 @@ class Moe final : public Part {
     KeptRows hidden;                           // [R, F], times row_weight
     Application shared;                        // of the shared experts
   };
+  // logits [T, E] of x [T, D].
+  void forward_logits(const Pass& pass, Tensor x, Tensor logits) const;
+  ExpertBias in_bias() const { return biases_ ? biases_->in.of() : ExpertBias{}; }
+  // Of the outputs, which have the gate weights of their rows: hidden units have those already.
+  ExpertBias out_bias(Tensor row_weight) const { return biases_ ? biases_->out.of(row_weight) : ExpertBias{}; }
   RouterRule rule() const;
   RouterLoss loss(const Pass& pass) const;
   // The router's decisions for x [T, D].
@@ -128,6 +139,7 @@ class Moe final : public Part {
   int64_t expert_dim_;   // F
   Linear router_;        // [E, D]
   Weight& router_bias_;  // [E], selection only
+  std::optional<Biases> biases_;
   std::optional<Latent> latent_;
   GroupedLinear experts_in_;   // [E, W, L]
   GroupedLinear experts_out_;  // [E, L, F]

@@ -39,8 +39,10 @@ double scaled(const RopeConfig& rope, double original) {
 std::vector<double> frequencies(const RopeConfig& rope, const YarnConfig& yarn, int64_t rope_dim) {
   const double dim = static_cast<double>(rope_dim);
   const double positions = static_cast<double>(yarn.original_max_positions);
-  const double low = std::max(0.0, std::floor(pair_with_turns(yarn.beta_fast, rope.theta, dim, positions)));
-  double high = std::min(dim - 1.0, std::ceil(pair_with_turns(yarn.beta_slow, rope.theta, dim, positions)));
+  const double first = pair_with_turns(yarn.beta_fast, rope.theta, dim, positions),
+               last = pair_with_turns(yarn.beta_slow, rope.theta, dim, positions);
+  const double low = std::max(0.0, yarn.truncate ? std::floor(first) : first);
+  double high = std::min(dim - 1.0, yarn.truncate ? std::ceil(last) : last);
   if (high <= low) high = low + 0.001;  // an empty ramp becomes a step
 
   std::vector<double> result(static_cast<size_t>(rope_dim / 2));

@@ -12,8 +12,9 @@ PartTraits describe_gqa(const LayerPart& part, WeightList& weights) {
   weights.add_joined({weights.matrix(name + "q", H * C, D), weights.matrix(name + "k", G * C, D),
                       weights.matrix(name + "v", G * C, D)});
   weights.add(weights.output(name + "out", D, H * C));
-  if (config.gqa.bias != AttentionBias::kNone) weights.add(WeightList::bias(name + "qkv_bias", (H + G + G) * C));
-  if (config.gqa.bias == AttentionBias::kAll) weights.add(WeightList::bias(name + "out_bias", D));
+  if (config.gqa.bias != AttentionBias::kNone) weights.add(WeightList::bias(name + "qkv_bias", {(H + G + G) * C}));
+  if (config.gqa.bias == AttentionBias::kAll) weights.add(WeightList::bias(name + "out_bias", {D}));
+  if (config.gqa.sinks) weights.add(WeightList::bias(name + "sinks", {H}));
   if (config.gqa.qk_norm) {
     const bool over_heads = config.gqa.qk_norm_over == QkNormOver::kAllHeads;
     weights.add(WeightList::gain(name + "q_norm", over_heads ? H * C : C));

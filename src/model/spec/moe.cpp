@@ -49,6 +49,7 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
                .decay = false,
                .is_stat = true,
                .init = InitKind::kZeros});
+  if (config.moe.biases) weights.add(WeightList::bias(name + "logit_bias", {E}));
   if (config.moe.latent_dim > 0) {
     weights.begin_part(WeightPart::kOther);
     weights.add(weights.matrix(name + "latent_down", width.travel, width.stream));
@@ -58,6 +59,11 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
   weights.add(
       stacked(pre_activation_weight(weights, name + "experts_in", config.activation, width.travel, width.hidden), E));
   weights.add(stacked(weights.output(name + "experts_out", width.travel, width.hidden), E));
+  if (config.moe.biases) {
+    const int64_t pre = pre_activation_width(config.activation, width.hidden);
+    weights.add(WeightList::bias(name + "experts_in_bias", {E, pre}));
+    weights.add(WeightList::bias(name + "experts_out_bias", {E, width.travel}));
+  }
   if (config.moe.num_shared_experts > 0) {
     weights.begin_part(WeightPart::kShared);
     describe_mlp(shared_experts_prefix(part), config.activation, width.stream, shared_width(part), weights);

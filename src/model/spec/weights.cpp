@@ -36,8 +36,9 @@ WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
           .init = InitKind::kOnes};
 }
 
-WeightSpec WeightList::bias(const std::string& name, int64_t dim) {
-  WeightSpec weight = gain(name, dim);
+WeightSpec WeightList::bias(const std::string& name, const Shape& shape) {
+  WeightSpec weight = gain(name, 0);
+  weight.shape = shape;
   weight.init = InitKind::kZeros;
   return weight;
 }

@@ -17,7 +17,7 @@ enum class WeightGroup {
   kMatrices,  // 2-D weights of attention, dense MLPs and shared experts
   kExperts,   // routed experts, [E, out, in]
   kRouter,    // router weights, and those of the shared experts' gate
-  kRest,      // embedding, head, norms, biases
+  kRest,      // embedding, head, norms, biases, sinks
   kBuffer,    // state without a gradient: the router's selection bias
 };
 
@@ -37,7 +37,7 @@ struct WeightSpec {
   Shape shape;       // linear layers are [out, in]
   WeightGroup group = WeightGroup::kMatrices;
   bool decay = true;          // whether weight decay applies
-  bool is_stat = false;       // always of the device's stat dtype: norm gains, biases, buffers
+  bool is_stat = false;       // always of the device's stat dtype: norm gains, biases, sinks, buffers
   bool is_looked_up = false;  // used by row look-up only: an embedding that the head does not share
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
@@ -64,8 +64,8 @@ class WeightList {
   WeightSpec output(const std::string& name, int64_t out, int64_t in) const;
   // The gain of an RMSNorm over vectors of `dim`.
   static WeightSpec gain(const std::string& name, int64_t dim);
-  // The bias of a product with `dim` outputs.
-  static WeightSpec bias(const std::string& name, int64_t dim);
+  // The bias of a product with `dim` outputs, or those of several products.
+  static WeightSpec bias(const std::string& name, const Shape& shape);
 
   // Weights added from now on belong to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }

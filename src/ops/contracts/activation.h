@@ -1,5 +1,7 @@
 // Activation functions of MLPs and experts. SwiGLU (arXiv 2002.05202): pre = [N, 2F] (gate | up), h = silu(gate) * up.
-// Squared ReLU (arXiv 2109.08668): pre = [N, F], h = max(pre, 0)^2.
+// Squared ReLU (arXiv 2109.08668): pre = [N, F], h = max(pre, 0)^2. Clamped SwiGLU (gpt-oss, arXiv 2508.10925; alpha
+// and limit as in its release): pre = [N, 2F] (gate | up), with g = min(gate, limit) and u = up within +-limit,
+// h = (u + 1) g sigmoid(alpha g). What is beyond the limit has no gradient, the limit itself has.
 //
 // With row_weight defined, row n of h is multiplied by row_weight[n]: the gate weight of a routed row. N is a capacity:
 // with num_rows defined, rows from num_rows on are neither read nor written.
@@ -11,9 +13,11 @@
 
 namespace nmoe {
 
+constexpr double kSwiGluAlpha = 1.702, kSwiGluLimit = 7.0;  // of clamped SwiGLU
+
 struct ActivationForward {
   Activation kind = Activation::kSwiGlu;
-  Tensor pre;             // [N, 2F] or [N, F]
+  Tensor pre;             // [N, 2F], or [N, F] of squared ReLU
   Tensor row_weight;      // [N] stat; undefined: 1
   Tensor h;               // = [N, F]
   Tensor num_rows;        // [1] i32; undefined: N

@@ -70,14 +70,25 @@ struct AttentionShape {
 // A document that begins at a multiple of it has the bits on Hopper that it would have as a sequence of its own. On the
 // CPU one that begins anywhere does.
 inline constexpr int64_t kDocumentAlignment = 128;
+//
+// Sinks (gpt-oss, arXiv 2508.10925; softmax with a further logit that has no value): with sinks s [H], a row of head h
+// has exp(s[h]) in its softmax's denominator beside what it sees, and in lse. It enters once, in any order of sums the
+// last of all: behind the last key `highest` becomes s where that is higher, f = exp(highest before - highest), sum =
+// sum f + exp(s - highest), and values are multiplied by f / sum.
 struct AttentionForward {
   AttentionShape shape;
-  Tensor q;    // [T, H, Dk], apart
-  Tensor k;    // [T, G, Dk], apart
-  Tensor v;    // [T, G, Dv], apart
-  Tensor out;  // = [T, H, Dv]
-  Tensor lse;  // = [B, H, S] stat: natural log of the sum of exp(scale * q.k), kept for backward
+  Tensor q;           // [T, H, Dk], apart
+  Tensor k;           // [T, G, Dk], apart
+  Tensor v;           // [T, G, Dv], apart
+  Tensor out;         // = [T, H, Dv]
+  Tensor lse;         // = [B, H, S] stat: natural log of the sum of exp(scale * q.k), kept for backward
+  Tensor sinks = {};  // [H] stat; undefined: none
 };
+// Rows between two partial sums of a sink's gradient.
+constexpr int64_t kSinkChunkRows = 256;
+// dsinks[h] -= the sum over rows of exp(sinks[h] - lse) (dout . out). Its order, on every device: the rows of a head,
+// by sequence and position, are cut into chunks of kSinkChunkRows; a chunk's are added one after the other, from 0 on,
+// then the chunks' sums are. All of it in F64: terms are of either sign.
 struct AttentionBackward {
   AttentionShape shape;
   Tensor q, k, v, out, lse;  // as in forward
@@ -89,6 +100,8 @@ struct AttentionBackward {
   // what went into it, as rope_backward computes it; our kernels on Hopper rotate before they round. x is not used.
   Rope rope = {};
   bool rope_keys = false;  // the same for k and dk
+  Tensor sinks = {};       // as in forward
+  Tensor dsinks = {};      // [H] stat, as above; undefined when sinks are
 };
 
 // Causal attention, forward only, over documents that share beginnings, each stored once: a forest of pieces. Piece n
@@ -105,6 +118,7 @@ struct TreeAttention {
   Tensor positions;     // [T] i32, the rows' positions in their documents
   Tensor bounds;        // [C] i32, as cu_seqlens, but independent of sequences
   Tensor parents;       // [C] i32; the last entry belongs to no piece
+  Tensor sinks = {};    // [H] stat, as in AttentionForward; undefined: none
 };
 
 // Attention of MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1), whose keys and values come in parts: the key of head h

@@ -48,6 +48,7 @@ struct CachedAttention {
   Tensor values;             // [P, kPagePositions, G * Dv]; undefined: a value is the first Dv elements of its key
   int64_t num_kv_heads = 1;  // G
   Tensor out;                // = [T, H, Dv]
+  Tensor sinks = {};         // [H] stat, as in AttentionForward; undefined: none
 };
 
 // MLA of single tokens, from the projections of their inputs (DeepSeek-V2, arXiv 2405.04434, sections 2.1.2 and 2.1.3):

@@ -105,6 +105,15 @@ struct OperandRows {
   int64_t width() const { return source.dim(1); }
 };
 
+// What is added to the rows of an expert's product: its row of `values`, times row_weight if that is defined. The sum
+// of a product is rounded before, and once more after it.
+struct ExpertBias {
+  Tensor values;           // [E, out] stat; undefined: none
+  Tensor row_weight = {};  // [R] stat; undefined: 1
+
+  bool defined() const { return values.defined(); }
+};
+
 // Linear layers over ragged groups of rows: expert e has rows [offsets[e], offsets[e + 1]). R is a
 // capacity: rows from offsets[E] on are neither read nor written. An expert may have no rows; its dw is
 // then set to zero, or left unchanged with `accumulate`.
@@ -114,8 +123,10 @@ struct GroupedLinearForward {
   Tensor offsets;  // [E + 1] i32
   Tensor y;        // = [R, out]
   OperandRounding rounding = {};
+  ExpertBias bias = {};
 };
-// The experts' first layer: pre = x w^T by groups, h = activation(pre) * row_weight (contracts/activation.h).
+// The experts' first layer: pre = x w^T by groups, plus a bias if there is one, h = activation(pre) * row_weight
+// (contracts/activation.h).
 struct GroupedActivationForward {
   Activation kind = Activation::kSwiGlu;
   OperandRows x;      // [R, in]
@@ -131,6 +142,7 @@ struct GroupedActivationForward {
   ColumnCodes h_columns = {};
   bool keeps_h = true;      // false, only with h_codes: the values of h are undefined afterwards
   RowCodes pre_codes = {};  // as in LinearActivationForward; never with h_columns
+  ExpertBias bias = {};     // of pre, without row_weight
 };
 // Pre-activations [R, W], or where they would be: a tensor with that shape and no memory.
 inline Tensor pre_of(const GroupedActivationForward& args) {
@@ -181,6 +193,18 @@ constexpr int64_t kSquareRows = 16, kSquareCols = 128;
 inline Shape square_parts(const Shape& gradients) {  // of [E, rows, cols]
   return {gradients[0], (gradients[1] + kSquareRows - 1) / kSquareRows, (gradients[2] + kSquareCols - 1) / kSquareCols};
 }
+
+// Backward of ExpertBias from the gradients of the rows it was added to. dvalues[e] += the sum over the expert's rows
+// of dy times row_weight; drow_weight[r] += dy[r] . values[e]. Order of sums, on every device: the rows of an expert
+// are cut into chunks of kBiasChunkRows (bias.h) from its first on; a chunk's are added one after the other, from 0 on,
+// in stat, then the chunks' sums are, and their sum is added to dvalues. drow_weight's has the device's order of a row.
+struct ExpertBiasBackward {
+  OperandRows dy;           // [R, out]
+  Tensor offsets;           // [E + 1] i32
+  ExpertBias bias;          // as in forward
+  Tensor dvalues;           // [E, out] stat +=
+  Tensor drow_weight = {};  // [R] stat +=; undefined when row_weight is
+};
 
 // At most one of x and dy is picked by an index. If codes of their columns are given, in groups by offsets, their
 // values are not read, and one of them may be undefined. Sums over rows are cut as pieces.h says.

@@ -16,15 +16,35 @@ Real relu(Real x) {
   return x < 0 ? Real{0} : x;
 }
 
+// Clamped SwiGLU's limits, which let a NaN through.
+template <class Real>
+Real clamped(Real x) {
+  return x > Real{kSwiGluLimit} ? Real{kSwiGluLimit} : x;
+}
+template <class Real>
+Real clamped_both(Real x) {
+  return x < -Real{kSwiGluLimit} ? -Real{kSwiGluLimit} : clamped(x);
+}
+
 template <class Real>
 void forward_row(Activation kind, const Real* pre, Real weight, Real* h, int64_t width) {
-  if (kind == Activation::kSwiGlu) {
-    const Real* up = pre + width;
+  const Real* up = pre + width;
+  switch (kind) {
+    case Activation::kSwiGlu:
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) h[i] = pre[i] * sigmoid(pre[i]) * up[i] * weight;
-  } else {
+      for (int64_t i = 0; i < width; ++i) h[i] = pre[i] * sigmoid(pre[i]) * up[i] * weight;
+      return;
+    case Activation::kReluSquared:
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) h[i] = relu(pre[i]) * relu(pre[i]) * weight;
+      for (int64_t i = 0; i < width; ++i) h[i] = relu(pre[i]) * relu(pre[i]) * weight;
+      return;
+    case Activation::kClampedSwiGlu:
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) {
+        const Real gate = clamped(pre[i]);
+        h[i] = (clamped_both(up[i]) + 1) * (gate * sigmoid(static_cast<Real>(kSwiGluAlpha) * gate)) * weight;
+      }
+      return;
   }
 }
 
@@ -33,25 +53,42 @@ void forward_row(Activation kind, const Real* pre, Real weight, Real* h, int64_t
 template <class Real>
 Real backward_row(Activation kind, const Real* pre, Real weight, const Real* dh, Real* dpre, int64_t width) {
   Real dweight = 0;
-  if (kind == Activation::kSwiGlu) {
-    // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
+  switch (kind) {
+    case Activation::kSwiGlu:
+      // d silu(g) / dg = s + g s (1 - s), with s = sigmoid(g)
 #pragma omp simd reduction(+ : dweight)
-    for (int64_t i = 0; i < width; ++i) {
-      const Real gate = pre[i], up = pre[width + i];
-      const Real s = sigmoid(gate);
-      const Real silu = gate * s;
-      const Real dproduct = dh[i] * weight;
-      dweight += dh[i] * silu * up;
-      dpre[i] = dproduct * up * (s + silu * (1 - s));
-      dpre[width + i] = dproduct * silu;
-    }
-  } else {
+      for (int64_t i = 0; i < width; ++i) {
+        const Real gate = pre[i], up = pre[width + i];
+        const Real s = sigmoid(gate);
+        const Real silu = gate * s;
+        const Real dproduct = dh[i] * weight;
+        dweight += dh[i] * silu * up;
+        dpre[i] = dproduct * up * (s + silu * (1 - s));
+        dpre[width + i] = dproduct * silu;
+      }
+      break;
+    case Activation::kReluSquared:
 #pragma omp simd reduction(+ : dweight)
-    for (int64_t i = 0; i < width; ++i) {
-      const Real positive = relu(pre[i]);
-      dweight += dh[i] * positive * positive;
-      dpre[i] = dh[i] * weight * 2 * positive;
-    }
+      for (int64_t i = 0; i < width; ++i) {
+        const Real positive = relu(pre[i]);
+        dweight += dh[i] * positive * positive;
+        dpre[i] = dh[i] * weight * 2 * positive;
+      }
+      break;
+    case Activation::kClampedSwiGlu:
+      // d (g s) / dg = s + alpha g s (1 - s), with s = sigmoid(alpha g)
+#pragma omp simd reduction(+ : dweight)
+      for (int64_t i = 0; i < width; ++i) {
+        const Real gate = clamped(pre[i]), up = clamped_both(pre[width + i]);
+        const Real s = sigmoid(static_cast<Real>(kSwiGluAlpha) * gate), glu = gate * s;
+        const Real dproduct = dh[i] * weight;
+        dweight += dh[i] * (up + 1) * glu;
+        const Real dgate = dproduct * (up + 1) * (s + static_cast<Real>(kSwiGluAlpha) * glu * (1 - s));
+        const bool gate_stops = pre[i] > gate, up_stops = pre[width + i] > up || pre[width + i] < up;
+        dpre[i] = gate_stops ? 0 : dgate;
+        dpre[width + i] = up_stops ? 0 : dproduct * glu;
+      }
+      break;
   }
   return dweight;
 }

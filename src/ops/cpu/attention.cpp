@@ -137,6 +137,12 @@ void scale_row(Real* x, int64_t size, Real factor) {
   for (int64_t j = 0; j < size; ++j) x[j] *= factor;
 }
 
+// A head's sink, or null.
+template <class Real>
+const Real* sink_of(const Tensor& sinks, int64_t head) {
+  return sinks.defined() ? sinks.data<Real>() + head : nullptr;
+}
+
 // Masks a row of scores and returns the columns left to compute: a little more than is seen, so that loops run over
 // whole vectors. Scores outside what is seen become -inf, whose exp is 0; outside what is returned they become 0.
 template <class Real>
@@ -191,6 +197,17 @@ template <class Real>
   state.sum = state.sum * correction + sum;
   return correction;
 }
+template <class Real>
+[[gnu::noinline]] Real finish_softmax(RunningSoftmax<Real>& state, const Real* sink) {
+  if (sink == nullptr) return 1 / state.sum;
+  const Real highest = std::max(state.highest, *sink);
+  const Real correction = std::exp(state.highest - highest);
+  state.highest = highest;
+  state.sum = state.sum * correction + std::exp(*sink - highest);
+  return correction / state.sum;
+}
+template float finish_softmax(RunningSoftmax<float>&, const float*);
+template double finish_softmax(RunningSoftmax<double>&, const double*);
 template float softmax_row(float*, Columns, int64_t, RunningSoftmax<float>&);
 template double softmax_row(double*, Columns, int64_t, RunningSoftmax<double>&);
 
@@ -232,8 +249,8 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
     });
     const auto [q_begin, q_end] = g.query_block(seq, query_block);
     for (int64_t i = q_begin; i < q_end; ++i) {
-      const RunningSoftmax<Real>& state = states[i - q_begin];
-      scale_row(out.row(i), g.Dv, 1 / state.sum);
+      RunningSoftmax<Real>& state = states[i - q_begin];
+      scale_row(out.row(i), g.Dv, finish_softmax(state, sink_of<Real>(args.sinks, head)));
       lse[i] = state.highest + std::log(state.sum);
     }
   });
@@ -293,6 +310,36 @@ void add_up(Context& ctx, const Tensor& partials, const Tensor& total) {
   });
 }
 
+// As AttentionBackward says, a head after the other.
+template <class Real>
+void sinks_backward(Context& ctx, const AttentionBackward& args) {
+  const int64_t H = args.q.dim(1), S = args.shape.seq_len, Dv = args.v.dim(2), num_rows = args.q.dim(0);
+  const int64_t num_chunks = ceil_div(num_rows, kSinkChunkRows);
+  ArenaScope scope(ctx.scratch);
+  const Tensor partials = scope.allocate(DType::kF64, {num_chunks, H});
+  if (ctx.counting()) return;
+  const Real* const lse = args.lse.data<Real>();
+  const Real* const sinks = args.sinks.data<Real>();
+  ctx.pool.parallel_for(num_chunks * H, [&](int64_t task, int) {
+    const int64_t chunk = task / H, head = task % H;
+    double sum = 0;
+    for (int64_t t = chunk * kSinkChunkRows; t < std::min((chunk + 1) * kSinkChunkRows, num_rows); ++t) {
+      const int64_t seq = t / S, position = t % S;
+      const Real* const dout = head_of<Real>(args.dout, S, seq, head).row(position);
+      const Real* const out = head_of<Real>(args.out, S, seq, head).row(position);
+      double delta = 0;
+      for (int64_t d = 0; d < Dv; ++d) delta += static_cast<double>(dout[d]) * static_cast<double>(out[d]);
+      sum += static_cast<double>(std::exp(sinks[head] - lse[(seq * H + head) * S + position])) * delta;
+    }
+    partials.data<double>()[task] = sum;
+  });
+  for (int64_t head = 0; head < H && num_chunks > 0; ++head) {
+    double sum = partials.data<double>()[head];
+    for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum += partials.data<double>()[chunk * H + head];
+    args.dsinks.data<Real>()[head] -= static_cast<Real>(sum);
+  }
+}
+
 }  // namespace
 
 // A task owns the gradients of one key/value head of one sequence and walks over its (query head, query block) pairs.
@@ -312,7 +359,10 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   const Tensor dv_partials = scope.allocate(dtype, {num_partials, g.B * g.S, g.G, g.Dv});
   const Tensor panels = claim_gemm_scratch<Real>(scope, ctx);
   const DocumentTables tables(scope, args.shape);
-  if (ctx.counting()) return;
+  if (ctx.counting()) {
+    if (args.sinks.defined()) sinks_backward<Real>(ctx, args);
+    return;
+  }
   set_documents(args.shape, tables, g);
 
   ctx.pool.parallel_for(g.B * g.G * deals, [&](int64_t task, int thread) {
@@ -345,6 +395,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
     add_up<Real>(ctx, dk_partials, args.dk);
     add_up<Real>(ctx, dv_partials, args.dv);
   }
+  if (args.sinks.defined()) sinks_backward<Real>(ctx, args);
   if (!args.rope.positions.defined()) return;
   Rope rope = args.rope;
   rope.x = args.dq;

@@ -37,4 +37,8 @@ struct RunningSoftmax {
 template <class Real>
 Real softmax_row(Real* scores, Columns seen, int64_t width, RunningSoftmax<Real>& state);
 
+// Behind the last key block: what values have to be multiplied by, with the row's sink, if it has one, in `state`.
+template <class Real>
+Real finish_softmax(RunningSoftmax<Real>& state, const Real* sink);
+
 }  // namespace nmoe::cpu

@@ -61,13 +61,14 @@ struct Attending {
   int64_t window;
   Tensor q, slots, positions, pages, out;
   int64_t num_kv_heads;
+  Tensor sinks;  // [H], or undefined
 
   int64_t group() const { return q.dim(1) / num_kv_heads; }
   int64_t task_heads() const { return std::min(group(), kTaskHeads); }
 };
 
 template <class Args>
-Attending attending(const Args& args, int64_t num_kv_heads) {
+Attending attending(const Args& args, int64_t num_kv_heads, Tensor sinks = {}) {
   return {.scale = args.scale,
           .window = args.window,
           .q = args.q,
@@ -75,7 +76,8 @@ Attending attending(const Args& args, int64_t num_kv_heads) {
           .positions = args.positions,
           .pages = args.pages,
           .out = args.out,
-          .num_kv_heads = num_kv_heads};
+          .num_kv_heads = num_kv_heads,
+          .sinks = sinks};
 }
 
 // Calls fn(first, count, place) for each part of `count` positions from `key` on that lies in one page: positions
@@ -137,8 +139,9 @@ void attend(Context& ctx, const Attending& args, const Keys& keys_at, const Valu
       for (int64_t i = 0; i < heads * Dv && key > first_key; ++i) out[i] += block_sums[i];
     }
     for (int64_t h = 0; h < heads; ++h) {
-      const Real inverse = 1 / states[h].sum;
-      for (int64_t d = 0; d < Dv; ++d) out[h * Dv + d] *= inverse;
+      const Real* const sink = args.sinks.defined() ? args.sinks.data<Real>() + head + h : nullptr;
+      const Real factor = finish_softmax(states[h], sink);
+      for (int64_t d = 0; d < Dv; ++d) out[h * Dv + d] *= factor;
     }
   });
 }
@@ -153,7 +156,7 @@ void cached_attention(Context& ctx, const CachedAttention& args) {
   const int64_t value_width = values.dim(2);
   if (!ctx.counting()) check_places(args, args.keys);
   attend<Real>(
-      ctx, attending(args, args.num_kv_heads),
+      ctx, attending(args, args.num_kv_heads, args.sinks),
       [&](int64_t place, int64_t, int64_t kv_head, int) -> Rows<const Real> {
         return {args.keys.data<Real>() + place * key_width + kv_head * Dk, key_width};
       },

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "ops/contracts/pieces.h"
+#include "ops/cpu/expert_bias.h"
 #include "ops/cpu/fp8_codes.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
@@ -287,6 +288,7 @@ void grouped_product(Context& ctx, const OperandRows& rows, Tensor weights, Tens
 template <class Real>
 void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args) {
   grouped_product<Real>(ctx, args.x, args.w, args.offsets, args.y, args.rounding, SumOver::kIn);
+  add_expert_bias<Real>(ctx, args.bias, args.offsets, args.y);
 }
 
 template <class Real>
@@ -294,6 +296,7 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& ar
   ArenaScope scratch(ctx.scratch);
   const Tensor pre = args.pre.defined() ? args.pre : scratch.allocate(DTypeOf<Real>::value, pre_of(args).shape());
   grouped_product<Real>(ctx, args.x, args.w, args.offsets, pre, args.rounding, SumOver::kIn);
+  add_expert_bias<Real>(ctx, args.bias, args.offsets, pre);
   activation_forward<Real>(ctx, {.kind = args.kind,
                                  .pre = pre,
                                  .row_weight = args.row_weight,

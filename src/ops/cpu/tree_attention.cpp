@@ -1,6 +1,7 @@
 // A row at a time: where what it sees lies, then for each head scores, softmax, sum of values. All orders depend on the
 // row's position and window alone, so its bits do too.
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "ops/cpu/operations.h"
@@ -55,12 +56,15 @@ void tree_attention(Context& ctx, const TreeAttention& args) {
       const Real* const k = args.k.rows_data<Real>() + head / group * Dk;
       const Real* const v = args.v.rows_data<Real>() + head / group * Dv;
       for (int64_t j = 0; j < count; ++j) p[j] = scale * dot(q, k + rows[j] * args.k.stride(), Dk);
-      const Real highest = highest_of(p, count);
+      const Real* const sink = args.sinks.defined() ? args.sinks.data<Real>() + head : nullptr;
+      Real highest = highest_of(p, count);
+      if (sink != nullptr) highest = std::max(highest, *sink);
       Real total = 0;
       for (int64_t j = 0; j < count; ++j) {
         p[j] = exp_approx(p[j] - highest);
         total += p[j];
       }
+      if (sink != nullptr) total += std::exp(*sink - highest);
       Real* const out = args.out.data<Real>() + (row * H + head) * Dv;
       std::fill_n(out, Dv, Real{0});
       for (int64_t j = 0; j < count; ++j) {

@@ -15,10 +15,10 @@ using CudaActivation = CudaTest;
 
 TEST_F(CudaActivation, BothDirectionsAreThoseOfTheCpu) {
   for (const DType dtype : kActDTypes) {
-    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared, Activation::kClampedSwiGlu}) {
       for (const auto& [rows, width] : kShapes) {
         for (const bool weighted : {false, true}) {
-          const int64_t pre_width = kind == Activation::kSwiGlu ? 2 * width : width;
+          const int64_t pre_width = activation_parts(kind) * width;
           const Tensor pre = normal({rows, pre_width}, dtype, 2.0), dh = normal({rows, width}, dtype);
           const Tensor weight = weighted ? normal({rows}) : Tensor(),
                        dweight = weighted ? pool_.zeros({rows}) : Tensor();
@@ -61,9 +61,9 @@ TEST_F(CudaActivation, BothDirectionsAreThoseOfTheCpu) {
 TEST_F(CudaActivation, RowsBeyondTheirNumberAreLeftAlone) {
   constexpr int64_t kCapacity = 70;
   for (const DType dtype : kActDTypes) {
-    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared}) {
+    for (const Activation kind : {Activation::kSwiGlu, Activation::kReluSquared, Activation::kClampedSwiGlu}) {
       for (const int64_t width : {24, 1408}) {  // a warp a row, a block a row
-        const int64_t pre_width = kind == Activation::kSwiGlu ? 2 * width : width;
+        const int64_t pre_width = activation_parts(kind) * width;
         const Tensor pre = up(normal({kCapacity, pre_width}, dtype), dtype), weight = up(normal({kCapacity}));
         const Tensor dh = up(normal({kCapacity, width}, dtype), dtype);
         const auto poisoned = [&](Shape shape, DType type) { return up(pool_.full(shape, 9.0), type); };

@@ -18,10 +18,11 @@ constexpr double kSpread = 8.0;                                        // of sco
 struct OrderCase {
   int64_t key, value, group, window;
   DType dtype = DType::kBF16;
+  bool sinks = false;
 };
 std::ostream& operator<<(std::ostream& to, const OrderCase& c) {
   return to << "heads of " << c.key << " and " << c.value << ", groups of " << c.group << ", window " << c.window
-            << ", in " << dtype_name(c.dtype);
+            << ", in " << dtype_name(c.dtype) << (c.sinks ? ", sinks" : "");
 }
 
 // Documents of kLengths, each from a multiple of `alignment` on; what is between them are documents too, which
@@ -173,7 +174,7 @@ void count_rises(const OrderCase& c, Tensor q, Tensor k, int64_t start, int64_t 
 
 void CudaAttentionOrder::expect_cache_gives_trained(const OrderCase& c, const Packed& documents) {
   SCOPED_TRACE(testing::PrintToString(c));
-  const auto [key, value, group, window, dtype] = c;
+  const auto [key, value, group, window, dtype, has_sinks] = c;
   const int64_t T = documents.num_tokens(), last = documents.starts.back();
   const ArenaScope scope(tensors_);
   TensorPool pool(DType::kF32, static_cast<uint64_t>(key + group));
@@ -192,6 +193,7 @@ void CudaAttentionOrder::expect_cache_gives_trained(const OrderCase& c, const Pa
   const Tensor slots = up(pool.ints({T}, documents.slots)), positions = up(pool.ints({T}, documents.positions));
   const Tensor bounds = up(pool.ints({std::ssize(documents.bounds)}, documents.bounds));
 
+  const Tensor sinks = has_sinks ? up(pool.normal({heads}, kSpread)) : Tensor();
   const Tensor trained = tensors_.allocate(dtype, {T, heads, value});
   gpu().attention_forward(
       {.shape = {.num_seqs = 1, .seq_len = T, .scale = scale, .window = window, .cu_seqlens = bounds},
@@ -199,7 +201,8 @@ void CudaAttentionOrder::expect_cache_gives_trained(const OrderCase& c, const Pa
        .k = k,
        .v = v,
        .out = trained,
-       .lse = tensors_.allocate(DType::kF32, {1, heads, T})});
+       .lse = tensors_.allocate(DType::kF32, {1, heads, T}),
+       .sinks = sinks});
   const std::vector<std::byte> expected = bytes(trained);
 
   const Pages places = scattered_pages(pool, kDocuments, kCachedPositions);
@@ -221,7 +224,8 @@ void CudaAttentionOrder::expect_cache_gives_trained(const OrderCase& c, const Pa
                             .keys = keys,
                             .values = values,
                             .num_kv_heads = kKvHeads,
-                            .out = out});
+                            .out = out,
+                            .sinks = sinks});
     return out;
   };
   expect_trained_rows(documents, host_q, q, slots, positions, expected, attend);
@@ -232,6 +236,15 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGives) {
   for (const auto& [key, value] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {192, 128}}) {
     for (const int64_t group : {1, 4, 8, 16}) {
       for (const int64_t window : {0, 200}) expect_cache_gives_trained({key, value, group, window}, documents);
+    }
+  }
+}
+
+TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGivesWithSinks) {
+  const Packed documents = packed();
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [key, value] : {std::pair<int64_t, int64_t>{64, 64}, {128, 128}}) {
+      for (const int64_t window : {0, 128}) expect_cache_gives_trained({key, value, 8, window, dtype, true}, documents);
     }
   }
 }
@@ -251,7 +264,8 @@ TEST_F(CudaAttentionOrder, CacheGivesWhatTrainingGivesInFp32) {
 void CudaAttentionOrder::expect_mlas_caches_give_trained(const OrderCase& c, int64_t heads, int64_t rope,
                                                          const Packed& documents) {
   SCOPED_TRACE(testing::Message() << c << ", " << heads << " heads, which share " << rope);
-  const auto [key, value, group, window, dtype] = c;
+  const int64_t key = c.key, value = c.value, window = c.window;
+  const DType dtype = c.dtype;
   const int64_t T = documents.num_tokens(), last = documents.starts.back(), nope = key - rope, width = nope + value;
   const ArenaScope scope(tensors_);
   TensorPool pool(DType::kF32, static_cast<uint64_t>(key + heads));

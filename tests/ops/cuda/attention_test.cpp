@@ -12,6 +12,7 @@ struct Case {
   std::string name;
   int64_t B, S, H, G, Dk, Dv, window;
   std::vector<double> cu_seqlens = {};  // empty: none
+  bool sinks = false;
 };
 const Case kCases[] = {
     {"one position", 2, 1, 2, 1, 3, 2, 0},
@@ -53,6 +54,11 @@ const Case kCases[] = {
     {"MLA's heads, many tiles", 1, 961, 3, 3, 192, 128, 0},
     {"MLA's heads, shared, window of blocks", 2, 512, 4, 2, 192, 128, 200},
     {"MLA's heads, documents of blocks and of rows", 1, 830, 2, 2, 192, 128, 0, {0, 1, 310, 640, 830}},
+    {"sinks, heads of 64, shared, a window", 2, 448, 16, 2, 64, 64, 128, {}, true},
+    {"sinks, heads of 64, documents", 2, 300, 4, 2, 64, 64, 0, {0, 1, 130, 300, 340, 404, 600, 600}, true},
+    {"sinks, heads of 128", 1, 333, 4, 1, 128, 128, 0, {}, true},
+    {"sinks, odd sizes, documents", 2, 70, 2, 2, 5, 3, 0, {0, 3, 4, 70, 120, 140}, true},
+    {"sinks, heads that cuDNN would take", 1, 300, 2, 1, 96, 96, 40, {}, true},
     {"more tiles than multiprocessors", 12, 320, 12, 4, 64, 64, 0},
     // Backwards, heads that share keys are taken in sections of 8 heads of keys: here one is left for the last.
     {"heads of 64, shared, a section of one", 3, 520, 6, 3, 64, 64, 0},
@@ -79,9 +85,14 @@ Problem make_problem(TensorPool& pool, const Case& c) {
   const Tensor q = pool.normal({tokens, c.H, c.Dk}, 2.0), k = pool.normal({tokens, c.G, c.Dk});
   const Tensor v = pool.normal({tokens, c.G, c.Dv}), dout = pool.normal({tokens, c.H, c.Dv});
   const Tensor out = pool.full(dout.shape(), NAN), lse = pool.full({c.B, c.H, c.S}, NAN);
-  return {{shape, q, k, v, out, lse},
-          {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
-           pool.full(v.shape(), NAN)}};
+  Problem problem{{shape, q, k, v, out, lse},
+                  {shape, q, k, v, out, lse, dout, pool.full(q.shape(), NAN), pool.full(k.shape(), NAN),
+                   pool.full(v.shape(), NAN)}};
+  if (c.sinks) {
+    problem.forward.sinks = problem.backward.sinks = pool.normal({c.H}, 4.0);
+    problem.backward.dsinks = pool.normal({c.H});
+  }
+  return problem;
 }
 
 // Of what errors are measured by: 1 is the size of the terms that gradients sum with either sign, so that where a query
@@ -101,7 +112,12 @@ class CudaAttention : public CudaTest {
     if (shape.cu_seqlens.defined()) shape.cu_seqlens = CudaTest::up(shape.cu_seqlens);
     const Tensor q = copy(a.q), k = copy(a.k), v = copy(a.v), out = copy(a.out), lse = CudaTest::up(a.lse);
     const Tensor dout = copy(a.dout), dq = copy(a.dq), dk = copy(a.dk), dv = copy(a.dv);
-    return {{shape, q, k, v, out, lse}, {shape, q, k, v, out, lse, dout, dq, dk, dv}};
+    Problem device{{shape, q, k, v, out, lse}, {shape, q, k, v, out, lse, dout, dq, dk, dv}};
+    if (a.sinks.defined()) {
+      device.forward.sinks = device.backward.sinks = CudaTest::up(a.sinks);
+      device.backward.dsinks = CudaTest::up(a.dsinks);
+    }
+    return device;
   }
   void forward(const Problem& device) {
     run([&](Ops& ops) { ops.attention_forward(device.forward); });
@@ -130,6 +146,8 @@ TEST_F(CudaAttention, MatchesTheCpu) {
       EXPECT_LE(worst_error(down(device.backward.dq), problem.backward.dq, kLeastScale), tolerance) << "dq";
       EXPECT_LE(worst_error(down(device.backward.dk), problem.backward.dk, kLeastScale), tolerance) << "dk";
       EXPECT_LE(worst_error(down(device.backward.dv), problem.backward.dv, kLeastScale), tolerance) << "dv";
+      if (!c.sinks) continue;
+      EXPECT_LE(worst_error(down(device.backward.dsinks), problem.backward.dsinks, kLeastScale), tolerance) << "dsinks";
     }
   }
 }

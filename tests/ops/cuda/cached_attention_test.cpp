@@ -68,13 +68,14 @@ TEST_F(CudaCache, WriteSkipsPlacesThatAreNotThere) {
 
 struct AttentionCase {
   int64_t tokens, heads, kv_heads, key, value, window;
-  bool own_values;
+  bool own_values, sinks = false;
 };
 constexpr AttentionCase kAttentionCases[] = {
-    {0, 2, 1, 8, 8, 0, true},    {1, 1, 1, 1, 1, 0, true},       {9, 6, 2, 7, 5, 0, true},
-    {9, 8, 2, 64, 64, 0, true},  {9, 8, 8, 192, 128, 70, true},  {9, 3, 3, 16, 16, 1, true},
-    {9, 4, 1, 33, 20, 0, false}, {5, 16, 1, 576, 512, 0, false}, {9, 8, 2, 96, 80, 0, true},
-    {9, 6, 3, 32, 40, 70, true},
+    {0, 2, 1, 8, 8, 0, true},       {1, 1, 1, 1, 1, 0, true},           {9, 6, 2, 7, 5, 0, true},
+    {9, 8, 2, 64, 64, 0, true},     {9, 8, 8, 192, 128, 70, true},      {9, 3, 3, 16, 16, 1, true},
+    {9, 4, 1, 33, 20, 0, false},    {5, 16, 1, 576, 512, 0, false},     {9, 8, 2, 96, 80, 0, true},
+    {9, 6, 3, 32, 40, 70, true},    {9, 16, 2, 64, 64, 70, true, true}, {9, 4, 2, 128, 128, 0, true, true},
+    {9, 6, 2, 7, 5, 0, true, true}, {9, 8, 2, 96, 80, 0, true, true},
 };
 
 // The tokens' positions run from a slot's first to its last, among them the ends of tiles of keys. Of keys and values
@@ -95,6 +96,7 @@ CachedAttention attention_args(TensorPool& pool, const AttentionCase& c, Tensor 
   if (values.defined()) args.values = in_pages(pool, values, pages);
   args.num_kv_heads = c.kv_heads;
   args.out = pool.zeros({c.tokens, c.heads, c.value});
+  if (c.sinks) args.sinks = pool.normal({c.heads}, 4.0);
   return args;
 }
 
@@ -141,6 +143,7 @@ TEST_F(CudaCache, AttentionIsThatOfTheCpu) {
       device.pages = up(args.pages);
       device.keys = up(args.keys, dtype);
       device.values = up(args.values, dtype);
+      if (c.sinks) device.sinks = up(args.sinks);
       device.out = tensors_.allocate(dtype, args.out.shape());
       gpu().cached_attention(device);
       const auto within_error = dtype == DType::kBF16 ? within_bf16 : within_fp32;

@@ -12,6 +12,7 @@ class CudaTreeAttention : public CudaTest {
     TreeAttention device = host;
     for (Tensor* x : {&device.q, &device.k, &device.v, &device.out}) *x = CudaTest::up(*x, act);
     for (Tensor* x : {&device.positions, &device.bounds, &device.parents}) *x = CudaTest::up(*x);
+    if (host.sinks.defined()) device.sinks = CudaTest::up(host.sinks);
     return device;
   }
   static void round(const TreeAttention& args, DType act) {

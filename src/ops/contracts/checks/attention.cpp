@@ -42,6 +42,12 @@ void check_lse(const Tensor& lse, const Tensor& q) {
              dtype_name(lse.dtype()), lse.shape(), q.shape());
 }
 
+// Undefined, or one number of each head.
+void check_sinks(const Tensor& sinks, const Tensor& q) {
+  NMOE_CHECK(!sinks.defined() || (is_stat(sinks.dtype()) && sinks.shape() == Shape({q.dim(1)})), "sinks {} {} of q {}",
+             dtype_name(sinks.dtype()), sinks.shape(), q.shape());
+}
+
 void check_pieces(const Tensor& positions, const Tensor& bounds, const Tensor& parents, int64_t num_rows) {
   NMOE_CHECK(is(positions, DType::kI32, {num_rows}) && bounds.dtype() == DType::kI32 && bounds.shape().rank() == 1 &&
                  bounds.dim(0) >= 2 && is(parents, DType::kI32, bounds.shape()),
@@ -77,6 +83,7 @@ void check(const AttentionForward& args) {
   check_heads(args.q, args.k, args.v, args.out);
   check_shape(args.shape, args.q.dim(0));
   check_lse(args.lse, args.q);
+  check_sinks(args.sinks, args.q);
 }
 
 void check(const AttentionBackward& args) {
@@ -85,11 +92,16 @@ void check(const AttentionBackward& args) {
   check_lse(args.lse, args.q);
   check_gradients({{args.dout, args.out}, {args.dq, args.q}, {args.dk, args.k}, {args.dv, args.v}});
   if (args.rope.positions.defined()) check_rotation(args.rope, args.q.dim(0), args.q.dim(2));
+  check_sinks(args.sinks, args.q);
+  check_sinks(args.dsinks, args.q);
+  NMOE_CHECK(args.sinks.defined() == args.dsinks.defined(), "sinks {} with gradients {}", args.sinks.shape(),
+             args.dsinks.shape());
 }
 
 void check(const TreeAttention& args) {
   check_heads(args.q, args.k, args.v, args.out);
   check_pieces(args.positions, args.bounds, args.parents, args.q.dim(0));
+  check_sinks(args.sinks, args.q);
 }
 
 void check(const MlaAttentionForward& args) {

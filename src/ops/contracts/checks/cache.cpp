@@ -37,6 +37,8 @@ void check(const CachedAttention& args) {
           (args.values.defined() ? is(args.values, q.dtype(), {keys.dim(0), keys.dim(1), G * Dv}) : G == 1 && Dv <= Dk),
       "cached attention of q {} {} to keys {} and values {} of {} heads, out {}", dtype_name(q.dtype()), q.shape(),
       keys.shape(), args.values.shape(), G, out.shape());
+  NMOE_CHECK(!args.sinks.defined() || (is_stat(args.sinks.dtype()) && args.sinks.shape() == Shape({H})),
+             "sinks {} {} of q {}", dtype_name(args.sinks.dtype()), args.sinks.shape(), q.shape());
 }
 
 void check(const MlaCachedAttention& args) {

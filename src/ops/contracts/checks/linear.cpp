@@ -72,6 +72,14 @@ void check_experts(const OperandRows& rows, const Tensor& w, const Tensor& offse
              rows.source.shape(), dtype_name(w.dtype()), w.shape(), over_out ? "rows" : "columns", result.shape());
 }
 
+void check_bias(const ExpertBias& bias, int64_t num_experts, int64_t num_rows, int64_t width) {
+  const Tensor &values = bias.values, &row_weight = bias.row_weight;
+  NMOE_CHECK(is_stat(values.dtype()) && values.shape() == Shape({num_experts, width}) &&
+                 (!row_weight.defined() || is(row_weight, values.dtype(), {num_rows})),
+             "biases {} {} of {} experts with {} outputs, weights {} of {} rows", dtype_name(values.dtype()),
+             values.shape(), num_experts, width, row_weight.shape(), num_rows);
+}
+
 }  // namespace
 
 void check(const LinearForward& args) {
@@ -111,6 +119,8 @@ void check(const LinearBackwardWeight& args) {
 void check(const GroupedLinearForward& args) {
   check_experts(args.x, args.w, args.offsets, args.y, /*over_out=*/false);
   check_rounding(args.rounding, args.x, args.w);
+  if (!args.bias.defined()) return;
+  check_bias(args.bias, args.w.dim(0), args.y.dim(0), args.y.dim(1));
 }
 
 void check(const GroupedActivationForward& args) {
@@ -128,6 +138,10 @@ void check(const GroupedActivationForward& args) {
                           .offsets = args.offsets,
                           .keeps_h = args.keeps_h,
                           .pre_codes = args.pre_codes});
+  if (!args.bias.defined()) return;
+  check_bias(args.bias, args.w.dim(0), pre.dim(0), pre.dim(1));
+  NMOE_CHECK(!args.bias.row_weight.defined(), "a bias with weights of rows {} in front of an activation",
+             args.bias.row_weight.shape());
 }
 
 void check(const GroupedLinearBackwardInput& args) {
@@ -164,6 +178,18 @@ void check(const GroupedActivationBackward& args) {
   check_codes(args.pre_codes, pre.shape());
   check_codes(args.dpre_columns, pre.dim(0), pre.dim(1), w.dim(0));
   check_codes(args.h_columns, pre.dim(0), w.dim(2), w.dim(0));
+}
+
+void check(const ExpertBiasBackward& args) {
+  const Tensor& bias = args.bias.values;
+  NMOE_CHECK(bias.shape().rank() == 2, "experts' biases {}", bias.shape());
+  check_groups(args.dy, args.offsets, bias.dim(0));
+  check_bias(args.bias, bias.dim(0), args.dy.num_rows(), args.dy.width());
+  NMOE_CHECK(is(args.dvalues, bias.dtype(), bias.shape()) &&
+                 (args.bias.row_weight.defined() ? is(args.drow_weight, bias.dtype(), args.bias.row_weight.shape())
+                                                 : !args.drow_weight.defined()),
+             "gradients {} and {} of biases {} and weights {}", args.dvalues.shape(), args.drow_weight.shape(),
+             bias.shape(), args.bias.row_weight.shape());
 }
 
 void check(const GroupedLinearBackwardWeight& args) {

@@ -19,7 +19,8 @@ inline bool cudnn_takes(const KernelSet& kernels, const Tensor& q, const Tensor&
   const int64_t largest = kernels.has_sm90() ? 256 : 128;
   return key_size <= largest && value_size <= largest;
 }
-// Which kernels attend. The choice depends on the arguments alone, so that a run that goes on has the one it had.
+// Which kernels attend; cuDNN's do not know sinks. The choice depends on the arguments alone, so that a run that goes
+// on has the one it had.
 enum class AttentionEngine {
   kSm90,   // our own for Hopper (sm90/attention.h)
   kCudnn,  // cuDNN's (vendor/cudnn_attention.h)
@@ -35,16 +36,17 @@ inline bool sm90_attention_takes(const KernelSet& kernels, const AttentionShape&
 }
 inline AttentionEngine attention_engine(const KernelSet& kernels, const AttentionForward& args) {
   if (sm90_attention_takes(kernels, args.shape, args.q, args.k, args.v)) return AttentionEngine::kSm90;
-  return cudnn_takes(kernels, args.q, args.k, args.v) ? AttentionEngine::kCudnn : AttentionEngine::kPlain;
+  const bool cudnn = cudnn_takes(kernels, args.q, args.k, args.v) && !args.sinks.defined();
+  return cudnn ? AttentionEngine::kCudnn : AttentionEngine::kPlain;
 }
 inline AttentionEngine attention_engine(const KernelSet& kernels, const AttentionBackward& args) {
   if (sm90_attention_takes(kernels, args.shape, args.q, args.k, args.v) &&
       cudnn_takes(kernels, args.dq, args.dk, args.dv)) {
     return AttentionEngine::kSm90;
   }
-  return cudnn_takes(kernels, args.q, args.k, args.v) && cudnn_takes(kernels, args.dq, args.dk, args.dv)
-             ? AttentionEngine::kCudnn
-             : AttentionEngine::kPlain;
+  const bool cudnn = cudnn_takes(kernels, args.q, args.k, args.v) && cudnn_takes(kernels, args.dq, args.dk, args.dv) &&
+                     !args.sinks.defined();
+  return cudnn ? AttentionEngine::kCudnn : AttentionEngine::kPlain;
 }
 // What our own rotate back themselves: all of a head, or the last 64 of 192 values, where keys come out as they are.
 constexpr int64_t sm90_attention_rotated(int64_t key_size) { return key_size == 192 ? 64 : key_size; }
@@ -194,12 +196,16 @@ struct AttentionBackwardPlan {
   Sm90AttentionScratch sm90 = {};       // kSm90
   AttentionBackwardScratch cudnn = {};  // kCudnn
   Tensor spans = {}, delta = {};        // kPlain; delta F32 like lse
+  Tensor sink_sums = {};                // [chunks of rows, H] F64, where there are sinks
 };
 inline AttentionBackwardPlan plan(Planner& to, const AttentionBackward& args) {
   check_tokens(args.q);
   if (args.q.dim(0) == 0) return {};
   AttentionBackwardPlan plan;
   plan.engine = attention_engine(to.kernels, args);
+  if (args.sinks.defined()) {
+    plan.sink_sums = to.scope.allocate(DType::kF64, {blocks_for(args.q.dim(0), kSinkChunkRows), args.q.dim(1)});
+  }
   if (plan.engine == AttentionEngine::kPlain) {
     plan.spans = claim_spans(to.scope, args.q.dim(0));
     plan.delta = to.scope.allocate(DType::kF32, args.lse.shape());

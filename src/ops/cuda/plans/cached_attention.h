@@ -78,7 +78,7 @@ constexpr int64_t kPartialBytes = int64_t{256} << 20, kPartialTokens = 256;
 constexpr int kLatentHeads = 16, kLatentKey = 576, kLatentValue = 512;
 constexpr int64_t kMaxLatentTokens = 1 << 16;
 inline bool takes_latent_tiles(const KernelSet& kernels, const CachedAttention& args) {
-  return args.q.dtype() == DType::kBF16 && !args.values.defined() && args.num_kv_heads == 1 &&
+  return args.q.dtype() == DType::kBF16 && !args.values.defined() && !args.sinks.defined() && args.num_kv_heads == 1 &&
          args.q.dim(1) == kLatentHeads && args.q.dim(2) == kLatentKey && args.q.dense() &&
          args.out.dim(2) == kLatentValue && args.q.dim(0) <= kMaxLatentTokens && kernels.has_sm90() &&
          are_prompts(args.q, args.pages);

@@ -75,8 +75,10 @@ struct GroupedActivationForwardPlan {
   Tensor pre = {};     // [R, W] act: what activations are made of, where they have no other memory, or undefined
   Tensor h = {};       // [R, F] act: what columns' codes are made of, or undefined
 };
+// Of kinds that Hopper's kernels of products have (primitives/activation.cuh, dispatch_fused_activation).
+constexpr bool fuses(Activation kind) { return kind != Activation::kClampedSwiGlu; }
 inline bool fuses_activation(GroupedEngine engine, const GroupedActivationForward& args) {
-  if (!args.row_weight.defined()) return false;
+  if (!fuses(args.kind) || !args.row_weight.defined() || args.bias.defined()) return false;
   const int64_t hidden = args.w.dim(1) / activation_parts(args.kind);
   if (engine == GroupedEngine::kCodes) return hidden % block_size(OperandFormat::kFp8) == 0;
   return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct && hidden % 8 == 0;
@@ -195,7 +197,7 @@ inline bool stays_in_codes(const GroupedActivationBackwardPlan& plan, const Grou
 }
 // Of BF16, and of FP8 where a block of a part's gradients is in one tile, as wide as a block.
 inline bool fuses_activation_backward(GroupedEngine engine, const GroupedActivationBackward& args) {
-  if (!args.row_weight.defined()) return false;
+  if (!fuses(args.kind) || !args.row_weight.defined()) return false;
   if (engine == GroupedEngine::kCodes) return args.w.dim(2) % block_size(OperandFormat::kFp8) == 0;
   return engine == GroupedEngine::kSm90 && args.rounding.format == OperandFormat::kAct;
 }

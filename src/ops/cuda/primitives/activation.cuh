@@ -6,7 +6,9 @@
 
 #include <type_traits>
 
+#include "base/error.h"
 #include "base/kinds.h"
+#include "ops/contracts/activation.h"
 #include "ops/cuda/primitives/flushed_math.cuh"
 
 namespace nmoe::cuda {
@@ -68,6 +70,30 @@ struct ReluSquared {
   }
 };
 
+// Clamped SwiGLU (ops/contracts/activation.h): (up + 1) g sigmoid(alpha g).
+struct ClampedSwiGlu {
+  static constexpr int kParts = activation_parts(Activation::kClampedSwiGlu);
+  static constexpr float kAlpha = kSwiGluAlpha, kLimit = kSwiGluLimit;
+
+  // Both let a NaN through.
+  static __device__ float clamped(float x) { return x > kLimit ? kLimit : x; }
+  static __device__ float clamped_both(float x) { return x < -kLimit ? -kLimit : clamped(x); }
+  template <class T>
+  static __device__ float forward(const float (&pre)[kParts]) {
+    const float gate = clamped(pre[0]);
+    return (clamped_both(pre[1]) + 1.0F) * (gate * sigmoid<T>(kAlpha * gate));
+  }
+  template <class T>
+  static __device__ UnitGradient<kParts> backward(const float (&pre)[kParts], float weight, float dh) {
+    // d (g s) / dg = s + alpha g s (1 - s), with s = sigmoid(alpha g)
+    const float gate = clamped(pre[0]), up = clamped_both(pre[1]) + 1.0F;
+    const float s = sigmoid<T>(kAlpha * gate), glu = gate * s, dproduct = dh * weight;
+    const float dgate = dproduct * up * (s + kAlpha * glu * (1.0F - s));
+    return {.pre = {pre[0] > kLimit ? 0.0F : dgate, fabsf(pre[1]) > kLimit ? 0.0F : dproduct * glu},
+            .weight = dh * up * glu};
+  }
+};
+
 // Hidden unit j of pre-activations by parts, and its gradients.
 template <class T, class A, int kCount>
 __device__ float activated(const float (&pre)[A::kParts][kCount], int j) {
@@ -93,7 +119,16 @@ void dispatch_activation(Activation kind, const Fn& fn) {
       return fn(SwiGlu{});
     case Activation::kReluSquared:
       return fn(ReluSquared{});
+    case Activation::kClampedSwiGlu:
+      return fn(ClampedSwiGlu{});
   }
+}
+
+// The same of the kinds that plans fuse with products (fuses() in plans/grouped_linear.h).
+template <class Fn>
+void dispatch_fused_activation(Activation kind, const Fn& fn) {
+  NMOE_CHECK(kind != Activation::kClampedSwiGlu, "a product is not fused with activation {}", static_cast<int>(kind));
+  kind == Activation::kSwiGlu ? fn(SwiGlu{}) : fn(ReluSquared{});
 }
 
 }  // namespace nmoe::cuda

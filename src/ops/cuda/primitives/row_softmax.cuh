@@ -12,6 +12,17 @@
 
 namespace nmoe::cuda {
 
+// What sums of values are multiplied by at the end of a row, and the logarithm of its sum.
+struct RowEnd {
+  float factor, lse;
+};
+// Of a row with a sink that has summed exp(score - highest), as AttentionForward says.
+__device__ inline RowEnd end_with_sink(float highest, float total, float sink) {
+  const float top = fmaxf(highest, sink), fade = expf(__fsub_rn(highest, top));
+  const float all = fmaf(total, fade, expf(__fsub_rn(sink, top)));
+  return {.factor = __fdiv_rn(fade, all), .lse = __fadd_rn(top, logf(all))};
+}
+
 // What a product q.k, summed as one chain of fmaf over ascending elements, is as a score.
 __device__ inline float score_of(float scale, float product) { return __fmul_rn(scale, product); }
 
@@ -31,7 +42,11 @@ struct RowSoftmax {
     total = fmaf(total, step.fade, warp_sum(step.weight));
     return step;
   }
-  __device__ float factor() const { return 1.0F / total; }  // of sums at the end
+  // sink: of the row's head, or null.
+  __device__ RowEnd end(const float* sink) const {
+    if (sink != nullptr) return end_with_sink(highest, total, *sink);
+    return {.factor = 1.0F / total, .lse = highest + logf(total)};
+  }
 };
 
 }  // namespace nmoe::cuda

@@ -1,6 +1,7 @@
 #include "ops/cuda/runtime/cuda_ops.h"
 
 #include "ops/contracts/checks.h"
+#include "ops/cuda/kernels/experts/expert_bias.h"
 #include "ops/cuda/kernels/experts/sort_workspace.h"
 #include "ops/cuda/kernels/low_precision/emulated_operands.h"
 #include "ops/cuda/kernels/products/invariant_products.h"
@@ -92,6 +93,7 @@ void InvariantCudaOps::grouped_linear_forward(const GroupedLinearForward& args) 
   if (counting() || args.y.num_elements() == 0) return;
   make_current(context().device_index);
   invariant_grouped_product(context(), args.x, args.w, args.offsets, args.y);
+  add_expert_bias(context(), args.bias, args.offsets, args.y);
 }
 
 void InvariantCudaOps::grouped_activation_forward(const GroupedActivationForward& args) {

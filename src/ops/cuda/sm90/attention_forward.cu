@@ -27,9 +27,10 @@ struct Attention {
   int num_seqs, seq_len, heads, group;
   int window;  // 0: none
   float scale;
-  int num_tiles;  // of a sequence's rows; the first begins `missing` rows before the sequence
-  int missing;    // a multiple of 64, less than a tile
-  int section;    // heads whose tiles are taken before those of the next ones
+  const float* sinks;  // of all heads, or null
+  int num_tiles;       // of a sequence's rows; the first begins `missing` rows before the sequence
+  int missing;         // a multiple of 64, less than a tile
+  int section;         // heads whose tiles are taken before those of the next ones
 
   // As attention_forward.cuh wants it.
   struct Tile {
@@ -139,6 +140,7 @@ struct Operands {
   Tensor q;
   KeyValueRows keys;
   Tensor out, lse;
+  Tensor sinks = {};
 };
 
 template <class L>
@@ -162,6 +164,7 @@ void launch(Context& ctx, const Operands& args, const Tensor& first_keys) {
                       .group = static_cast<int>(group),
                       .window = shape.window < S ? static_cast<int>(shape.window) : 0,
                       .scale = static_cast<float>(shape.scale),
+                      .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr,
                       .num_tiles = static_cast<int>(tiles),
                       .missing = static_cast<int>(tiles * L::kTileRows - whole_rows),
                       .section = 0};
@@ -193,7 +196,8 @@ void attention_forward(Context& ctx, const AttentionForward& args, const Tensor&
                     .q = args.q,
                     .keys = key_value_rows(args.shape, args.k, args.v),
                     .out = args.out,
-                    .lse = args.lse},
+                    .lse = args.lse,
+                    .sinks = args.sinks},
                    first_keys);
 }
 

@@ -30,6 +30,7 @@
 
 #include "ops/cuda/primitives/attention_sums.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/row_softmax.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/quad_rows.cuh"
@@ -517,6 +518,11 @@ __device__ void attend(const Work& work, const AttentionShared<L>& shared) {
       const float sum = quad_sum(rows.sum[h]);
       factor[h] = 1.0F / sum;
       lse[h] = rows.highest[h] * work.scale + logf(sum);
+      if (work.sinks != nullptr) {
+        const RowEnd end = end_with_sink(__fmul_rn(rows.highest[h], work.scale), sum, work.sinks[tile.head]);
+        factor[h] = end.factor;
+        lse[h] = end.lse;
+      }
     }
     wgmma_wait_group<0>();
     rings.release_values();

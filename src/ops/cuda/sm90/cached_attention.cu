@@ -54,6 +54,7 @@ struct CachedRows {
   int num_tokens, heads, group;
   int window;  // 0: none
   float scale;
+  const float* sinks;  // of all heads, or null
 
   // As attention_forward.cuh wants it. Positions are the slot's.
   struct Tile {
@@ -234,6 +235,9 @@ HeadMaps cache_maps(const CachedAttention& args, int box_rows) {
           .v = heads_of(args.values, 0, G, args.out.dim(2), box_rows)};
 }
 
+const float* sinks_of(const MlaExpandedAttention&) { return nullptr; }
+const float* sinks_of(const CachedAttention& args) { return args.sinks.defined() ? args.sinks.data<float>() : nullptr; }
+
 // Key/value heads, and of these those with a last panel of keys of their own.
 struct CacheShape {
   int64_t num_kv_heads, last_heads;
@@ -256,7 +260,8 @@ void launch(Context& ctx, const Args& args, const CacheShape& shape) {
                   .heads = static_cast<int>(H),
                   .group = static_cast<int>(H / shape.num_kv_heads),
                   .window = args.window < places.capacity() ? static_cast<int>(args.window) : 0,
-                  .scale = static_cast<float>(args.scale)};
+                  .scale = static_cast<float>(args.scale),
+                  .sinks = sinks_of(args)};
   allow_dynamic_shared(attention_kernel<L, CachedRows>, kBytes);
   for (int64_t first = 0; first < T; first += kMaxTokens) {
     const int64_t tokens = std::min<int64_t>(kMaxTokens, T - first);

@@ -328,7 +328,7 @@ void grouped_fp8_activation(Context& ctx, const GroupedFp8Activation& args) {
   if (!has_pre_codes) product.y = args.pre.data<__nv_bfloat16>();
   if (has_columns) fp8::set_columns(product, args.h_columns, R, F, args.offsets);
   if (!has_columns && args.h.defined()) product.h = args.h.data<__nv_bfloat16>();
-  dispatch_activation(args.kind, [&]<class A>(A) {
+  dispatch_fused_activation(args.kind, [&]<class A>(A) {
     has_columns ? fp8::launch<fp8::ForwardToCodes<A>>(ctx, product) : fp8::launch<fp8::Forward<A>>(ctx, product);
   });
 }
@@ -353,7 +353,7 @@ void grouped_fp8_activation_backward(Context& ctx, const GroupedFp8ActivationBac
   product.codes = fp8::code_rows(args.dpre_codes, R, W);
   if (codes_alone) fp8::set_columns(product, args.dpre_columns, R, W, args.offsets);
   if (!codes_alone) product.y = args.dpre.data<__nv_bfloat16>();
-  dispatch_activation(args.kind, [&]<class A>(A) {
+  dispatch_fused_activation(args.kind, [&]<class A>(A) {
     using fp8::ActivateBackward, fp8::ActivateBackwardToCodes;
     if (!codes_alone) return fp8::launch<ActivateBackward<A>>(ctx, product);
     reads_codes ? fp8::launch<ActivateBackwardToCodes<A, fp8::PreInCodes>>(ctx, product)

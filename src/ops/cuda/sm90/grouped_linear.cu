@@ -501,7 +501,7 @@ void grouped_product(Context& ctx, const ExpertProduct& p) {
 }
 
 void grouped_activation(Context& ctx, const GroupedActivationForward& args) {
-  dispatch_activation(args.kind, [&]<class A>(A) {
+  dispatch_fused_activation(args.kind, [&]<class A>(A) {
     rows_product<Operands::kForward, Forward<A>, /*kGathers=*/true>(ctx, args.x, args.w, args.offsets, args.pre,
                                                                     args.h.dim(1), scale_of(args.rounding),
                                                                     {.row_weight = args.row_weight.data<float>(),
@@ -515,7 +515,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
   const int64_t num_experts = args.w.dim(0), width = args.w.dim(2);
   const int64_t num_tiles = ceil_div<int64_t>(width, activation_gradient_tile_cols(width));
   float* const dweights = args.drow_weight.data<float>();
-  dispatch_activation(args.kind, [&]<class A>(A) {
+  dispatch_fused_activation(args.kind, [&]<class A>(A) {
     rows_product<Operands::kInputGradient, Backward<A>, /*kGathers=*/true>(
         ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
         {.row_weight = args.row_weight.data<float>(),

@@ -13,6 +13,7 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
+#include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/attention.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
 
@@ -120,6 +121,53 @@ void find_delta(const AttentionGeometry& g, const AttentionBackward& args, float
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
+// Of a chunk of rows and a head: exp(sink - lse) (dout . out), each row's by a thread, added up by one.
+template <class T>
+__global__ void __launch_bounds__(kSinkChunkRows) sink_sums_kernel(AttentionGeometry g, const T* out, const T* dout,
+                                                                   const float* lse, const float* sinks, double* sums) {
+  __shared__ double terms[kSinkChunkRows];
+  const int head = static_cast<int>(blockIdx.y), row = static_cast<int>(threadIdx.x);
+  const int64_t token = blockIdx.x * kSinkChunkRows + row;
+  const int count = static_cast<int>(min(kSinkChunkRows, g.T - blockIdx.x * kSinkChunkRows));
+  if (row < count) {
+    const int64_t first = (token * g.H + head) * g.Dv;
+    double delta = 0;
+    for (int d = 0; d < g.Dv; ++d) delta += double{to_float(out[first + d])} * double{to_float(dout[first + d])};
+    terms[row] = double{expf(sinks[head] - lse[statistic_index(g, static_cast<int>(token), head)])} * delta;
+  }
+  __syncthreads();
+  if (row != 0) return;
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += terms[i];
+  sums[blockIdx.x * static_cast<int64_t>(g.H) + head] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    subtract_sink_sums_kernel(const double* sums, float* dsinks, int num_chunks, int num_heads) {
+  const int head = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (head >= num_heads) return;
+  double total = sums[head];
+#pragma unroll 8
+  for (int chunk = 1; chunk < num_chunks; ++chunk) total += sums[static_cast<int64_t>(chunk) * num_heads + head];
+  dsinks[head] -= static_cast<float>(total);
+}
+
+void sinks_backward(const AttentionGeometry& g, const AttentionBackward& args, const Tensor& sums,
+                    cudaStream_t stream) {
+  if (!args.sinks.defined()) return;
+  const int64_t chunks = sums.dim(0);
+  dispatch_act(args.q.dtype(), [&](auto element) {
+    using T = decltype(element);
+    sink_sums_kernel<T><<<dim3(grid_size(chunks), short_grid_size(g.H)), kSinkChunkRows, 0, stream>>>(
+        g, args.out.data<T>(), args.dout.data<T>(), args.lse.data<float>(), args.sinks.data<float>(),
+        sums.data<double>());
+  });
+  NMOE_CUDA_CHECK(cudaGetLastError());
+  subtract_sink_sums_kernel<<<blocks_of(g.H), kThreads, 0, stream>>>(sums.data<double>(), args.dsinks.data<float>(),
+                                                                     static_cast<int>(chunks), g.H);
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
 // A gradient of what `rope` rotated, if it did.
 void rotate_back(Context& ctx, Rope rope, const Tensor& gradient) {
   if (!rope.positions.defined()) return;
@@ -153,6 +201,7 @@ void attention_forward(Context& ctx, const AttentionForward& args, const Attenti
     return ctx.cudnn_attention.forward(ctx, args, plan.first_keys, plan.workspace);
   }
   find_spans(args.shape, plan.spans, g, ctx.stream);
+  if (args.sinks.defined()) g.sinks = args.sinks.data<float>();
   plain_attention_forward(g, args, ctx.stream);
 }
 
@@ -160,6 +209,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args, const Atten
   AttentionGeometry g = geometry_of(args.shape, args.q, args.k, args.v);
   const DType act = args.q.dtype();
   if (g.T == 0) return;
+  sinks_backward(g, args, plan.sink_sums, ctx.stream);
   find_first_keys(ctx, args.shape, plan.first_keys);
   if constexpr (kKernels.has_sm90()) {
     if (plan.engine == AttentionEngine::kSm90) {

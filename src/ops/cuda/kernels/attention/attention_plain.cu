@@ -96,8 +96,9 @@ __global__ void __launch_bounds__(kThreads)
              min(kWarp, i + 1 - first));
     __syncwarp();
   }
-  store_row(out + row.index * g.Dv, sum, g.Dv, softmax.factor());
-  if (lane == 0) lse[statistic_index(g, i, row.head)] = softmax.highest + logf(softmax.total);
+  const RowEnd end = softmax.end(g.sinks != nullptr ? g.sinks + row.head : nullptr);
+  store_row(out + row.index * g.Dv, sum, g.Dv, end.factor);
+  if (lane == 0) lse[statistic_index(g, i, row.head)] = end.lse;
 }
 
 template <class T>

@@ -20,7 +20,8 @@ struct AttentionGeometry {
   int64_t q_stride, k_stride, v_stride;     // from a token's to the next's
   int64_t dq_stride, dk_stride, dv_stride;  // backward
   float scale;
-  const int2* spans;  // [T]
+  const int2* spans;   // [T]
+  const float* sinks;  // [H], or null: forward
 };
 
 // Into lse, and delta below: [B, H, S].

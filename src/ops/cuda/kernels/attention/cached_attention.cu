@@ -57,6 +57,7 @@ struct CachedSizes {
   int64_t window;
   float scale;
   bool vector;
+  const float* sinks;  // of query heads, or null
 };
 
 // The cache's rows of a tile, which may begin in one page and end in the next.
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     // The next tile writes weights only after all threads have passed its first barrier.
   }
-  const float factor = softmax.factor();
+  const float factor = softmax.end(sizes.sinks != nullptr ? sizes.sinks + head : nullptr).factor;
   for (int64_t d = threadIdx.x; d < sizes.value; d += kThreads) out[d] = from_float<T>(sums[d] * factor);
 }
 
@@ -210,7 +211,8 @@ void cached_attention(Context& ctx, const CachedAttention& args, const CachedAtt
                     .value_step = args.values.defined() ? Dv : 0,
                     .window = args.window,
                     .scale = static_cast<float>(args.scale),
-                    .vector = can_vectorise(Dk, args.keys)});
+                    .vector = can_vectorise(Dk, args.keys),
+                    .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr});
 }
 
 void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, const MlaExpandedAttentionPlan& plan) {
@@ -232,7 +234,8 @@ void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, cons
                     .value_step = nope + Dv,
                     .window = args.window,
                     .scale = static_cast<float>(args.scale),
-                    .vector = can_vectorise(nope, args.kv) && can_vectorise(rope, args.k_rope) && Dv % 8 == 0});
+                    .vector = can_vectorise(nope, args.kv) && can_vectorise(rope, args.k_rope) && Dv % 8 == 0,
+                    .sinks = nullptr});
 }
 
 }  // namespace nmoe::cuda

@@ -29,6 +29,7 @@
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
+#include "ops/cuda/primitives/row_softmax.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -74,6 +75,7 @@ struct CachedBlocks {
   int64_t query_stride;  // from a token's queries to the next's
   int64_t window;
   float scale;
+  const float* sinks;  // of query heads, or null
 
   __device__ float scale_log2() const { return scale * std::numbers::log2e_v<float>; }
 };
@@ -406,8 +408,12 @@ __device__ void store_rows(const CachedBlocks& p, const BlockRow (&rows)[2], con
   const int column = static_cast<int>(blockIdx.z) * L::kColumns + warp * L::kWarpTiles * 8 + 2 * (lane % 4);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float factor = 1.0F / quad_sum(sums.sum[h]);
+    const float sum = quad_sum(sums.sum[h]);
+    float factor = 1.0F / sum;
     if (!rows[h].exists()) continue;
+    if (p.sinks != nullptr) {
+      factor = end_with_sink(__fmul_rn(sums.highest[h], p.scale), sum, p.sinks[rows[h].at % p.num_heads]).factor;
+    }
 #pragma unroll
     for (int i = 0; i < L::kWarpTiles; ++i) {
       store2(p.out + rows[h].at * kValue + column + 8 * i, o[i][2 * h] * factor, o[i][2 * h + 1] * factor);
@@ -551,7 +557,7 @@ CachedHeads heads_of(const Tensor& cache, int64_t offset, int64_t head_step) {
 
 // Args: CachedAttention or MlaExpandedAttention.
 template <class Args>
-void attend(Context& ctx, const Args& args, const Caches& caches, const CachedScores& scores) {
+void attend(Context& ctx, const Args& args, const Caches& caches, const CachedScores& scores, Tensor sinks = {}) {
   const int64_t T = args.q.dim(0), H = args.q.dim(1), Dk = args.q.dim(2), Dv = args.out.dim(2);
   if (args.out.num_elements() == 0) return;
   NMOE_CHECK(aligned16(args.q.rows_raw()) && args.q.stride() % 8 == 0 && aligned16(caches.keys.data) &&
@@ -577,7 +583,8 @@ void attend(Context& ctx, const Args& args, const Caches& caches, const CachedSc
                               .span = static_cast<int>(scores.all.dim(2)),
                               .query_stride = args.q.stride(),
                               .window = args.window,
-                              .scale = static_cast<float>(args.scale)};
+                              .scale = static_cast<float>(args.scale),
+                              .sinks = sinks.defined() ? sinks.data<float>() : nullptr};
     launch(ctx, blocks, Dk, Dv);
   }
 }
@@ -587,7 +594,7 @@ void attend(Context& ctx, const Args& args, const Caches& caches, const CachedSc
 void cached_attention_by_blocks(Context& ctx, const CachedAttention& args, const CachedScores& scores) {
   const int64_t Dk = args.q.dim(2), Dv = args.out.dim(2);
   const CachedHeads keys = heads_of(args.keys, 0, Dk), values = heads_of(args.values, 0, Dv);
-  attend(ctx, args, {keys, /*shared_keys=*/keys, values, /*own_key=*/Dk, args.num_kv_heads}, scores);
+  attend(ctx, args, {keys, /*shared_keys=*/keys, values, /*own_key=*/Dk, args.num_kv_heads}, scores, args.sinks);
 }
 
 void cached_attention_by_blocks(Context& ctx, const MlaExpandedAttention& args, const CachedScores& scores) {

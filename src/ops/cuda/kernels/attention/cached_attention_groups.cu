@@ -19,6 +19,7 @@
 #include "ops/cuda/primitives/early_launch.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
+#include "ops/cuda/primitives/row_softmax.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -54,6 +55,7 @@ struct Groups {
   int64_t window;
   float scale;
   bool own_values;
+  const float* sinks;  // of query heads, or null
 
   __host__ __device__ int key_pitch() const { return key + kPad; }
   __host__ __device__ int value_pitch() const { return own_values ? value + kPad : key_pitch(); }
@@ -273,7 +275,8 @@ __global__ void __launch_bounds__(kSumThreads) combine_kernel(Groups p) {
       sums[i] = add_chunk(factors, sums[i], partials[i * kSumThreads]);
     }
   }
-  const float factor = 1.0F / total;
+  const float factor =
+      p.sinks == nullptr ? 1.0F / total : end_with_sink(highest, total, p.sinks[head % p.num_heads]).factor;
 #pragma unroll
   for (int i = 0; i < kMaxGroupValue / kSumThreads; ++i) {
     const int d = static_cast<int>(threadIdx.x) + i * kSumThreads;
@@ -320,7 +323,8 @@ Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums, i
           .value_step = args.values.defined() ? value : 0,
           .window = args.window,
           .scale = static_cast<float>(args.scale),
-          .own_values = args.values.defined()};
+          .own_values = args.values.defined(),
+          .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr};
 }
 
 }  // namespace

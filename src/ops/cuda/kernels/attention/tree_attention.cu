@@ -20,6 +20,7 @@
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/flushed_math.cuh"
 #include "ops/cuda/primitives/gemm_tile.cuh"
+#include "ops/cuda/primitives/row_softmax.cuh"
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -144,7 +145,13 @@ struct Heads {
   int64_t q_stride, k_stride, v_stride;     // from a row's to the next's
   int num_heads, num_kv_heads, key, value;  // heads and their sizes
   float scale;
+  const float* sinks;  // of heads, or null
 };
+
+// What sums of values are divided by. highest: of scores times the scale.
+__device__ float divisor(const Heads& p, float highest, float total, int head) {
+  return p.sinks == nullptr ? total : 1.0F / end_with_sink(highest, total, p.sinks[head]).factor;
+}
 
 // Row r of a [T, heads, size] tensor's head.
 template <class T>
@@ -302,6 +309,7 @@ __global__ void __launch_bounds__(kThreads, kKey == 64    ? 4
   for (int h = 0; h < 2; ++h) {
     total[h] += __shfl_xor_sync(kAllLanes, total[h], 1);
     total[h] += __shfl_xor_sync(kAllLanes, total[h], 2);
+    total[h] = divisor(p, highest[h] / kLog2E, total[h], head);
     if (rows[h] >= tile_end) continue;
     Bf16* const out = static_cast<Bf16*>(p.out) + (static_cast<int64_t>(rows[h]) * p.num_heads + head) * p.value;
 #pragma unroll
@@ -358,6 +366,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(Heads p) {
     }
     __syncwarp();
   }
+  total = divisor(p, highest, total, head);
   T* const out = static_cast<T*>(p.out) + index * p.value;
   for (int d = lane; d < p.value; d += kWarp) out[d] = from_float<T>(sums[d] / total);
 }
@@ -412,7 +421,8 @@ void tree_attention(Context& ctx, const TreeAttention& args) {
       .num_kv_heads = static_cast<int>(args.k.dim(1)),
       .key = static_cast<int>(args.q.dim(2)),
       .value = static_cast<int>(args.v.dim(2)),
-      .scale = static_cast<float>(args.scale)};
+      .scale = static_cast<float>(args.scale),
+      .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr};
   if (!takes_tiles(args)) {
     dispatch_act(args.q.dtype(), [&](auto element) { launch_rows<decltype(element)>(ctx, heads); });
   } else if (heads.key <= 64 && heads.value <= 64) {

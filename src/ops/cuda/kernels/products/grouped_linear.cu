@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <iterator>
 
+#include "ops/cuda/kernels/experts/expert_bias.h"
 #include "ops/cuda/kernels/low_precision/quantize_fp8.h"
 #include "ops/cuda/kernels/low_precision/quantize_fp8_columns.h"
 #include "ops/cuda/kernels/products/invariant_products.h"
@@ -413,6 +414,7 @@ __global__ void __launch_bounds__(kSquareCols) squares_kernel(const float* dw, i
 
 void grouped_linear_forward(Context& ctx, const GroupedLinearForward& args, const GroupedLinearPlan& plan) {
   multiply(ctx, product_of(args), plan);
+  add_expert_bias(ctx, args.bias, args.offsets, args.y);
 }
 
 void grouped_linear_backward_input(Context& ctx, const GroupedLinearBackwardInput& args,
@@ -431,6 +433,7 @@ void grouped_activation_forward(Context& ctx, const GroupedActivationForward& gi
   ExpertProduct product = product_of(args);
   if (plan.x.defined()) product.rows = in_order(ctx, args.x, args.offsets, plan.x);
   multiply(ctx, product, plan.product);
+  add_expert_bias(ctx, args.bias, args.offsets, args.pre);
   const Tensor hidden = args.h_columns.defined() ? plan.h : args.h;
   activation_forward(ctx, {.kind = args.kind,
                            .pre = args.pre,

@@ -3,6 +3,7 @@
 //
 // BF16 in whole 16 bytes: tensor cores (invariant_product.cuh), by one kernel for few rows and one for many. Else, and
 // in fp32: a warp for a value of up to eight tokens, lanes along k (ops/contracts/linear.h, "Order of sums").
+#include "ops/cuda/kernels/experts/expert_bias.h"
 #include "ops/cuda/kernels/products/invariant_product.cuh"
 #include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
@@ -144,7 +145,7 @@ void invariant_batched_product(Context& ctx, Tensor x, Tensor w, Tensor y) {
 
 void invariant_activation(Context& ctx, const GroupedActivationForward& args) {
   const int64_t hidden = args.h.dim(1);
-  if (args.w.dtype() == DType::kBF16 && args.pre.dtype() == DType::kBF16) {
+  if (args.w.dtype() == DType::kBF16 && args.pre.dtype() == DType::kBF16 && !args.bias.defined()) {
     auto product = product_of<Bf16, Bf16>(args.x, args.w, {}, args.offsets, args.pre);
     if (product.vector) {
       product.row_weight = args.row_weight.defined() ? args.row_weight.data<float>() : nullptr;
@@ -154,6 +155,7 @@ void invariant_activation(Context& ctx, const GroupedActivationForward& args) {
     }
   }
   dispatch(ctx, args.x, args.w, {}, args.offsets, args.pre);
+  add_expert_bias(ctx, args.bias, args.offsets, args.pre);
   const bool grouped = args.offsets.defined();
   const int64_t num_experts = grouped ? args.w.dim(0) : 0;  // the last offset is the number of rows
   activation_forward(ctx, {.kind = args.kind,
