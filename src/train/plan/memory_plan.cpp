@@ -244,8 +244,9 @@ void check_memory(const MemoryPlan& plan, const Config& config) {
   const ExpertElements experts = on_device ? expert_elements(config, plan.ranks) : ExpertElements();
   const int64_t saved = 2 * experts.all - 4 * experts.largest;
   if (config.train.gradients == GradientFormat::kFp32 && saved > 0) {
-    remedy +=
-        fmt::format("; or set train.gradients = \"bf16\", by which those of experts take {} less", human_bytes(saved));
+    const bool experts_move = config.parallel.ranks > 1 && config.parallel.rebalance_every > 0;
+    remedy += fmt::format("; or set train.gradients = \"bf16\"{}, by which those of experts take {} less",
+                          experts_move ? " and parallel.rebalance_every = 0" : "", human_bytes(saved));
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";
