@@ -202,11 +202,11 @@ TEST(MemoryPlanTest, FitMovesWhatHasNoRoom) {
           std::string::npos)
           << error.remedy();
     }
-    // Whatever there is room for: what the choice comes to is no more than that, or all has moved.
+    // Whatever there is room for: what the choice comes to leaves a hundredth of that, or all has moved.
     for (int64_t room = all.device_bytes; room < none.device_bytes;
          room += (none.device_bytes - all.device_bytes) / 5) {
       const MemoryPlan fitted = fit(room);
-      EXPECT_TRUE(fitted.device_bytes <= room || fitted.state_on_device == 0)
+      EXPECT_TRUE(fitted.device_bytes <= room - room / 100 || fitted.state_on_device == 0)
           << fitted.device_bytes << " bytes in " << room;
     }
   }

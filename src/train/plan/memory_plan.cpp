@@ -46,12 +46,13 @@ int64_t fitting_state(Config config, Device& device, const std::function<Storage
   };
   if (left_with(kAll) >= 0) return kAll;
   const auto rounded = [](int64_t bytes) { return std::max<int64_t>(0, bytes / kGranularity * kGranularity); };
-  int64_t state = rounded(left_with(0) - limit / 100);
+  const int64_t spare = limit / 100;
+  int64_t state = rounded(left_with(0) - spare);
   // Planned with that choice, too: what a plan takes besides may depend on what stays. Less stays until it fits.
   while (state > 0) {
     const int64_t left = left_with(state);
-    if (left >= 0) break;
-    state = rounded(state - std::max(-left, kGranularity));
+    if (left >= spare) break;
+    state = rounded(state - std::max(spare - left, kGranularity));
   }
   return state;
 }
