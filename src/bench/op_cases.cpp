@@ -9,74 +9,14 @@
 #include <utility>
 
 #include "bench/moe_layer.h"
+#include "bench/op_sizes.h"
 
 namespace nmoe {
 namespace {
 
 using Work = OpCase::Work;
 
-struct Sizes {
-  struct Linear {
-    int64_t T, in, out;
-  };
-  struct Heads {
-    int64_t B, S, H, G, Dk, Dv;
-    int64_t document_tokens = 0;  // 0: every sequence is one document
-  };
-  using Layer = MoeLayer::Sizes;
-  struct Head {
-    int64_t T, D, V;
-  };
-  int64_t copy_elements, gemm, weights;
-  std::vector<Linear> linears;
-  std::vector<Heads> attentions;
-  std::vector<Heads> caches;  // B sequences of S positions, a token each
-  std::vector<Layer> layers;
-  std::vector<Layer> latent_layers;  // timed whole
-  std::vector<Head> heads;
-  // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
-  // above.
-  std::vector<int64_t> generated;
-  std::vector<std::pair<int64_t, int64_t>> generating;
-};
-
-// Of `super` and `moonlet`, a slice of DeepSeek-V3's experts, and a layer of LatentMoE with Nemotron 3 Super's widths.
-Sizes full_sizes() {
-  return {.copy_elements = int64_t{1} << 29,
-          .gemm = 8192,
-          .weights = int64_t{1} << 28,
-          .linears = {{32768, 2048, 2048}, {65536, 768, 768}, {65536, 768, 2304}},
-          .attentions = {{32, 2048, 12, 12, 64, 64},
-                         {32, 2048, 12, 12, 64, 64, 256},
-                         {8, 4096, 16, 16, 128, 128},
-                         {4, 4096, 32, 4, 128, 128},
-                         {8, 4096, 16, 16, 192, 128}},
-          .caches = {{1, 1024, 32, 4, 128, 128},
-                     {1, 8192, 32, 4, 128, 128},
-                     {64, 1024, 32, 4, 128, 128},
-                     {256, 1024, 32, 4, 128, 128},
-                     {64, 1024, 16, 16, 192, 128},
-                     {256, 256, 12, 12, 64, 64}},
-          .layers = {{32768, 2048, 1408, 64, 6}, {65536, 768, 384, 256, 7}, {16384, 7168, 2048, 32, 8}},
-          .latent_layers = {{32768, 4096, 2688, 512, 22, 1024, Activation::kReluSquared}},
-          .heads = {{16384, 2048, 163840}, {65536, 768, 50304}},
-          .generated = {1, 16, 64, 256},
-          .generating = {{2048, 3648}, {2048, 2048}, {2048, 5632}, {2816, 2048}, {2048, 163840}}};
-}
-
-Sizes small_sizes() {
-  return {.copy_elements = int64_t{1} << 24,
-          .gemm = 1024,
-          .weights = int64_t{1} << 22,
-          .linears = {{2048, 512, 512}},
-          .attentions = {{4, 256, 4, 2, 64, 64}, {2, 256, 4, 4, 64, 64, 64}, {2, 256, 4, 4, 192, 128}},
-          .caches = {{4, 256, 4, 2, 64, 64}},
-          .layers = {{2048, 256, 128, 16, 2}},
-          .latent_layers = {{512, 256, 128, 16, 2, 64, Activation::kReluSquared}},
-          .heads = {{1024, 256, 4096}},
-          .generated = {4},
-          .generating = {{512, 512}}};
-}
+using Sizes = OpSizes;
 
 class Cases {
  public:
@@ -458,6 +398,7 @@ class Cases {
                            w.ops().grouped_linear_backward_weight({x, dy, offsets, dw, /*accumulate=*/true});
                          };
                        }});
+      add_gradient_sum(cases, size, in, out);
       if (has_codes_) {
         cases.push_back({"grouped linear, weight gradient, FP8", shape, flops,
                          row_bytes + 2 * stat_ * count(E, in, out), [=](Workbench& w) -> Work {
@@ -484,6 +425,22 @@ class Cases {
              };
            }});
     }
+  }
+
+  // What follows a product, where experts' gradients are kept in BF16.
+  void add_gradient_sum(std::vector<OpCase>& cases, const Sizes::Layer& size, int64_t in, int64_t out) const {
+    const int64_t E = size.E;
+    cases.push_back({"gradient in bf16, addition", fmt::format("{} experts, {} to {}", E, in, out), 0.0,
+                     (stat_ + 2.0 * static_cast<double>(dtype_bytes(DType::kBF16))) * count(E, in, out),
+                     [=](Workbench& w) -> Work {
+                       AddGradient args = {.product = w.stat({E, out, in}, 0.01),
+                                           .offsets = w.numbers(E + 1),
+                                           .sum = w.arena().allocate(DType::kBF16, {E, out, in}),
+                                           .accumulate = true};
+                       args.random.key = w.arena().allocate(DType::kI64, {1});
+                       w.ops().fill({args.sum, 0.0});
+                       return [&w, args] { w.ops().add_gradient(args); };
+                     }});
   }
 
   // Where tokens go, and their way to the experts and back.
@@ -634,7 +591,7 @@ class Cases {
 }  // namespace
 
 OpCases op_cases(const Ops& ops, bool full_size, OperandFormat format) {
-  const Cases cases(ops, full_size ? full_sizes() : small_sizes(), format);
+  const Cases cases(ops, full_size ? full_op_sizes() : small_op_sizes(), format);
   return {.copy = cases.copy(), .gemm = cases.gemm(), .all = cases.all()};
 }
 

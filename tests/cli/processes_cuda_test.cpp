@@ -50,6 +50,22 @@ TEST_F(GpuProcessesTest, LearnWhatOneProcessLearnsAndTheSameEveryTime) {
   }
 }
 
+// Replicas of experts, whose gradients travel and are added as they are kept.
+TEST_F(GpuProcessesTest, GradientsInBf16AreSummedOverProcesses) {
+  for (const int ranks : {2, 4}) {
+    if (!has_gpus(ranks)) GTEST_SKIP() << "no " << ranks << " GPUs";
+    const auto named = [&](const std::string& name) {
+      return on_gpus(
+          train({fmt::format("run.name={}{}", name, ranks), "train.gradients=bf16", "parallel.rebalance_every=0"}),
+          ranks);
+    };
+    const double expected = validation_loss(output(named("threads")));
+    EXPECT_NEAR(validation_loss(run_two_on_gpus(named("processes"))), expected, 5e-3 * expected);
+    run_two_on_gpus(named("again"));
+    EXPECT_EQ(weights(fmt::format("processes{}", ranks)), weights(fmt::format("again{}", ranks)));
+  }
+}
+
 // In fp32 only the order of sums differs from that of CPU ranks.
 TEST_F(GpuProcessesTest, AgreeWithTheCpuInFp32) {
   if (!has_gpus(2)) GTEST_SKIP() << "no 2 GPUs";

@@ -46,12 +46,13 @@ int64_t fitting_state(Config config, Device& device, const std::function<Storage
   };
   if (left_with(kAll) >= 0) return kAll;
   const auto rounded = [](int64_t bytes) { return std::max<int64_t>(0, bytes / kGranularity * kGranularity); };
-  int64_t state = rounded(left_with(0) - limit / 100);
+  const int64_t spare = limit / 100;
+  int64_t state = rounded(left_with(0) - spare);
   // Planned with that choice, too: what a plan takes besides may depend on what stays. Less stays until it fits.
   while (state > 0) {
     const int64_t left = left_with(state);
-    if (left >= 0) break;
-    state = rounded(state - std::max(-left, kGranularity));
+    if (left >= spare) break;
+    state = rounded(state - std::max(spare - left, kGranularity));
   }
   return state;
 }
@@ -298,8 +299,9 @@ void check_memory(const MemoryPlan& plan, const Config& config, const std::funct
   const ExpertElements experts = on_device ? expert_elements(config, plan.ranks) : ExpertElements();
   const int64_t saved = 2 * experts.all - 4 * experts.largest;
   if (config.train.gradients == GradientFormat::kFp32 && saved > 0) {
-    remedy +=
-        fmt::format("; or set train.gradients = \"bf16\", by which those of experts take {} less", human_bytes(saved));
+    const bool experts_move = config.parallel.ranks > 1 && config.parallel.rebalance_every > 0;
+    remedy += fmt::format("; or set train.gradients = \"bf16\"{}, by which those of experts take {} less",
+                          experts_move ? " and parallel.rebalance_every = 0" : "", human_bytes(saved));
   }
   if (ranks > 1) remedy += fmt::format("; or lower parallel.ranks (now {})", config.parallel.ranks);
   if (limit_binds) remedy += "; or raise train.memory_limit";

@@ -4,6 +4,9 @@
 // are and how they are connected. Here NCCL only carries: every domain gets its part of a piece from all others, adds
 // in the order of domains, and sends the total back. These are the bytes that a ring sends: 2 (P - 1) / P of all on
 // each of P domains. Bound by the slowest link between two of them.
+#include <type_traits>
+
+#include "ops/cuda/kernels/ranks/sum_halves.h"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/ordered_sum.cuh"
@@ -11,39 +14,6 @@
 
 namespace nmoe::cuda {
 namespace {
-
-// target [size] = x.at[0] + x.at[1] and so on, added in F32 and rounded at the end. `target` may be one of them. A
-// thread has eight elements.
-constexpr int kHalvesThreads = 256;
-__global__ void __launch_bounds__(kHalvesThreads)
-    sum_halves_kernel(PeerPointers<__nv_bfloat16> x, __nv_bfloat16* target, int64_t num_domains, int64_t size,
-                      bool vector) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kHalvesThreads + threadIdx.x) * 8;
-  if (i >= size) return;
-  vector = vector && i + 8 <= size;
-  float sum[8];
-  load8(x.at[0], i, size, vector, sum);
-  for (int64_t domain = 1; domain < num_domains; ++domain) {
-    float more[8];
-    load8(x.at[domain], i, size, vector, more);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum[j] += more[j];
-  }
-  store8(target, i, size, vector, sum);
-}
-
-void sum_pieces(Context& ctx, const PeerPointers<__nv_bfloat16>& x, __nv_bfloat16* target, int64_t num_domains,
-                int64_t size) {
-  bool vector = aligned16(target);
-  for (int64_t domain = 0; domain < num_domains; ++domain) vector = vector && aligned16(x.at[domain]);
-  sum_halves_kernel<<<grid_size(ceil_div(size, int64_t{kHalvesThreads} * 8)), kHalvesThreads, 0, ctx.stream>>>(
-      x, target, num_domains, size, vector);
-  NMOE_CUDA_CHECK(cudaGetLastError());
-}
-template <class T>
-void sum_pieces(Context& ctx, const PeerPointers<T>& x, T* target, int64_t num_domains, int64_t size) {
-  ordered_sum(ctx, x, target, /*accumulate=*/false, num_domains, 0, size);
-}
 
 // A piece of a round, and where what the others send of this domain's part lies.
 struct Piece {
@@ -122,11 +92,21 @@ class Round {
   void sum_as(const Piece& piece) const {
     const Part mine = part(piece, index_);
     if (mine.bytes == 0) return;
-    PeerPointers<T> values{};
-    for (int64_t domain = 0; domain < count_; ++domain) {
-      values.at[domain] = reinterpret_cast<T*>(domain == index_ ? mine.place : received(piece, domain));
+    const int64_t size = mine.bytes / static_cast<int64_t>(sizeof(T));
+    const auto values_of = [&](int64_t domain) {
+      return reinterpret_cast<T*>(domain == index_ ? mine.place : received(piece, domain));
+    };
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      std::vector<Tensor> values;
+      for (int64_t domain = 0; domain < count_; ++domain) {
+        values.emplace_back(values_of(domain), DType::kBF16, Shape{size});
+      }
+      sum_halves(ctx_, values, values[static_cast<size_t>(index_)]);
+    } else {
+      PeerPointers<T> values{};
+      for (int64_t domain = 0; domain < count_; ++domain) values.at[domain] = values_of(domain);
+      ordered_sum(ctx_, values, values.at[index_], /*accumulate=*/false, count_, 0, size);
     }
-    sum_pieces(ctx_, values, reinterpret_cast<T*>(mine.place), count_, mine.bytes / static_cast<int64_t>(sizeof(T)));
   }
 
   Context& ctx_;
