@@ -45,7 +45,7 @@ TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
   for (int update = 1; update <= 2; ++update) {
     for (int64_t lent = 0; lent <= GetParam(); ++lent) {
       const int64_t not_lent = capacity - std::max<int64_t>(0, lent - 1) * state.buffer_bytes();
-      device.touch(Lane::kCompute, room.allocate(DType::kU8, {not_lent}), true);
+      device.touch(Lane::kCompute, room.allocate(DType::kU8, {not_lent}), LanesInOrder::Use::kWrites);
       room.rewind(0);
       state.prefetch(room, lent * state.buffer_bytes() + 1);
     }
@@ -60,7 +60,7 @@ TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
         EXPECT_EQ(part.state.v.defined(), weight.state.v.defined());
         part.state.for_each([&](const Tensor& x) {
           ASSERT_EQ(x.num_elements(), part.elements.extent);
-          device.touch(Lane::kCompute, x, true);
+          device.touch(Lane::kCompute, x, LanesInOrder::Use::kWrites);
           if (x.dtype() == DType::kI16) {
             for (int64_t i = 0; i < x.num_elements(); ++i) ++static_cast<int16_t*>(x.raw())[i];
           } else {

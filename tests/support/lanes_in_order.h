@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "ops/checked/tensor_members.h"
@@ -23,16 +26,30 @@ class LanesInOrder final : public checked::WrappedDevice {
   void order(Lane awaited, Lane waiting) override { add(waiting, seen_[at(awaited)]); }
   std::unique_ptr<Event> make_event(Lane lane) override { return std::make_unique<Point>(*this, lane); }
 
-  // The next work of a lane reads or writes x.
-  void touch(Lane lane, const Tensor& x, bool writes) {
+  enum class Use { kReads, kWrites, kEither };
+  // The next work of a lane uses x.
+  void touch(Lane lane, const Tensor& x, Use use) {
     const auto* const begin = static_cast<const char*>(x.rows_raw());
     const int64_t now = ++seen_[at(lane)][at(lane)];
-    const Access mine{lane, now, begin, begin + x.num_bytes(), writes};
+    const Access mine{lane, now, begin, begin + x.num_bytes(), use};
     for (const Access& other : accesses_) {
-      const bool overlap = other.begin < mine.end && mine.begin < other.end && (other.writes || mine.writes);
-      if (overlap && seen_[at(lane)][at(other.lane)] < other.time) ++unordered_;
+      const bool overlap = other.begin < mine.end && mine.begin < other.end;
+      if (!overlap || seen_[at(lane)][at(other.lane)] >= other.time) continue;
+      if (use == Use::kEither && other.use == Use::kReads) {
+        const char* const first = std::max(mine.begin, other.begin);
+        read_elsewhere_.emplace_back(first, std::string(first, std::min(mine.end, other.end)));
+      } else if (use != Use::kReads || other.use != Use::kReads) {
+        ++unordered_;
+      }
     }
     accesses_.push_back(mine);
+  }
+  // When that work is done: what another lane may be reading meanwhile is as it was.
+  void check_read_elsewhere() {
+    for (const auto& [begin, bytes] : read_elsewhere_) {
+      if (std::string_view(begin, bytes.size()) != bytes) ++unordered_;
+    }
+    read_elsewhere_.clear();
   }
   // Of two accesses to the same memory on two lanes, one of which writes, that are in no order.
   int64_t num_unordered() const { return unordered_; }
@@ -52,7 +69,7 @@ class LanesInOrder final : public checked::WrappedDevice {
     Lane lane;
     int64_t time;
     const char *begin, *end;
-    bool writes;
+    Use use;
   };
   class Point final : public Event {
    public:
@@ -76,21 +93,23 @@ class LanesInOrder final : public checked::WrappedDevice {
   void name(const Arguments& args) override { \
     account_for(args);                        \
     below().name(args);                       \
+    owner_.check_read_elsewhere();            \
   }
     NMOE_OPERATIONS(NMOE_FORWARD)
 #undef NMOE_FORWARD
 
    private:
-    // Of operations other than copies, all tensors count as written.
+    // Of operations other than copies, all tensors count as written, but for memory that another lane reads: that is
+    // written if its contents change.
     template <class Arguments>
     void account_for(const Arguments& args) {
       if constexpr (std::is_same_v<Arguments, Copy>) {
-        owner_.touch(lane(), args.source, false);
-        owner_.touch(lane(), args.destination, true);
+        owner_.touch(lane(), args.source, Use::kReads);
+        owner_.touch(lane(), args.destination, Use::kWrites);
       } else {
         Arguments copy = args;
         checked::for_each_tensor(copy, [&](const Tensor& x) {
-          if (x.defined()) owner_.touch(lane(), x, true);
+          if (x.defined()) owner_.touch(lane(), x, Use::kEither);
         });
       }
       if constexpr (std::is_same_v<Arguments, ClipScale>) {
@@ -113,6 +132,7 @@ class LanesInOrder final : public checked::WrappedDevice {
   std::array<std::unique_ptr<LaneOps>, kNumLanes> ops_;
   std::array<Seen, kNumLanes> seen_{};  // of each lane: how much of each it is behind
   std::vector<Access> accesses_;
+  std::vector<std::pair<const char*, std::string>> read_elsewhere_;  // by other lanes, and what it holds
   int64_t unordered_ = 0;
   int64_t copied_at_norm_ = 0;
 };
