@@ -139,7 +139,7 @@ DecodeBench::Prompts time_prompts(InferenceEngine& engine, Prompts& prompts, con
 class RerunModel {
  public:
   RerunModel(const Config& config, int num_threads, int64_t max_tokens)
-      : weights_(config.model, {.device = {.num_threads = num_threads}, .work = "the bench"},
+      : weights_(config.model, place_of(num_threads),
                  [&](WeightSet& weights, Storage& storage) {
                    Passes rehearsed(config, max_tokens, weights, storage);
                    rehearsed.run(max_tokens);
@@ -162,6 +162,14 @@ class RerunModel {
   }
 
  private:
+  // As a variable: of a temporary with designated members GCC 12 warns that they may not be initialised.
+  static WeightsPlace place_of(int num_threads) {
+    WeightsPlace place;
+    place.device.num_threads = num_threads;
+    place.work = "the bench";
+    return place;
+  }
+
   struct Passes {
     Passes(const Config& config, int64_t max_tokens, WeightSet& weights, Storage& storage)
         : runner(config.model, weights, storage.device(), RunnerRoom::of(storage), {.max_positions = max_tokens}),

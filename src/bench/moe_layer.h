@@ -18,7 +18,8 @@ struct MoeLayer {
     Activation activation = Activation::kSwiGlu;
 
     int64_t travelling() const { return latent > 0 ? latent : D; }
-    int64_t matrices() const { return activation_parts(activation) + 1; }  // [F, travelling] of an expert
+    Sizes of_experts() const { return {T, travelling(), F, E, K, 0, activation}; }  // without projections
+    int64_t matrices() const { return activation_parts(activation) + 1; }           // [F, travelling] of an expert
   };
 
   // format: of the experts' products, but of those that make their weights' gradients.

@@ -49,10 +49,16 @@ class Cases {
       add_layer(cases, size);
       add_grouped(cases, size);
       add_routing(cases, size);
-      add_swiglu(cases, size);
+      add_activation(cases, size);
       if (has_codes_) add_codes(cases, size.T * size.K, size);
     }
-    for (const auto& size : sizes_.latent_layers) add_layer(cases, size);
+    for (const auto& size : sizes_.latent_layers) {
+      const Sizes::Layer experts = size.of_experts();
+      add_layer(cases, size);
+      add_grouped(cases, experts);
+      add_routing(cases, experts);
+      add_activation(cases, experts);
+    }
     for (const auto& size : sizes_.heads) add_head(cases, size);
     add_weights(cases);
     for (const int64_t tokens : sizes_.generated) {
@@ -355,7 +361,7 @@ class Cases {
   void add_grouped(std::vector<OpCase>& cases, const Sizes::Layer& size) const {
     for (const bool second : {false, true}) {
       const int64_t T = size.T, D = size.D, F = size.F, E = size.E, K = size.K;
-      const int64_t R = T * K, in = second ? F : D, out = second ? D : 2 * F;
+      const int64_t R = T * K, in = second ? F : D, out = second ? D : activation_parts(size.activation) * F;
       const std::string shape = fmt::format("{} rows, {} to {}, {} experts", R, in, out, E);
       const double flops = 2 * count(R, in, out), row_bytes = act_ * (count(R, in) + count(R, out));
       cases.push_back(
@@ -473,12 +479,14 @@ class Cases {
          }});
   }
 
-  void add_swiglu(std::vector<OpCase>& cases, const Sizes::Layer& size) const {
-    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, R = T * size.K, pre = 2 * F;
-    const std::string shape = shape_of(size);
-    cases.push_back({"SwiGLU, forward", shape, 0.0, act_ * count(R, 3, F), [=](Workbench& w) -> Work {
+  void add_activation(std::vector<OpCase>& cases, const Sizes::Layer& size) const {
+    const int64_t T = size.T, D = size.D, F = size.F, E = size.E, R = T * size.K;
+    const int64_t parts = activation_parts(size.activation), pre = parts * F;
+    const Activation kind = size.activation;
+    const std::string shape = shape_of(size), name = kind == Activation::kSwiGlu ? "SwiGLU" : "squared ReLU";
+    cases.push_back({name + ", forward", shape, 0.0, act_ * count(R, parts + 1, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), h = w.empty({R, F});
-                       return [&w, x, weight, h] { w.ops().activation_forward({Activation::kSwiGlu, x, weight, h}); };
+                       return [&w, kind, x, weight, h] { w.ops().activation_forward({kind, x, weight, h}); };
                      }});
     for (const bool picked : {false, true}) {
       const std::string rows_name = picked ? ", tokens picked" : "";
@@ -487,36 +495,36 @@ class Cases {
         const Tensor rows = w.act({picked ? T : R, D});
         return {rows, picked ? plan.token_of : Tensor()};
       };
-      cases.push_back({"SwiGLU, forward, with product" + rows_name, shape, 2 * count(R, D, pre),
-                       token_bytes + act_ * (count(R, 3, F) + count(E, D, pre)), [=](Workbench& w) -> Work {
-                         const MoePlan plan = make_plan(w, size);
-                         const OperandRows x = tokens(w, plan);
-                         const Tensor weight = w.act({E, pre, D}, 0.02), row_weight = w.stat({R});
-                         const Tensor y = w.empty({R, pre}), h = w.empty({R, F});
-                         const OperandRounding rounding = w.rounding(weight);
-                         return [&w, x, weight, row_weight, y, h, plan, rounding] {
-                           w.ops().grouped_activation_forward(
-                               {Activation::kSwiGlu, x, weight, plan.offsets, row_weight, y, h, rounding});
-                         };
-                       }});
-      cases.push_back({"SwiGLU, backward, with input gradient" + rows_name, shape, 2 * count(R, D, F),
+      cases.push_back(
+          {name + ", forward, with product" + rows_name, shape, 2 * count(R, D, pre),
+           token_bytes + act_ * (count(R, parts + 1, F) + count(E, D, pre)), [=](Workbench& w) -> Work {
+             const MoePlan plan = make_plan(w, size);
+             const OperandRows x = tokens(w, plan);
+             const Tensor weight = w.act({E, pre, D}, 0.02), row_weight = w.stat({R});
+             const Tensor y = w.empty({R, pre}), h = w.empty({R, F});
+             const OperandRounding rounding = w.rounding(weight);
+             return [&w, kind, x, weight, row_weight, y, h, plan, rounding] {
+               w.ops().grouped_activation_forward({kind, x, weight, plan.offsets, row_weight, y, h, rounding});
+             };
+           }});
+      cases.push_back({name + ", backward, with input gradient" + rows_name, shape, 2 * count(R, D, F),
                        token_bytes + act_ * (count(R, 2, pre) + count(E, D, F)), [=](Workbench& w) -> Work {
                          const MoePlan plan = make_plan(w, size);
                          const OperandRows dy = tokens(w, plan);
                          const Tensor weight = w.act({E, D, F}, 0.02), x = w.act({R, pre});
                          const Tensor row_weight = w.stat({R}), dx = w.empty({R, pre}), dweight = w.empty_stat({R});
                          const OperandRounding rounding = w.rounding(weight);
-                         return [&w, dy, weight, x, row_weight, dx, dweight, plan, rounding] {
+                         return [&w, kind, dy, weight, x, row_weight, dx, dweight, plan, rounding] {
                            w.ops().grouped_activation_backward(
-                               {Activation::kSwiGlu, dy, weight, plan.offsets, x, row_weight, dx, dweight, rounding});
+                               {kind, dy, weight, plan.offsets, x, row_weight, dx, dweight, rounding});
                          };
                        }});
     }
-    cases.push_back({"SwiGLU, backward", shape, 0.0, act_ * count(R, 5, F), [=](Workbench& w) -> Work {
+    cases.push_back({name + ", backward", shape, 0.0, act_ * count(R, 2 * parts + 1, F), [=](Workbench& w) -> Work {
                        const Tensor x = w.act({R, pre}), weight = w.stat({R}), dh = w.act({R, F});
                        const Tensor dx = w.empty({R, pre}), dweight = w.empty_stat({R});
-                       return [&w, x, weight, dh, dx, dweight] {
-                         w.ops().activation_backward({Activation::kSwiGlu, x, weight, dh, dx, dweight});
+                       return [&w, kind, x, weight, dh, dx, dweight] {
+                         w.ops().activation_backward({kind, x, weight, dh, dx, dweight});
                        };
                      }});
   }

@@ -26,7 +26,7 @@ struct OpSizes {
   std::vector<Heads> attentions;
   std::vector<Heads> caches;  // B sequences of S positions, a token each
   std::vector<Layer> layers;
-  std::vector<Layer> latent_layers;  // timed whole
+  std::vector<Layer> latent_layers;
   std::vector<Head> heads;
   // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
   // above.

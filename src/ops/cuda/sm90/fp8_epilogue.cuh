@@ -226,13 +226,14 @@ struct PreCodes {
   const uint8_t* codes;  // the warp's first row at the tile's first column
   int64_t hidden_width;
   int num_rows;
-  unsigned lane_scale;  // of part lane / 16 of row lane % 16
+  unsigned lane_scale;  // of part lane / 16, if there is one, of row lane % 16
   std::byte* staged;    // kWarpBytes, the warp's own
 
   // What lane_scale is to be: scales of the warp's first row, at the tile's first column; `across`: of a row's part.
   static __device__ unsigned load_scale(const uint8_t* scales, int across, int num_rows) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp, row = lane % kWarpRows;
-    return row < num_rows ? scales[int64_t{row} * kParts * across + lane / kWarpRows * across] : 0U;
+    const bool has_one = row < num_rows && lane < kParts * kWarpRows;
+    return has_one ? scales[int64_t{row} * kParts * across + lane / kWarpRows * across] : 0U;
   }
 
   __device__ std::byte* part(int chunk, int of) const { return staged + (chunk % kChunks * kParts + of) * kPartBytes; }
