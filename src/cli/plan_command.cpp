@@ -29,18 +29,12 @@ double tokens_per_s(const FitChoice& choice) {
   return static_cast<double>(step_tokens(choice.config)) / choice.time.total();
 }
 
-// A value as a key of the configuration has it.
-std::string name_of(Recompute level) {
-  constexpr const char* kNames[] = {"none", "norms", "experts", "blocks"};
-  return kNames[static_cast<size_t>(level)];
-}
-
 nlohmann::ordered_json to_json(const FitChoice& choice, bool timed) {
   const StepTime& time = choice.time;
   nlohmann::ordered_json json = {
-      {"recompute", name_of(choice.config.train.recompute)},
+      {"recompute", fit_key(choice.config, "train.recompute")},
       {"microbatch_seqs", choice.config.train.microbatch_seqs},
-      {"offload", choice.config.optim.offload == Offload::kNone ? "none" : "fit"},
+      {"offload", fit_key(choice.config, "optim.offload")},
       {"device_bytes", choice.memory.device_bytes},
       {"host_bytes", choice.memory.total_bytes},
       {"reorders_sums", choice.reorders_sums},
@@ -70,8 +64,8 @@ std::string fit_table(const std::vector<FitChoice>& choices, bool timed) {
     const std::string changes = !choice.rounds.empty() ? fmt::format("{}", fmt::join(choice.rounds, ", "))
                                 : choice.reorders_sums ? "sums in another order"
                                                        : "the same bits";
-    table.add({name_of(choice.config.train.recompute), fmt::format("{}", choice.config.train.microbatch_seqs),
-               choice.config.optim.offload == Offload::kNone ? "none" : "fit", device > 0 ? human_bytes(device) : "-",
+    table.add({fit_key(choice.config, "train.recompute"), fit_key(choice.config, "train.microbatch_seqs"),
+               fit_key(choice.config, "optim.offload"), device > 0 ? human_bytes(device) : "-",
                human_bytes(choice.memory.total_bytes),
                timed ? fmt::format("{:.0f} ms", 1e3 * choice.time.total()) : "-",
                timed ? fmt::format("{:.0f}", tokens_per_s(choice)) : "-", changes});

@@ -48,6 +48,7 @@ const std::vector<Measured> kMeasured = {
     {"h200-141g", "super", {"optim.offload=state"}, 1870.0, 28.4},
     {"h200-141g", "moonlet", {"train.batch_seqs=128"}, 8535.0},
     {"h100-80g", "super", {}, 1398.5},
+    {"h100-80g", "super", {"train.recompute=blocks"}, 1774.8},
     {"h100-80g", "super", {"train.batch_seqs=32"}, 197.9},
     {"h100-80g",
      "moonlet",

@@ -9,6 +9,7 @@
 #include "track/runs.h"
 #include "train/loop/batch_stream.h"
 #include "train/loop/validation.h"
+#include "train/plan/fit_plan.h"
 #include "train/plan/run_folder.h"
 #include "train/plan/run_plan.h"
 #include "train/proof/device_proof.h"
@@ -73,7 +74,10 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     say("{}", print_padding(stream));
     say("{}", note_on_validation(data));
   }
-  check_memory(memory, config);
+  check_memory(memory, config, [&] {
+    const int64_t ranks = ranks_of_process(launch, config.parallel.ranks);
+    return describe_savings(config, MemoryPlanner(config, data.host_bytes(config), ranks, /*part=*/{}, seq_lens));
+  });
   const TextIds ids = text_ids(config, options, *data.tokenizer);
   evaluation = InLoopEvaluation::make(config, data.tokenizer, ids);
   samples.emplace(config, data.tokenizer, ids.begin);

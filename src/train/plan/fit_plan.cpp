@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -20,17 +21,17 @@ namespace {
 
 constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks};
 
-// Keys that round more than the configuration does.
+// Keys that round more than the configuration does, set together.
 struct Rounding {
-  std::string_view key;
+  std::vector<std::string_view> keys;
   std::function<void(Config&)> set;
 };
 const std::vector<Rounding>& all_roundings() {
   static const std::vector<Rounding> all = {
-      {"optim.adamw.state", [](Config& config) { config.optim.adamw.state = MomentFormat::kBf16; }},
-      {"optim.muon.state", [](Config& config) { config.optim.muon.state = MomentFormat::kBf16; }},
-      {"train.gradients", [](Config& config) { config.train.gradients = GradientFormat::kBf16; }},
-      {"precision.saved", [](Config& config) { config.precision.saved = RowFormat::kFp8; }},
+      {{"optim.adamw.state", "optim.muon.state"},
+       [](Config& config) { config.optim.adamw.state = config.optim.muon.state = MomentFormat::kBf16; }},
+      {{"train.gradients"}, [](Config& config) { config.train.gradients = GradientFormat::kBf16; }},
+      {{"precision.saved"}, [](Config& config) { config.precision.saved = RowFormat::kFp8; }},
   };
   return all;
 }
@@ -47,12 +48,18 @@ std::string assignment(const Config& config, std::string_view key) {
   return fmt::format("{} = {}", key, to_toml(field(describe(copy), key).get()));
 }
 
-// Whether the key has an effect, says something new, and goes with all others.
-bool applies(const Config& config, const Rounding& rounding) {
+// Of the keys of `rounding`, those that have an effect and say something new, as they are then set; none if they do not
+// go with all others.
+std::vector<std::string> assignments(const Config& config, const Rounding& rounding) {
   Config rounded = config;
   rounding.set(rounded);
-  if (assignment(rounded, rounding.key) == assignment(config, rounding.key)) return false;
-  return field(describe(rounded), rounding.key).used() && find_issues(rounded).empty();
+  std::vector<std::string> changed;
+  if (!find_issues(rounded).empty()) return changed;
+  for (const std::string_view key : rounding.keys) {
+    const std::string now = assignment(rounded, key);
+    if (now != assignment(config, key) && field(describe(rounded), key).used()) changed.push_back(now);
+  }
+  return changed;
 }
 
 // All that microbatches can be, from small to large.
@@ -66,83 +73,99 @@ std::vector<int64_t> microbatch_sizes(const Config& config) {
   return sizes;
 }
 
+double seconds_of(const FitChoice& choice) { return choice.time.total(); }
+
 class FitSearch {
  public:
+  // Of configurations like `config`, which must outlive it.
   FitSearch(const Config& config, const MemoryPlanner& planner, const DeviceRates& rates)
       : config_(config), planner_(planner), rates_(rates), sizes_(microbatch_sizes(config)) {}
 
-  // Those that fit with the keys of `rounding` set, fastest first.
-  std::vector<FitChoice> choices(std::span<const Rounding* const> roundings) const {
-    Config base = config_;
-    std::vector<std::string> rounds;
-    for (const Rounding* rounding : roundings) {
-      rounding->set(base);
-      rounds.push_back(assignment(base, rounding->key));
-    }
-    std::vector<FitChoice> found;
-    for (const Offload offload : {Offload::kNone, Offload::kFit}) {
-      base.optim.offload = offload;
-      add_levels(base, found);
-      if (!found.empty() && gains_nothing_by_moving(found.back())) break;
-    }
-    for (FitChoice& choice : found) choice.rounds = rounds;
-    std::ranges::stable_sort(found, {}, [](const FitChoice& choice) { return choice.time.total(); });
-    return found;
+  // Those worth naming, fastest first.
+  std::vector<FitChoice> all() const { return choices(std::nullopt); }
+  // The fastest, if it takes less than so many seconds; with fewer plans.
+  std::optional<FitChoice> fastest_below(double seconds) const {
+    std::vector<FitChoice> found = choices(seconds);
+    if (found.empty() || seconds_of(found[0]) >= seconds) return std::nullopt;
+    return std::move(found[0]);
   }
 
  private:
-  bool gains_nothing_by_moving(const FitChoice& choice) const {
-    const TrainConfig& train = choice.config.train;
-    return choice.memory.device_bytes == 0 ||
-           (train.recompute == PerLayer(Recompute::kNone) && train.microbatch_seqs == sizes_.back());
+  // `below`: only the fastest is wanted, and only below so many seconds.
+  std::vector<FitChoice> choices(std::optional<double> below) const {
+    std::vector<FitChoice> found;
+    add_levels(Offload::kNone, below, found);
+    const bool all_fits = std::ranges::any_of(found, [&](const FitChoice& choice) {
+      const TrainConfig& train = choice.config.train;
+      return train.recompute == PerLayer(Recompute::kNone) && train.microbatch_seqs == sizes_.back();
+    });
+    if (config_.run.device != "cpu" && !all_fits) add_levels(Offload::kFit, below, found);
+    std::ranges::stable_sort(found, {}, seconds_of);
+    return found;
   }
 
   // For each level of recomputation the largest microbatch, if it is larger than those of less recomputation; and the
-  // configured one at the least level that has room for it.
-  void add_levels(Config base, std::vector<FitChoice>& found) const {
+  // configured one at the least level that has room for it. With state in host memory, what is not there faster
+  // without.
+  void add_levels(Offload offload, std::optional<double> below, std::vector<FitChoice>& found) const {
+    Config base = config_;
+    base.optim.offload = offload;
     int64_t largest = 0;
-    const size_t before = found.size();
     for (const Recompute level : kLevels) {
       base.train.recompute = level;
+      if (below && is_late(base, *below, found)) break;
       std::optional<FitChoice> best = largest_microbatch(base, largest);
       if (!best) continue;
       const int64_t configured = config_.train.microbatch_seqs;
       const int64_t size = best->config.train.microbatch_seqs;
-      if (largest < configured && configured < size) {
+      if (!below && largest < configured && configured < size) {
         base.train.microbatch_seqs = configured;
-        if (std::optional<FitChoice> same = fitting(base)) found.push_back(std::move(*same));
+        if (std::optional<FitChoice> same = fitting(base)) add(std::move(*same), found);
       }
       largest = size;
-      found.push_back(std::move(*best));
+      add(std::move(*best), found);
       if (largest == sizes_.back()) break;
     }
-    if (base.optim.offload == Offload::kNone) return;
-    // Moving state that has room brings nothing.
-    const auto brings_nothing = [&](const FitChoice& choice) {
-      return choice.memory.storage[ArenaKind::kHostState] == 0 ||
-             std::any_of(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(before),
-                         [&](const FitChoice& none) {
-                           return none.config.train.microbatch_seqs == choice.config.train.microbatch_seqs &&
-                                  none.time.total() <= choice.time.total();
-                         });
-    };
-    found.erase(std::remove_if(found.begin() + static_cast<std::ptrdiff_t>(before), found.end(), brings_nothing),
-                found.end());
   }
 
-  // With the largest microbatch beyond `least` that fits.
+  static void add(FitChoice choice, std::vector<FitChoice>& found) {
+    const bool moves = choice.config.optim.offload != Offload::kNone;
+    const bool brings_nothing = moves && std::ranges::any_of(found, [&](const FitChoice& other) {
+                                  return other.config.optim.offload == Offload::kNone &&
+                                         other.config.train.microbatch_seqs == choice.config.train.microbatch_seqs &&
+                                         seconds_of(other) <= seconds_of(choice);
+                                });
+    if (moves && choice.memory.storage[ArenaKind::kHostState] == 0) return;
+    if (!brings_nothing) found.push_back(std::move(choice));
+  }
+
+  // Whether even all sequences at once would be later than `below`, or than what was found.
+  bool is_late(Config config, double below, const std::vector<FitChoice>& found) const {
+    for (const FitChoice& choice : found) below = std::min(below, seconds_of(choice));
+    config.train.microbatch_seqs = sizes_.back();
+    return predict_step_time(config, rates_, 0).total() >= below;
+  }
+
+  // With the largest microbatch beyond `least` that fits; of those with state in host memory the fastest, since larger
+  // ones leave less room for it.
   std::optional<FitChoice> largest_microbatch(Config config, int64_t least) const {
+    // What "fit" leaves on the device is what has room: where anything has, all of it in the host's memory has.
+    Config probe = config;
+    const bool moves = config.optim.offload == Offload::kFit;
+    if (moves) probe.optim.offload = Offload::kState;
+    const auto first = std::ranges::upper_bound(sizes_, least);
+    auto end = std::partition_point(first, sizes_.end(), [&](int64_t size) {
+      probe.train.microbatch_seqs = size;
+      return fits_memory(planner_.plan(probe), probe);
+    });
     std::optional<FitChoice> best;
-    auto low = std::ranges::upper_bound(sizes_, least), high = sizes_.end();
-    while (low != high) {
-      const auto middle = low + (high - low) / 2;
-      config.train.microbatch_seqs = *middle;
-      if (std::optional<FitChoice> choice = fitting(config)) {
-        best = std::move(choice);
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
+    for (; end != first; --end) {
+      config.train.microbatch_seqs = *std::prev(end);
+      std::optional<FitChoice> choice = fitting(config);
+      if (!choice) continue;
+      if (best && seconds_of(*choice) >= seconds_of(*best)) break;
+      best = std::move(choice);
+      if (!moves || best->memory.storage[ArenaKind::kHostState] == 0) break;
     }
     return best;
   }
@@ -164,6 +187,24 @@ class FitSearch {
   std::vector<int64_t> sizes_;
 };
 
+// The fastest choice with the roundings of `set`, a bit each, if all of them apply and it takes less than so many
+// seconds.
+std::optional<FitChoice> fastest_with(const Config& config, uint32_t set, double below, const MemoryPlanner& planner,
+                                      const DeviceRates& rates) {
+  Config rounded = config;
+  std::vector<std::string> rounds;
+  for (size_t i = 0; i < all_roundings().size(); ++i) {
+    if ((set >> i & 1) == 0) continue;
+    const std::vector<std::string> keys = assignments(rounded, all_roundings()[i]);
+    if (keys.empty()) return std::nullopt;
+    rounds.insert(rounds.end(), keys.begin(), keys.end());
+    all_roundings()[i].set(rounded);
+  }
+  std::optional<FitChoice> choice = FitSearch(rounded, planner, rates).fastest_below(below);
+  if (choice) choice->rounds = std::move(rounds);
+  return choice;
+}
+
 // The rates of the planner's device; null: none are known.
 const DeviceRates* known_rates(const Config& config, const MemoryPlanner& planner) {
   if (config.run.device != "cuda" || config.run.precision == Precision::kFp32) return nullptr;
@@ -178,23 +219,30 @@ int64_t bytes_in_question(const MemoryPlan& plan) {
 
 FitPlan plan_fit(const Config& config, const MemoryPlanner& planner) {
   const DeviceRates* rates = known_rates(config, planner);
-  const FitSearch search(config, planner, rates != nullptr ? *rates : reference_rates());
+  const DeviceRates& used = rates != nullptr ? *rates : reference_rates();
   FitPlan plan{.timed_as = rates != nullptr ? std::string(rates->part) : ""};
-  plan.choices = search.choices({});
-  std::vector<const Rounding*> roundings;
-  for (const Rounding& rounding : all_roundings()) {
-    if (applies(config, rounding)) roundings.push_back(&rounding);
-  }
-  for (uint32_t set = 1; set < uint32_t{1} << roundings.size(); ++set) {
-    std::vector<const Rounding*> chosen;
-    for (size_t i = 0; i < roundings.size(); ++i) {
-      if ((set >> i & 1) != 0) chosen.push_back(roundings[i]);
+  plan.choices = FitSearch(config, planner, used).all();
+  // A set of roundings is worth naming if it is faster than none and than each part of it.
+  const double none = plan.choices.empty() ? std::numeric_limits<double>::infinity() : seconds_of(plan.choices[0]);
+  std::vector<double> best(size_t{1} << all_roundings().size(), none);
+  for (uint32_t set = 1; set < best.size(); ++set) {
+    for (uint32_t part = 1; part < set; ++part) {
+      if ((part & set) == part) best[set] = std::min(best[set], best[part]);
     }
-    std::vector<FitChoice> found = search.choices(chosen);
-    if (!found.empty()) plan.rounding.push_back(std::move(found[0]));
+    std::optional<FitChoice> choice = fastest_with(config, set, best[set], planner, used);
+    if (!choice) continue;
+    best[set] = seconds_of(*choice);
+    plan.rounding.push_back(std::move(*choice));
   }
-  std::ranges::stable_sort(plan.rounding, {}, [](const FitChoice& choice) { return choice.time.total(); });
+  std::ranges::stable_sort(plan.rounding, {}, seconds_of);
   return plan;
+}
+
+std::string fit_key(const Config& config, std::string_view key) {
+  Config copy = config;
+  const Value value = field(describe(copy), key).get();
+  const auto* name = std::get_if<std::string>(&value);
+  return name != nullptr ? *name : to_toml(value);
 }
 
 std::string fit_keys(const Config& config) {
@@ -218,27 +266,27 @@ Error nothing_fits(const FitPlan& plan, const Config& config) {
 std::string describe_savings(const Config& config, const MemoryPlanner& planner) {
   const int64_t now = bytes_in_question(planner.plan(config));
   std::string text;
-  const auto offer = [&](const Config& other, std::string_view key, std::string_view note) {
+  const auto offer = [&](const Config& other, std::string_view what) {
     const int64_t saved = now - bytes_in_question(planner.plan(other));
-    if (saved > 0) text += fmt::format("; {}{} takes {} less", assignment(other, key), note, human_bytes(saved));
+    if (saved > 0) text += fmt::format("; {} takes {} less", what, human_bytes(saved));
   };
   for (const Recompute level : kLevels) {
-    if (!config.train.recompute.any([&](Recompute own) { return own < level; })) continue;
     Config other = config;
     other.train.recompute = level;
-    offer(other, "train.recompute", "");
+    offer(other, assignment(other, "train.recompute"));
   }
   const std::vector<int64_t> sizes = microbatch_sizes(config);
   if (const auto size = std::ranges::lower_bound(sizes, config.train.microbatch_seqs); size != sizes.begin()) {
     Config other = config;
     other.train.microbatch_seqs = *std::prev(size);
-    offer(other, "train.microbatch_seqs", "");
+    offer(other, assignment(other, "train.microbatch_seqs"));
   }
   for (const Rounding& rounding : all_roundings()) {
-    if (!applies(config, rounding)) continue;
+    const std::vector<std::string> keys = assignments(config, rounding);
+    if (keys.empty()) continue;
     Config other = config;
     rounding.set(other);
-    offer(other, rounding.key, ", which rounds,");
+    offer(other, fmt::format("{}, which rounds,", fmt::join(keys, " and ")));
   }
   if (!text.empty()) text += "; n plan --fit tries them together";
   return text;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -29,14 +30,18 @@ struct FitChoice {
 };
 
 struct FitPlan {
-  std::vector<FitChoice> choices;   // that compute the same, fastest first
-  std::vector<FitChoice> rounding;  // for each set of keys that round more, the fastest that fits; fastest first
-  std::string timed_as;             // the part whose rates are used; "": none are known, and times are not predicted
+  std::vector<FitChoice> choices;  // that compute the same, fastest first
+  // For each set of keys that round more the fastest that fits, if it is faster than without a part of them; fastest
+  // first.
+  std::vector<FitChoice> rounding;
+  std::string timed_as;  // the part whose rates are used; "": none are known, and times are not predicted
 };
 
 // Of `config` (vocab_size resolved), which `planner` was made for.
 FitPlan plan_fit(const Config& config, const MemoryPlanner& planner);
 
+// The value of a key, names without quotes.
+std::string fit_key(const Config& config, std::string_view key);
 // The keys that choices differ in, as `config` has them: TOML, sections and all.
 std::string fit_keys(const Config& config);
 

@@ -240,6 +240,21 @@ bool exceeds_host(const MemoryPlan& plan, int64_t host) {
   return plan.device_bytes > 0 && plan.part.empty() && plan.total_bytes > host;
 }
 
+// Of all ranks, where a device copies from the host's memory; such pages count for a container and are never swapped
+// out.
+int64_t pinned_bytes(const MemoryPlan& plan) {
+  int64_t bytes = 0;
+  for (const ArenaDescription& arena : arena_table()) {
+    if (arena.placement != Placement::kDevice) bytes += plan.ranks * plan.storage[arena.kind];
+  }
+  return bytes;
+}
+
+// Whether it is a control group that leaves least of the host's memory.
+bool is_limited_by_group() {
+  return memory_left_by_groups("/proc/self/cgroup", "/sys/fs/cgroup") <= available_memory_bytes();
+}
+
 // What is resident already counts as available to a plan, which has a line for it.
 int64_t host_memory_bytes() { return available_memory_bytes() + resident_bytes(); }
 
@@ -258,11 +273,17 @@ void check_memory(const MemoryPlan& plan, const Config& config, const std::funct
   const int64_t in_host = plan.ranks * plan.storage[ArenaKind::kHostState];
   if (exceeds_host(plan, host)) {
     throw usage_error(
-        fmt::format("the run needs {} of host memory, this machine's free memory is {}", human_bytes(plan.total_bytes),
+        fmt::format("the run needs {} of host memory, {} of it pinned; {} is {}", human_bytes(plan.total_bytes),
+                    human_bytes(pinned_bytes(plan)),
+                    is_limited_by_group() ? "what is left within the memory limit of its control group "
+                                            "(memory.max of a container or a job)"
+                                          : "this machine's free memory",
                     human_bytes(host)),
-        fmt::format("free some, or lower checkpoint.staging_bytes: state on its way to checkpoints takes {}{}",
-                    human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
-                    in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
+        fmt::format(
+            "free some, raise the limit, or lower checkpoint.staging_bytes: state on its way to checkpoints takes "
+            "{}{}",
+            human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
+            in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
   }
   const auto [needed, machine, limit] = memory_need(plan, config, host);
   if (needed <= limit) return;
@@ -298,7 +319,7 @@ void check_memory(const MemoryPlan& plan, const Config& config, const std::funct
   }
   const ExpertElements experts = on_device ? expert_elements(config, plan.ranks) : ExpertElements();
   const int64_t saved = 2 * experts.all - 4 * experts.largest;
-  if (config.train.gradients == GradientFormat::kFp32 && saved > 0) {
+  if (!savings && config.train.gradients == GradientFormat::kFp32 && saved > 0) {
     const bool experts_move = config.parallel.ranks > 1 && config.parallel.rebalance_every > 0;
     remedy += fmt::format("; or set train.gradients = \"bf16\"{}, by which those of experts take {} less",
                           experts_move ? " and parallel.rebalance_every = 0" : "", human_bytes(saved));
