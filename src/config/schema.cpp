@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "config/layer_use.h"
+#include "config/layers.h"
 #include "config/names.h"
 
 namespace nmoe {
