@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "config/field_list.h"
+#include "config/layer_use.h"
 #include "config/layers.h"
 #include "config/names.h"
 
@@ -170,35 +171,6 @@ void describe_run(FieldList& f, RunConfig& run) {
       .not_in_fingerprint();
   f.key("seed", run.seed, Integers{0}, "seed of initialisation, data order and stochastic rounding");
 }
-
-// Which keys the layers of a model have a use for. Of a pattern that cannot be read nothing is known: it could use all.
-class LayerUse {
- public:
-  explicit LayerUse(const ModelConfig& model)
-      : by_keys_(model.layers.empty()), pattern_(by_keys_ ? LayerPattern() : read_layer_pattern(model.layers)) {}
-
-  bool by_keys() const { return by_keys_; }
-  // Whether some part of the pattern's layers is so.
-  template <class Predicate>
-  bool any(const Predicate& is_so) const {
-    return pattern_.problem.has_value() || std::ranges::any_of(parts_of(pattern_.layers), is_so);
-  }
-  bool has_mixer(const ModelConfig& model, PartKind kind) const {
-    return by_keys_ ? model.attention == kind : any([&](const PartSpec& part) { return part.kind == kind; });
-  }
-  // Whether RoPE rotates anything.
-  bool rotates() const {
-    return by_keys_ || any([](const PartSpec& part) { return is_mixer(part.kind) && part.rotates; });
-  }
-  // Whether a part of this kind has no width of its own in the pattern.
-  bool leaves_width(PartKind kind) const {
-    return any([&](const PartSpec& part) { return part.kind == kind && part.hidden == 0; });
-  }
-
- private:
-  bool by_keys_;
-  LayerPattern pattern_;
-};
 
 void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfig& run, const ModelConfig& model) {
   const LayerUse layers(model);

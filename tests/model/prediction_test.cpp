@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "config/load.h"
 #include "model/model.h"
@@ -349,7 +350,7 @@ TEST(PredictionTest, CostsAreThoseOfTheBlockTheProjectionsAndTheHeadAgain) {
 TEST(PredictionTest, OneDepthOfPublishedShapesCosts) {
   for (const auto& [name, share] : {std::pair("moonlet", 1.32), {"moonlight", 1.166}}) {
     ModelConfig config =
-        load_config(fs::path(NMOE_SOURCE_DIR) / "configs/speedrun" / fmt::format("{}.toml", name)).model;
+        load_config(std::filesystem::path(NMOE_SOURCE_DIR) / "configs/speedrun" / fmt::format("{}.toml", name)).model;
     config.vocab_size = 163840;
     const auto without = static_cast<double>(model_cost(config).active_matrix_parameters);
     config.mtp.depth = 1;

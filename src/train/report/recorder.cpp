@@ -164,7 +164,7 @@ void Recorder::record(const StepReport& report) {
   for (size_t i = 0; i < report.result.depths.size(); ++i) {
     const auto& [loss, num_targets, num_right] = report.result.depths[i];
     if (num_targets == 0) continue;
-    const auto depth = static_cast<int64_t>(i) + 1;
+    const std::string depth = std::to_string(i + 1);
     record.put(tags::kMtpLoss, {depth}, loss);
     record.put(tags::kMtpAcceptance, {depth}, static_cast<double>(num_right) / static_cast<double>(num_targets));
   }

@@ -9,14 +9,15 @@
 namespace nmoe {
 namespace {
 
-// Calls visit(i) for each position with one `depth` further, and none(i) for the others.
-template <class Visit, class None>
-void for_each_ahead(const Microbatch& microbatch, int64_t seq_len, int64_t depth, const Visit& visit,
-                    const None& none) {
+// Calls visit(i, has_token, has_target) for each position: whether the token `depth` further is in its document, and
+// the one behind that is, too, or is the look-ahead of the sequence.
+template <class Visit>
+void for_each_ahead(const Microbatch& microbatch, int64_t seq_len, int64_t depth, const Visit& visit) {
   const auto run = [&](int64_t begin, int64_t end) {
-    const int64_t last = std::max(begin, end - depth);
-    for (int64_t i = begin; i < last; ++i) visit(static_cast<size_t>(i));
-    for (int64_t i = last; i < end; ++i) none(static_cast<size_t>(i));
+    const int64_t end_of_targets = end % seq_len == 0 ? end : end - 1;
+    for (int64_t i = begin; i < end; ++i) {
+      visit(static_cast<size_t>(i), i + depth < end, i + depth < end_of_targets);
+    }
   };
   if (microbatch.documents != nullptr) {  // which end where sequences do
     const std::vector<int32_t>& bounds = microbatch.documents->cu_seqlens;
@@ -41,19 +42,19 @@ void look_ahead(const Microbatch& microbatch, int64_t seq_len, int64_t depth, st
                  microbatch.rows[BatchRow::kTargets].size() == targets.size_bytes(),
              "{} tokens and {} targets ahead of {}", tokens.size(), targets.size(), microbatch.tokens.size());
   const auto offset = static_cast<size_t>(depth);
-  for_each_ahead(
-      microbatch, seq_len, depth,
-      [&](size_t i) { tokens[i] = microbatch.tokens[i + offset], targets[i] = target_of(microbatch, i + offset); },
-      [&](size_t i) { tokens[i] = 0, targets[i] = kNoTarget; });
+  for_each_ahead(microbatch, seq_len, depth, [&](size_t i, bool has_token, bool has_target) {
+    tokens[i] = has_token ? microbatch.tokens[i + offset] : 0;
+    targets[i] = has_target ? target_of(microbatch, i + offset) : kNoTarget;
+  });
 }
 
 std::vector<int64_t> count_targets_ahead(const Microbatch& microbatch, int64_t seq_len, int64_t depth) {
   std::vector<int64_t> counts;
   for (int64_t k = 1; k <= depth; ++k) {
     int64_t& count = counts.emplace_back(0);
-    for_each_ahead(
-        microbatch, seq_len, k,
-        [&](size_t i) { count += target_of(microbatch, i + static_cast<size_t>(k)) >= 0 ? 1 : 0; }, [](size_t) {});
+    for_each_ahead(microbatch, seq_len, k, [&](size_t i, bool, bool has_target) {
+      count += has_target && target_of(microbatch, i + static_cast<size_t>(k)) >= 0 ? 1 : 0;
+    });
   }
   return counts;
 }

@@ -1,6 +1,7 @@
 // What depths of multi-token prediction read of a microbatch (AheadRows, model/batch.h), and how many of them have a
-// target. A window has one token beyond its inputs: of depth k, the last k positions of each sequence, or document
-// where attention is within them, have no target, nor have those whose target no depth is to learn.
+// target. A window has one token beyond its inputs: of depth k, the last k positions of a sequence have no target.
+// Where attention is within documents, nor have the last k + 1 of a document that ends within its sequence: what a
+// target would be belongs to the next one. Nor, of course, has a position whose target training leaves out.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 namespace nmoe {
 
 // tokens, targets [T] = those of depth `depth`, from 1, of a microbatch in sequences of `seq_len` tokens: at position i
-// what the microbatch has at i + depth, if that is in the same sequence and document, else 0 and kNoTarget.
+// what the microbatch has at i + depth; where that is in another sequence or document, the token 0, and for targets of
+// another one kNoTarget.
 void look_ahead(const Microbatch& microbatch, int64_t seq_len, int64_t depth, std::span<int32_t> tokens,
                 std::span<int32_t> targets);
 
