@@ -276,8 +276,7 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
       .leave_out_if(gqa.rotary_dim == 0);
   f.key("bias", gqa.bias, kAttentionBiases, "projections with a bias; all: the output's, too")
       .leave_out_if(gqa.bias == AttentionBias::kNone);
-  f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax, with nothing to attend to")
-      .leave_out_if(!gqa.sinks);
+  f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax").leave_out_if(!gqa.sinks);
 }
 
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
@@ -292,8 +291,7 @@ void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.key("latent_dim", moe.latent_dim, kSizeOrNone,
         "width of what routed experts read and give, between two projections (LatentMoE); 0: model.dim, without them")
       .leave_out_if(moe.latent_dim == 0);
-  f.key("biases", moe.biases, kFlag, "biases of the router's logits and of routed experts' products")
-      .leave_out_if(!moe.biases);
+  f.key("biases", moe.biases, kFlag, "biases of the router and of routed experts").leave_out_if(!moe.biases);
   f.key("num_shared_experts", moe.num_shared_experts, kSizeOrNone,
         "number of experts of that size that every token uses");
   f.key("shared_dim", moe.shared_dim, kSizeOrNone, "hidden size of these together; 0: num_shared_experts * expert_dim")

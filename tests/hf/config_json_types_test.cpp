@@ -349,8 +349,7 @@ TEST(ConfigJsonTypes, ObstaclesOfTypesHaveNames) {
             "model.moe.shared_dim = 1000: glm4_moe has shared experts as wide as others");
   EXPECT_EQ(obstacles(dots_llm1(), [](C& c) { c.moe.num_shared_experts = 0; }),
             "model.moe.num_shared_experts = 0: dots1 has 1 or more");
-  EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.gqa.sinks = false; }),
-            "model.gqa.sinks = false: gpt_oss has sinks");
+  EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.gqa.sinks = false; }), "model.gqa.sinks = false: gpt_oss has sinks");
   EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.moe.biases = false; }),
             "model.moe.biases = false: gpt_oss has biases of routers and experts");
   EXPECT_EQ(obstacles(gpt_oss_20b(), [](C& c) { c.activation = Activation::kSwiGlu; }),
@@ -406,7 +405,8 @@ TEST(ConfigJsonTypes, LayersMayDiffer) {
   EXPECT_EQ(pattern(mixtral_8x7b(), R"({"sliding_window": 4096})"), "32 x gqa:4096/moe");
   EXPECT_EQ(pattern(gpt_oss_20b(), R"({"layer_types": null, "sliding_window": null, "num_hidden_layers": 3})"),
             "gqa:128/moe, gqa/moe, gqa:128/moe");
-  EXPECT_EQ(pattern(gpt_oss_20b(), R"({"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]})"), "");
+  EXPECT_EQ(pattern(gpt_oss_20b(), R"({"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]})"),
+            "");
   EXPECT_EQ(pattern(qwen3_30b_a3b(), R"({"use_sliding_window": true, "sliding_window": 64})"), "48 x gqa:64/moe");
   EXPECT_EQ(pattern(ernie_21b(), R"({"num_hidden_layers": 8, "moe_layer_interval": 2, "moe_layer_end_index": 5})"),
             "gqa/dense, gqa/moe, gqa/dense, gqa/moe, gqa/dense, gqa/moe, 2 x gqa/dense");

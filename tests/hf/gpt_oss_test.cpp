@@ -93,8 +93,10 @@ Parameters random_parameters(const Sizes& n) {
     const std::string layer = fmt::format("model.layers.{}.", i), attention = layer + "self_attn.";
     add(layer + "input_layernorm.weight", {n.D}, 0.2, 1.0);
     add(layer + "post_attention_layernorm.weight", {n.D}, 0.2, 1.0);
-    for (const auto& [name, out, in] : {std::tuple("q_proj", n.H * n.C, n.D), {"k_proj", n.G * n.C, n.D},
-                                        {"v_proj", n.G * n.C, n.D}, {"o_proj", n.D, n.H * n.C}}) {
+    for (const auto& [name, out, in] : {std::tuple("q_proj", n.H * n.C, n.D),
+                                        {"k_proj", n.G * n.C, n.D},
+                                        {"v_proj", n.G * n.C, n.D},
+                                        {"o_proj", n.D, n.H * n.C}}) {
       add(fmt::format("{}{}.weight", attention, name), {out, in}, 0.5);
       add(fmt::format("{}{}.bias", attention, name), {out}, 0.3);
     }
@@ -118,7 +120,8 @@ class Reference {
   Values logits(const std::vector<int32_t>& tokens) const {
     Values x(at(n_.S * n_.D));
     for (int64_t t = 0; t < n_.S; ++t) {
-      for (int64_t d = 0; d < n_.D; ++d) x[at(t * n_.D + d)] = p("model.embed_tokens.weight")[at(tokens[at(t)] * n_.D + d)];
+      for (int64_t d = 0; d < n_.D; ++d)
+        x[at(t * n_.D + d)] = p("model.embed_tokens.weight")[at(tokens[at(t)] * n_.D + d)];
     }
     for (int64_t i = 0; i < n_.layers; ++i) {
       const std::string layer = fmt::format("model.layers.{}.", i);
@@ -219,7 +222,8 @@ class Reference {
       for (int64_t k = 0; k < n_.K; ++k) total += std::exp(scores[at(t * n_.E + order[at(k)])]);
       for (int64_t k = 0; k < n_.K; ++k) {
         const int64_t e = order[at(k)];
-        add_expert(name + "experts.", e, std::exp(scores[at(t * n_.E + e)]) / total, &x[at(t * n_.D)], &y[at(t * n_.D)]);
+        add_expert(name + "experts.", e, std::exp(scores[at(t * n_.E + e)]) / total, &x[at(t * n_.D)],
+                   &y[at(t * n_.D)]);
       }
     }
     return y;
@@ -243,7 +247,8 @@ class Reference {
 };
 
 // The mean cross-entropy of sequences of S + 1 tokens.
-double loss_of(const Sizes& n, const Parameters& parameters, const std::vector<int32_t>& ids, Values* logits = nullptr) {
+double loss_of(const Sizes& n, const Parameters& parameters, const std::vector<int32_t>& ids,
+               Values* logits = nullptr) {
   double loss = 0;
   for (int64_t b = 0; b < n.B; ++b) {
     const std::vector<int32_t> tokens(ids.begin() + b * (n.S + 1), ids.begin() + (b + 1) * (n.S + 1));
@@ -418,8 +423,8 @@ TEST_F(GptOssInMxFp4, IsExportedAsWhatItMeansOrAsItWas) {
   plain.erase("quantization_config");
   EXPECT_EQ(json::parse(read_file(dir_ / "plain/config.json")), plain);
 
-  const ExportReport kept = export_model(
-      {.checkpoint = dir_ / "checkpoint", .out = dir_ / "kept", .keep_format = true, .num_threads = 2});
+  const ExportReport kept =
+      export_model({.checkpoint = dir_ / "checkpoint", .out = dir_ / "kept", .keep_format = true, .num_threads = 2});
   EXPECT_EQ(kept.num_unchanged, 2 * kSizes.layers);
   EXPECT_EQ(kept.num_changed, 0);
   EXPECT_EQ(json::parse(read_file(dir_ / "kept/config.json")), config());

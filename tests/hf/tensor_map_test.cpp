@@ -104,7 +104,8 @@ TEST(TensorMap, ExpertsHaveTheNamesOfTheirType) {
     config.moe.shared_dim = 6;
     config.moe.shared_gate = type == ModelType::kQwen2Moe;
     config.gqa.sinks = config.moe.biases = type == ModelType::kGptOss;
-    if (type == ModelType::kMixtral || type == ModelType::kMinimaxM2 || config.moe.biases) config.moe.num_shared_experts = 0;
+    if (type == ModelType::kMixtral || type == ModelType::kMinimaxM2 || config.moe.biases)
+      config.moe.num_shared_experts = 0;
     std::set<std::string> mapped;
     for (const MappedParameter& parameter : map_parameters(config, type)) {
       for (const TensorPiece& piece : parameter.pieces) {

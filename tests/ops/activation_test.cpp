@@ -31,8 +31,7 @@ class ActivationTest : public ::testing::TestWithParam<Case> {
   struct ActivationRun {
     ActivationRun(DType real, int num_threads, int64_t num_rows, int64_t width, Case c) : pool(real) {
       ops = cpu_device(real, num_threads);
-      // Of clamped SwiGLU some are beyond the limits.
-      pre = pool.normal({num_rows, pre_width(c.kind, width)}, c.kind == Activation::kClampedSwiGlu ? 5.0 : 2.0);
+      pre = pool.normal({num_rows, pre_width(c.kind, width)}, 2.0);
       h = pool.zeros({num_rows, width});
       dh = pool.normal({num_rows, width});
       dpre = pool.zeros(pre.shape());
@@ -77,6 +76,26 @@ TEST_P(ActivationTest, BackwardMatchesFiniteDifferences) {
       EXPECT_TRUE(gradient_matches(loss, run.row_weight, run.drow_weight));
     }
   }
+}
+
+// Gates from above, and what they gate on both sides.
+TEST(ClampedSwiGlu, NothingMovesBeyondTheLimits) {
+  TensorPool pool(DType::kF64);
+  const auto ops = cpu_device();
+  const Tensor pre = pool.of({1, 10}, {9, -9, 1, 1, 6, 1, 1, 9, -9, -6}), h = pool.zeros({1, 5});
+  const Tensor dh = pool.of({1, 5}, {1, 1, 1, 1, 1}), dpre = pool.zeros(pre.shape());
+  ops->activation_forward({Activation::kClampedSwiGlu, pre, {}, h});
+  for (int64_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(get(h, i), reference(Activation::kClampedSwiGlu, pre, 0, i, 1.0), 1e-13);
+  }
+  ops->activation_backward({Activation::kClampedSwiGlu, pre, {}, dh, dpre, {}});
+  const auto loss = [&] {
+    ops->activation_forward({Activation::kClampedSwiGlu, pre, {}, h});
+    return dot(h, dh);
+  };
+  EXPECT_TRUE(gradient_matches(loss, pre, dpre));
+  for (const int64_t stopped : {0, 7, 8}) EXPECT_EQ(get(dpre, stopped), 0.0);
+  for (const int64_t moves : {1, 2, 3, 4, 5, 6, 9}) EXPECT_NE(get(dpre, moves), 0.0);
 }
 
 TEST_P(ActivationTest, BackwardMayOverwriteItsInput) {

@@ -288,7 +288,9 @@ TEST(Attention, SameBitsForAnyNumberOfThreads) {
       EXPECT_TRUE(same_bits(problem.backward.dq, first.backward.dq)) << threads;
       EXPECT_TRUE(same_bits(problem.backward.dk, first.backward.dk)) << threads;
       EXPECT_TRUE(same_bits(problem.backward.dv, first.backward.dv)) << threads;
-      if (c.sinks) EXPECT_TRUE(same_bits(problem.backward.dsinks, first.backward.dsinks)) << threads;
+      if (c.sinks) {
+        EXPECT_TRUE(same_bits(problem.backward.dsinks, first.backward.dsinks)) << threads;
+      }
     }
   }
 }

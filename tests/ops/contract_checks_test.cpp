@@ -239,16 +239,6 @@ TEST_F(ContractChecks, ProductsOfExperts) {
             a.h = floats({6, 6});
           },
           [](auto& a) { a.kind = Activation::kReluSquared; }});
-  expect(&Ops::grouped_linear_forward,
-         {.x = floats({6, 8}),
-          .w = floats({2, 4, 8}),
-          .offsets = offsets,
-          .y = floats({6, 4}),
-          .bias = {floats({2, 4}), floats({6})}},
-         {[](auto& a) {
-            a.bias.values = floats({2, 3});
-          },
-          [](auto& a) { a.bias.row_weight = floats({5}); }});
   expect(&Ops::expert_bias_backward,
          {.dy = floats({6, 4}),
           .offsets = offsets,

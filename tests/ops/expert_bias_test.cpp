@@ -37,6 +37,15 @@ TEST(ExpertBias, IsAddedToTheRowsOfAnExpert) {
   }
 }
 
+TEST(ExpertBias, OfAnotherShapeIsABug) {
+  Problem p(DType::kF64);
+  const auto ops = cpu_device();
+  for (const ExpertBias& bias : {ExpertBias{p.pool.normal({4, 5})}, ExpertBias{p.values, p.pool.normal({3})}}) {
+    EXPECT_THROW(ops->grouped_linear_forward({.x = p.x, .w = p.w, .offsets = p.offsets, .y = p.y, .bias = bias}),
+                 CheckFailure);
+  }
+}
+
 TEST(ExpertBias, IsInFrontOfTheActivation) {
   Problem p(DType::kF32);
   const auto ops = cpu_device(DType::kF32);
