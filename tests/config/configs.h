@@ -91,9 +91,18 @@ inline Config long_rope_config() {
                       "long_rope.toml");
 }
 
+inline Config predicting_config() {
+  return parse_config(R"(
+    [model.mtp]
+    depth = 2
+    shared = true
+    later_from = 5)",
+                      "predicting.toml");
+}
+
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(),       dense_gqa_config(), mla_moe_config(), hybrid_config(), low_precision_config(),
-          nvfp4_config(), long_rope_config()};
+  return {Config(),       dense_gqa_config(), mla_moe_config(),   hybrid_config(), low_precision_config(),
+          nvfp4_config(), long_rope_config(), predicting_config()};
 }
 
 // The values of all keys, those without effect included.

@@ -33,12 +33,13 @@ TEST(Schema, DescribesEveryMember) {
   const std::map<std::string, size_t> expected = {
       {"run", num_members<RunConfig>()},
       {"precision", num_members<PrecisionConfig>()},
-      {"model", num_members<ModelConfig>() - 6},  // less its structs
+      {"model", num_members<ModelConfig>() - 7},  // less its structs
       {"model.rope", num_members<RopeConfig>()},
       {"model.yarn", num_members<YarnConfig>()},
       {"model.mla", num_members<MlaConfig>()},
       {"model.gqa", num_members<GqaConfig>()},
       {"model.moe", num_members<MoeConfig>()},
+      {"model.mtp", num_members<MtpConfig>()},
       {"model.init", num_members<InitConfig>()},
       {"data", num_members<DataConfig>()},
       // Less its structs and what a plan decides; lr stands for those of its groups.
