@@ -51,7 +51,7 @@ void prefer_some_experts(ReadyEngine& ready) {
 
 constexpr int64_t kAll = int64_t{1} << 30;
 // Slots that are smaller than chunks, and of experts several; and memory that has room for any chunk.
-constexpr int64_t kRings[] = {1 << 16, 3 << 20};
+constexpr int64_t kRings[] = {1 << 16, 5 << 18};
 
 const std::pair<int64_t, std::vector<std::string>> kRuns[] = {
     {1, {}},
