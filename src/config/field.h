@@ -1,4 +1,4 @@
-// A key of the configuration, as config/schema.h describes it.
+// One key of a configuration, as config/schema.h describes it.
 #pragma once
 
 #include <functional>

@@ -64,12 +64,7 @@ class FieldList {
   template <class T, class Enum, size_t N>
   Field& key(std::string_view name, T& member, const Named<Enum> (&table)[N], std::string_view meaning) {
     Field& field = add(name, meaning);
-    std::vector<std::string> quoted_names;
-    for (const Named<Enum>& entry : table) {
-      field.names.emplace_back(entry.name);
-      quoted_names.push_back(to_toml(field.names.back()));
-    }
-    field.allowed = join_or(quoted_names);
+    set_names<Enum>(field, table);
     field.is_text = true;
     const std::span<const Named<Enum>> entries = table;
     field.get = [&member, entries, key = field.key] {
@@ -93,12 +88,8 @@ class FieldList {
   Field& key(std::string_view name, PerLayer<Enum>& member, const Named<Enum> (&table)[N], std::string_view meaning,
              std::string_view example) {
     Field& field = add(name, meaning);
-    std::vector<std::string> quoted_names;
-    for (const Named<Enum>& entry : table) {
-      field.names.emplace_back(entry.name);
-      quoted_names.push_back(to_toml(field.names.back()));
-    }
-    field.allowed = fmt::format("{}, or a list for layers, as \"{}\"", join_or(quoted_names), example);
+    set_names<Enum>(field, table);
+    field.allowed += fmt::format(", or a list for layers, as \"{}\"", example);
     field.details = kPerLayerGrammar;
     field.is_text = true;
     const std::span<const Named<Enum>> entries = table;
@@ -154,6 +145,16 @@ class FieldList {
     field.meaning = meaning;
     if (!condition_.empty()) field.needs(met_, condition_);
     return field;
+  }
+
+  template <class Enum>
+  static void set_names(Field& field, std::span<const Named<Enum>> table) {
+    std::vector<std::string> quoted_names;
+    for (const Named<Enum>& entry : table) {
+      field.names.emplace_back(entry.name);
+      quoted_names.push_back(to_toml(field.names.back()));
+    }
+    field.allowed = join_or(quoted_names);
   }
 
   std::vector<Field> fields_;
