@@ -140,7 +140,7 @@ void plan_command(const PlanArguments& arguments) {
   const double flops = run_flops(config, plan.cost, stream ? &*stream : nullptr);
   print("{}{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
         stream ? print_padding(*stream) : "", data ? note_on_validation(*data) : note_on_absence(config));
-  check_memory(plan, config, [&] { return describe_savings(config, planner); });
+  check_memory(plan, config, [&] { return describe_savings(config, plan, part, seq_lens); });
   check_schedule(config);
   if (!arguments.resume) check_name_is_free(config, checkpoint_dir(config));
 }

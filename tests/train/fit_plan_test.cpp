@@ -161,13 +161,17 @@ TEST(FitPlanTest, AnUnknownDeviceIsNotTimed) {
 
 TEST(FitPlanTest, RefusalsSayWhatEachKeyBrings) {
   const Config config = gpu_config();
-  const MemoryPlanner planner = planner_of(config, part_of(90));
-  const MemoryPlan plan = planner.plan(config);
+  const GpuPart part = part_of(90);
+  const MemoryPlan plan = planner_of(config, part).plan(config);
   ASSERT_FALSE(fits_memory(plan, config));
   const std::string remedy =
-      error_of([&] { check_memory(plan, config, [&] { return describe_savings(config, planner); }); }).remedy();
+      error_of([&] { check_memory(plan, config, [&] { return describe_savings(config, plan, part); }); }).remedy();
   const auto saves = [&](const std::string& override, const std::string& text) {
-    const int64_t saved = plan.device_bytes - planner.plan(gpu_config({override})).device_bytes;
+    int64_t saved = 0;
+    const StoragePlan other = plan_engine_storage(gpu_config({override}), 0, part);
+    for (const ArenaDescription& arena : arena_table()) {
+      if (arena.placement == Placement::kDevice) saved += plan.storage[arena.kind] - other[arena.kind];
+    }
     ASSERT_GT(saved, 0) << override;
     EXPECT_TRUE(contains(remedy, fmt::format("{} takes {} less", text, human_bytes(saved)))) << remedy;
   };

@@ -406,6 +406,7 @@ TEST(CheckMemoryTest, OfADeviceItNamesWhatTheHostCouldHold) {
   const Config offloaded = planned_config({"run.device=cuda", "optim.offload=state"});
   const Error still = error_of([&] { check_memory(plan_memory(offloaded, 0, 1, small), offloaded); });
   EXPECT_FALSE(contains(still.remedy(), "set optim.offload")) << still.remedy();
+  EXPECT_TRUE(contains(still.remedy(), "of each rank's optimizer in the host's memory already")) << still.remedy();
 }
 
 // Whoever does what it says has a configuration that is valid: experts that move need their gradients in fp32.

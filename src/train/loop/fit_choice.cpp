@@ -43,7 +43,7 @@ Config choose_fit(const Config& config, bool resume) {
   const FitPlan plan = plan_fit(resolved, planner);
   if (plan.choices.empty()) throw nothing_fits(plan, resolved);
   const Config& first = plan.choices[0].config;
-  say("--fit: the first of {} choices that fit\n{}", plan.choices.size(), fit_keys(first));
+  say("--fit: the first of what fits\n{}", fit_keys(first));
   return with_keys_of(config, first);
 }
 

@@ -74,10 +74,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
     say("{}", print_padding(stream));
     say("{}", note_on_validation(data));
   }
-  check_memory(memory, config, [&] {
-    const int64_t ranks = ranks_of_process(launch, config.parallel.ranks);
-    return describe_savings(config, MemoryPlanner(config, data.host_bytes(config), ranks, /*part=*/{}, seq_lens));
-  });
+  check_memory(memory, config, [&] { return describe_savings(config, memory, /*part=*/{}, seq_lens); });
   const TextIds ids = text_ids(config, options, *data.tokenizer);
   evaluation = InLoopEvaluation::make(config, data.tokenizer, ids);
   samples.emplace(config, data.tokenizer, ids.begin);

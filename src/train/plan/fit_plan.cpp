@@ -211,10 +211,6 @@ const DeviceRates* known_rates(const Config& config, const MemoryPlanner& planne
   return find_device_rates(planner.device_name());
 }
 
-int64_t bytes_in_question(const MemoryPlan& plan) {
-  return plan.device_bytes > 0 ? plan.device_bytes : plan.total_bytes;
-}
-
 }  // namespace
 
 FitPlan plan_fit(const Config& config, const MemoryPlanner& planner) {
@@ -255,19 +251,32 @@ Error nothing_fits(const FitPlan& plan, const Config& config) {
   const std::string what = fmt::format(
       "no choice of train.recompute, train.microbatch_seqs and optim.offload makes the run fit on {} rank{}",
       config.parallel.ranks, config.parallel.ranks == 1 ? "" : "s");
+  const std::string limit = config.train.memory_limit.empty() ? "" : ", or raise train.memory_limit";
   if (plan.rounding.empty()) {
-    return usage_error(what, "raise parallel.ranks, or make the model smaller: keys that round more do not do, either");
+    return usage_error(
+        what, "raise parallel.ranks, or make the model smaller: keys that round more do not do, either" + limit);
   }
   return usage_error(what, fmt::format("set {}, which rounds more (n plan --fit has all such choices), or raise "
-                                       "parallel.ranks",
-                                       fmt::join(plan.rounding[0].rounds, ", ")));
+                                       "parallel.ranks{}",
+                                       fmt::join(plan.rounding[0].rounds, ", "), limit));
 }
 
-std::string describe_savings(const Config& config, const MemoryPlanner& planner) {
-  const int64_t now = bytes_in_question(planner.plan(config));
+std::string describe_savings(const Config& given, const MemoryPlan& plan, const std::optional<GpuPart>& part,
+                             std::span<const int64_t> seq_lens) {
+  Config config = given;
+  config.optim.state_on_device = plan.state_on_device;
+  const bool on_device = plan.device_bytes > 0;
+  // Of the memory in question, by counting alone: there is little left to rehearse in.
+  const auto bytes_of = [&](const StoragePlan& storage) {
+    int64_t bytes = 0;
+    for (const ArenaDescription& arena : arena_table()) {
+      if (!on_device || arena.placement == Placement::kDevice) bytes += storage[arena.kind];
+    }
+    return on_device ? bytes : plan.ranks * bytes;
+  };
   std::string text;
   const auto offer = [&](const Config& other, std::string_view what) {
-    const int64_t saved = now - bytes_in_question(planner.plan(other));
+    const int64_t saved = bytes_of(plan.storage) - bytes_of(plan_engine_storage(other, plan.ranks, part, seq_lens));
     if (saved > 0) text += fmt::format("; {} takes {} less", what, human_bytes(saved));
   };
   for (const Recompute level : kLevels) {

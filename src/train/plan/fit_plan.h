@@ -10,6 +10,9 @@
 // of like microbatches the one with the least recomputation.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,8 +51,9 @@ std::string fit_keys(const Config& config);
 // For a plan without choices that compute the same.
 Error nothing_fits(const FitPlan& plan, const Config& config);
 
-// For the remedy of a run that does not fit: what single keys would save of the memory in question, "; ..." each; ""
-// if there are none.
-std::string describe_savings(const Config& config, const MemoryPlanner& planner);
+// For the remedy of a run whose `plan` does not fit: what single keys would save of the memory in question, "; ..."
+// each; "" if there are none. `part` and `seq_lens`: as for its planner.
+std::string describe_savings(const Config& config, const MemoryPlan& plan, const std::optional<GpuPart>& part = {},
+                             std::span<const int64_t> seq_lens = {});
 
 }  // namespace nmoe
