@@ -127,11 +127,7 @@ def yarn(mscale):
 
 
 GPT_OSS = SMALL_DENSE | dict(
-    head_dim=16,
-    num_local_experts=8,
-    num_experts_per_tok=2,
-    intermediate_size=16,
-    sliding_window=8,
+    head_dim=16, num_local_experts=8, num_experts_per_tok=2, intermediate_size=16, sliding_window=8,
     layer_types=["sliding_attention", "full_attention"],
     rope_parameters=scaled_rope(
         "yarn", 100.0, factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=32, truncate=False
@@ -280,7 +276,6 @@ VARIANTS = {
     "gpt_oss": Variant("gpt_oss", GPT_OSS, seq_len=32),
 }
 
-
 # Other groupings and depths: what a type's keys may say beyond what its releases say.
 VARIANTS |= {
     "qwen3_fp8": Variant(
@@ -379,24 +374,14 @@ VARIANTS |= {
             head_dim=8, num_experts=4, norm_topk_prob=True, use_sliding_window=True, sliding_window=6, max_window_layers=1
         ),
     ),
-    "gpt_oss_deep": Variant(
-        "gpt_oss",
-        GPT_OSS
-        | dict(
+    "gpt_oss_deep": Variant("gpt_oss",
+        GPT_OSS | dict(
             num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=8, num_local_experts=5,
             num_experts_per_tok=3, intermediate_size=12, sliding_window=5,
-            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
-        ),
-        seq_len=32,
-    ),
-    "gpt_oss_mxfp4": Variant(
-        "gpt_oss",
-        GPT_OSS
-        | dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=1, num_local_experts=4, intermediate_size=32),
-        seq_len=32,
-        bf16=True,
-        mxfp4=True,
-    ),
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"]), seq_len=32),
+    "gpt_oss_mxfp4": Variant("gpt_oss",
+        GPT_OSS | dict(hidden_size=64, num_key_value_heads=1, num_local_experts=4, intermediate_size=32),
+        seq_len=32, bf16=True, mxfp4=True),
     "lite_between": Variant(
         "glm4_moe_lite",
         SMALL
@@ -577,7 +562,7 @@ def quantise_mxfp4(weight):
     """Blocks and scales of [E, in, out]: a block's largest magnitude has the largest exponent that e2m1 has."""
     blocks = weight.float().transpose(1, 2).unflatten(-1, (-1, MXFP4_BLOCK))
     exponent = blocks.abs().amax(dim=-1).log2().floor() - 2.0
-    scaled = (blocks * torch.exp2(-exponent)[..., None]).clamp(-E2M1[-1], E2M1[-1])
+    scaled = blocks * torch.exp2(-exponent)[..., None]
     codes = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(dim=-1) + 8 * (scaled < 0)
     return (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8), (exponent + 127).to(torch.uint8)
 
