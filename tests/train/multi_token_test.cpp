@@ -16,10 +16,10 @@ namespace {
 
 using namespace test;
 
-constexpr int64_t kWords = 50;
+constexpr int64_t kNumIds = 50;
 
 Config predicting_config(std::vector<std::string> overrides) {
-  overrides.insert(overrides.begin(), {fmt::format("model.vocab_size={}", kWords), "model.mtp.depth=2"});
+  overrides.insert(overrides.begin(), {fmt::format("model.vocab_size={}", kNumIds), "model.mtp.depth=2"});
   return tiny_config("/nowhere", overrides);
 }
 
@@ -108,7 +108,7 @@ TEST(MultiToken, LossesAreMeansOverTheTargetsOfTheirDepth) {
     for (size_t k = 0; k < 2; ++k) {
       const DepthResult& depth = result.depths[k];
       EXPECT_EQ(depth.num_targets, 8 * (15 - static_cast<int64_t>(k)));
-      EXPECT_NEAR(depth.loss, std::log(kWords), 0.2);  // of random weights
+      EXPECT_NEAR(depth.loss, std::log(kNumIds), 0.2);  // of random weights
       EXPECT_GE(depth.num_right, 0);
       EXPECT_LT(depth.num_right, depth.num_targets / 4);
       of_config.push_back(depth.loss);

@@ -9,7 +9,7 @@
 namespace nmoe {
 namespace {
 
-struct Measured {
+struct MeasuredStep {
   const char* part;
   const char* file;
   std::vector<std::string> overrides;
@@ -17,14 +17,14 @@ struct Measured {
   double host_state_gb = 0.0;
 };
 
-StepTime predict(const Measured& step) {
+StepTime predict(const MeasuredStep& step) {
   const Config config =
       load_config(fmt::format("{}/configs/speedrun/{}.toml", NMOE_SOURCE_DIR, step.file), step.overrides);
   return predict_step_time(config, *find_device_rates(step.part), static_cast<int64_t>(1e9 * step.host_state_gb));
 }
 
 // Steps that docs/ has: results.md, log/memory.md, log/kernels.md and log/steps.md.
-const std::vector<Measured> kMeasured = {
+const std::vector<MeasuredStep> kMeasured = {
     {"h200-141g", "super", {"train.batch_seqs=32"}, 173.4},
     {"h200-141g", "moonlet", {}, 1089.3},
     {"h200-141g", "moonlet", {"optim.adamw.state=bf16", "train.recompute=none"}, 1072.2},
@@ -57,7 +57,7 @@ const std::vector<Measured> kMeasured = {
 };
 
 TEST(StepTimeTest, IsWithinATenthOfMeasuredSteps) {
-  for (const Measured& step : kMeasured) {
+  for (const MeasuredStep& step : kMeasured) {
     const double predicted = 1e3 * predict(step).total();
     EXPECT_NEAR(predicted / step.ms, 1.0, 0.1)
         << fmt::format("{} {} {}: {:.1f} ms", step.part, step.file, fmt::join(step.overrides, " "), predicted);
