@@ -16,6 +16,7 @@
 #include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
+#include "cli/eval_options.h"
 #include "cli/help.h"
 #include "cli/named_checkpoint.h"
 #include "cli/run_options.h"
@@ -43,7 +44,7 @@ class CommandLine::Commands {
     add_checkpoints(app_);
     add_hugging_face(app_);
     add_conversation(app_);
-    add_evaluation(app_);
+    add_evaluation(app_, eval_, eval_compare_, run_);
     add_measurement(app_);
     add_help(app_);
   }
@@ -585,62 +586,6 @@ class CommandLine::Commands {
     speedrun->callback([this, file, list] {
       if (file->empty() && list->empty()) throw CLI::RequiredError("a configuration file or --list");
       run_ = [this] { speedrun_command(speedrun_); };
-    });
-  }
-
-  void add_evaluation(CLI::App& app) {
-    CLI::App* eval = app.add_subcommand("eval", "evaluate a model: CORE, MMLU, GSM8K, HumanEval, bits per byte");
-    CLI::Option* model = eval->add_option(
-        "model", eval_.model,
-        "a checkpoint, a folder of them, for the latest, or a Hugging Face folder; or, to see how long "
-        "it takes, a configuration (.toml), for random weights");
-    CLI::Option* tasks =
-        eval->add_option(
-                "--tasks", eval_.tasks,
-                "core, mmlu, mmlu_pro, choices, gsm8k, humaneval, gpqa; a task, such as core/piqa; or a file of tasks "
-                "(.toml)")
-            ->type_name("NAME,NAME...")
-            ->delimiter(',')
-            ->allow_extra_args(false);
-    CLI::Option* texts =
-        add_repeatable(eval, "--text", eval_.texts, "documents to compute the bits per byte of (repeatable)", "FILE");
-    eval->add_option("--data", eval_.data, "folder of the tasks' data (scripts/eval_data.sh)")
-        ->type_name("DIR")
-        ->capture_default_str();
-    eval->add_option("--tokenizer", eval_.tokenizer, "tokenizer for a configuration")->type_name("FILE");
-    eval->add_option("--limit", eval_.limit, "items per task, drawn at random; 0: all")
-        ->check(number(0))
-        ->capture_default_str();
-    eval->add_option("-o,--out", eval_.out, "folder for report and items; an unfinished evaluation there is continued")
-        ->type_name("DIR");
-    eval->add_option("--context", eval_.context,
-                     "most tokens of a text, beyond which its beginning is cut off; 0: the model's")
-        ->check(number(0))
-        ->capture_default_str();
-    add_device(eval, eval_.device);
-    eval->add_flag("--fp32", eval_.fp32, "on cuda: fp32 instead of bf16");
-    eval->add_option(
-            "--batch", eval_.batch,
-            "items (on cuda: generated answers) at a time, each with memory for a whole context; 0: 16, on cuda 256")
-        ->check(number(0))
-        ->capture_default_str();
-    eval->add_flag_callback(
-        "--no-shared-prefixes", [this] { eval_.share_prefixes = false; },
-        "compute every text from its first token: the same results, more slowly");
-    add_threads(eval, eval_.threads);
-    add_arithmetic(eval, eval_.arithmetic);
-    add_json(eval, eval_.json);
-
-    CLI::App* compare = eval->add_subcommand("compare", "test whether two evaluations differ, item by item");
-    compare->add_option("a", eval_compare_.a, "a folder that n eval --out wrote")->required();
-    compare->add_option("b", eval_compare_.b, "the other one")->required();
-    add_json(compare, eval_compare_.json);
-    compare->callback([this] { run_ = [this] { eval_compare_command(eval_compare_); }; });
-    eval->callback([this, compare, model, tasks, texts] {
-      if (compare->parsed()) return;
-      if (model->empty()) throw CLI::RequiredError("a model");
-      if (tasks->empty() && texts->empty()) throw CLI::RequiredError("--tasks or --text");
-      run_ = [this] { eval_command(eval_); };
     });
   }
 

@@ -42,6 +42,11 @@ bool computes_fp32_on_a_gpu(const Config& config) {
   return runs_on_a_gpu(config) && config.run.precision == Precision::kFp32;
 }
 
+bool has_relu_squared_experts_on_a_gpu(const Config& config) {
+  return runs_on_a_gpu(config) && config.model.activation == Activation::kReluSquared &&
+         config.model.moe.num_experts > 0;
+}
+
 bool muon_trains_gate_and_up(const Config& config) {
   return std::ranges::any_of(describe_model(config.model).weights, [&](const WeightSpec& weight) {
     return weight.num_matrices > 1 && group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
@@ -73,6 +78,8 @@ std::span<const ArithmeticChange> arithmetic_changes() {
       {"on a GPU, exponentials of logits are summed by tiles of 192 ids, and in bf16 on Hopper gradients are made of "
        "rounded ones",
        runs_on_a_gpu},
+      {"on a Hopper GPU, gradients of the weights of experts' rows are summed by tiles behind squared ReLU, too",
+       has_relu_squared_experts_on_a_gpu},
   };
   return changes;
 }
