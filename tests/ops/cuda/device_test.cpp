@@ -66,7 +66,8 @@ TEST_F(CudaDeviceTest, MappedMemoryIsPinnedOrRefused) {
     FAIL() << "a pebibyte was pinned";
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), 1);
-    EXPECT_NE(std::string(error.what()).find("cannot allocate 1.00 PiB of host memory"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("cannot allocate 1.00 PiB of host memory"), std::string::npos)
+        << error.what();
   }
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }

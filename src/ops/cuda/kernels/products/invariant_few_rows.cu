@@ -291,5 +291,6 @@ template void few_rows<NoActivation>(Context&, const Product<Bf16, Bf16>&);
 template void few_rows<NoActivation>(Context&, const Product<Bf16, float>&);
 template void few_rows<SwiGlu>(Context&, const Product<Bf16, Bf16>&);
 template void few_rows<ReluSquared>(Context&, const Product<Bf16, Bf16>&);
+template void few_rows<ClampedSwiGlu>(Context&, const Product<Bf16, Bf16>&);
 
 }  // namespace nmoe::cuda::invariant

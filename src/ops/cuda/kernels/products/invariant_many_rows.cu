@@ -191,5 +191,6 @@ template void many_rows<NoActivation>(Context&, const Product<Bf16, Bf16>&);
 template void many_rows<NoActivation>(Context&, const Product<Bf16, float>&);
 template void many_rows<SwiGlu>(Context&, const Product<Bf16, Bf16>&);
 template void many_rows<ReluSquared>(Context&, const Product<Bf16, Bf16>&);
+template void many_rows<ClampedSwiGlu>(Context&, const Product<Bf16, Bf16>&);
 
 }  // namespace nmoe::cuda::invariant
