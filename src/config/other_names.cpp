@@ -16,7 +16,7 @@ constexpr OtherNames kTable[] = {
     {"run.seed", "random_seed"},
     {"model.vocab_size", "padded_vocab_size n_vocab"},
     {"model.dim", "d_model hidden_size hidden_dim n_embd embed_dim emb_dim embedding_dim model_dim"},
-    {"model.num_layers", "n_layer n_layers num_hidden_layers depth"},
+    {"model.num_layers", "n_layer n_layers num_hidden_layers"},
     {"model.num_heads", "n_head n_heads num_attention_heads"},
     {"model.num_dense_layers", "first_k_dense_replace n_dense_layers"},
     {"model.dense_dim", "intermediate_size ffn_dim d_ff ffn_hidden_size n_inner inter_dim mlp_dim"},

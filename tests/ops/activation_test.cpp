@@ -125,7 +125,8 @@ TEST_P(ActivationTest, BackwardMakesWhatForwardMade) {
 
 TEST_P(ActivationTest, FloatAgreesWithDouble) {
   const ActivationRun single(DType::kF32, 2, 33, 65, GetParam()), exact(DType::kF64, 2, 33, 65, GetParam());
-  EXPECT_TRUE(near(single.h, exact.h, 2e-6));
+  const bool cancels = GetParam().kind == Activation::kClampedSwiGlu;  // up + 1, where up is near -1
+  EXPECT_TRUE(near(single.h, exact.h, cancels ? 2e-5 : 2e-6));
   EXPECT_TRUE(near(single.dpre, exact.dpre, 2e-5));  // 1 - sigmoid cancels
   if (GetParam().weighted) {
     EXPECT_TRUE(near(single.drow_weight, exact.drow_weight, 2e-5));

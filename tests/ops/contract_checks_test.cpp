@@ -109,8 +109,11 @@ TEST_F(ContractChecks, VocabularyAndNorms) {
           .dx = floats({3, 4}),
           .dw = floats({9, 4}),
           .predictions = {}},
-         {[](auto& a) { a.targets = ints({2}); }, [](auto& a) { a.dw = {}; }, [](auto& a) { a.dx = {}; },
-          [](auto& a) { a.predictions = ints({4}); }});
+         {[](auto& a) { a.targets = ints({2}); },
+          [](auto& a) {
+            a.dw = floats({9, 5});
+          },
+          [](auto& a) { a.dx = {}; }, [](auto& a) { a.predictions = ints({4}); }});
   expect(&Ops::bias_forward, {.x = floats({3, 4}), .bias = floats({4}), .y = floats({3, 4})},
          {[](auto& a) { a.bias = floats({3}); },
           [](auto& a) {

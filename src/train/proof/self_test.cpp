@@ -38,7 +38,6 @@ Config even_config(Precision precision) {
   config.model.mla = {.kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
   config.model.gqa = {.num_kv_heads = 1, .head_dim = 64, .qk_norm = true, .bias = AttentionBias::kQkv};
   config.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 128, .balance_loss = 1e-3, .z_loss = 1e-3};
-  config.model.mtp.depth = 1;
   config.data.seq_len = 64;
   config.train.batch_seqs = 4;
   config.train.microbatch_seqs = 2;
@@ -47,8 +46,8 @@ Config even_config(Precision precision) {
   return config;
 }
 
-// Sizes that few kernels take, the other activation, documents, gradients in BF16, and codes on the way to experts and
-// to backward.
+// Sizes that few kernels take, the other activation, biases of experts, further depths, documents, gradients in BF16,
+// and codes on the way to experts and to backward.
 Config odd_config() {
   Config config = even_config(Precision::kDevice);
   config.model.dim = 36;
@@ -56,10 +55,11 @@ Config odd_config() {
   config.model.dense_dim = 50;
   config.model.mla = {
       .q_lora_rank = 12, .kv_lora_rank = 20, .qk_nope_head_dim = 6, .qk_rope_head_dim = 6, .v_head_dim = 10};
-  config.model.gqa = {.num_kv_heads = 2, .head_dim = 18, .rotary_dim = 10, .bias = AttentionBias::kAll};
+  config.model.gqa = {.num_kv_heads = 2, .head_dim = 18, .rotary_dim = 10, .bias = AttentionBias::kAll, .sinks = true};
   config.model.moe.expert_dim = 22;
   config.model.moe.score = ScoreFunction::kSoftmax;
   config.model.moe.shared_gate = true;
+  config.model.moe.biases = true;
   config.model.mtp = {.depth = 2, .shared = true, .detach = true};
   config.data.seq_len = 33;
   config.data.mask_documents = true;

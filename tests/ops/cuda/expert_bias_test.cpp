@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "ops/cuda/cuda_test.h"
 
 namespace nmoe::test {
@@ -9,13 +11,34 @@ class CudaExpertBias : public CudaTest {
     int64_t tokens, in, out;
     std::vector<double> offsets;
   };
+  Tensor sizes_of(const Tensor& x) {
+    const Tensor sizes = pool_.zeros(x.shape());
+    for (int64_t i = 0; i < x.num_elements(); ++i) set(sizes, i, std::abs(get(x, i)));
+    return sizes;
+  }
+
   const std::vector<Case> cases_ = {{3, 8, 8, {0, 0, 2, 2}},
                                     {70, 33, 21, {0, 5, 5, 70, 71}},
                                     {900, 64, 256, {0, 700, 701, 701, 1400}},
                                     {64, 128, 2880, {0, 30, 300}}};
 };
 
-// Of products in the same order; a rounding before the bias, and one behind it.
+// What sums of terms of either sign may be off: in FP32 by the sizes of these; in BF16 by a rounding of the product
+// before the bias, and one of the sum behind it, with as much again to spare.
+testing::AssertionResult within_roundings(DType dtype, const Tensor& actual, const Tensor& expected,
+                                          const Tensor& products, const Tensor& sizes) {
+  for (int64_t i = 0; i < expected.num_elements(); ++i) {
+    const double rounded = std::abs(get(products, i)) + std::abs(get(expected, i));
+    const double allowed = 2e-6 * get(sizes, i) + (dtype == DType::kF32 ? 0.0 : 0x1p-8 * rounded);
+    const double error = std::abs(get(actual, i) - get(expected, i));
+    if (!(error <= allowed)) {
+      return testing::AssertionFailure() << "element " << i << " is " << get(actual, i) << ", not " << get(expected, i)
+                                         << ": off by " << error << ", " << allowed << " allowed";
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
 TEST_F(CudaExpertBias, IsAddedAsOnTheCpu) {
   for (const DType dtype : kActDTypes) {
     for (const Case& c : cases_) {
@@ -31,7 +54,14 @@ TEST_F(CudaExpertBias, IsAddedAsOnTheCpu) {
                                       .offsets = up(offsets),
                                       .y = y,
                                       .bias = {up(values), weighted ? up(weight) : Tensor()}});
-        EXPECT_TRUE(near(down(y), expected, dtype == DType::kF32 ? 1e-5 : 4e-2)) << R << " x " << c.out;
+        const Tensor products = pool_.full({R, c.out}, 7.0), sizes = pool_.full({R, c.out}, 7.0);
+        cpu().grouped_linear_forward({.x = x, .w = w, .offsets = offsets, .y = products});
+        cpu().grouped_linear_forward({.x = sizes_of(x),
+                                      .w = sizes_of(w),
+                                      .offsets = offsets,
+                                      .y = sizes,
+                                      .bias = {sizes_of(values), weighted ? sizes_of(weight) : Tensor()}});
+        EXPECT_TRUE(within_roundings(dtype, down(y), expected, products, sizes)) << R << " x " << c.out;
       }
     }
   }
