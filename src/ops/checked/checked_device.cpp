@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -114,18 +115,28 @@ bool is_left_open(const Arguments& args, const Tensor& tensor) {
   return false;
 }
 
+// 0 of no values; those that are not finite do not count.
 template <class T>
-std::string float_difference(const T* found, const T* expected, int64_t count, double tolerance) {
+double root_mean_square(std::span<const T> values) {
   double squares = 0.0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isfinite(expected[i])) squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+  for (const T value : values) {
+    if (std::isfinite(value)) squares += static_cast<double>(value) * static_cast<double>(value);
   }
-  const double rms = std::sqrt(squares / static_cast<double>(std::max<int64_t>(1, count)));
-  for (int64_t i = 0; i < count; ++i) {
+  return std::sqrt(squares / static_cast<double>(std::max<size_t>(1, values.size())));
+}
+
+// width: of a row.
+template <class T>
+std::string float_difference(const T* found, std::span<const T> expected, size_t width, double tolerance) {
+  const double of_all = root_mean_square(expected);
+  double of_row = 0.0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (i % width == 0) of_row = root_mean_square(expected.subspan(i, width));
     const auto a = static_cast<double>(found[i]), b = static_cast<double>(expected[i]);
     if (found[i] == expected[i] || (std::isnan(a) && std::isnan(b))) continue;
-    if (std::abs(a - b) <= tolerance * (std::abs(b) + rms)) continue;
-    return fmt::format("element {} is {}, not {}, where all have a root mean square of {}", i, a, b, rms);
+    if (std::abs(a - b) <= tolerance * (std::abs(b) + std::max(of_all, of_row))) continue;
+    return fmt::format("element {} is {}, not {}, where all have a root mean square of {}, and its row one of {}", i, a,
+                       b, of_all, of_row);
   }
   return "";
 }
@@ -205,14 +216,20 @@ class CheckedDevice::CheckedOps final : public Ops {
     }
   }
 
+  template <class T>
+  static std::span<const T> values_of(const Tensor& x) {
+    return {x.data<T>(), static_cast<size_t>(x.num_elements())};
+  }
   static std::string compare(const std::vector<std::byte>& found, const Tensor& expected, double tolerance,
                              double same_bytes) {
     const int64_t count = expected.num_elements();
+    const auto width = static_cast<size_t>(expected.shape()[expected.shape().rank() - 1]);
     switch (expected.dtype()) {
       case DType::kF32:
-        return float_difference(reinterpret_cast<const float*>(found.data()), expected.data<float>(), count, tolerance);
+        return float_difference(reinterpret_cast<const float*>(found.data()), values_of<float>(expected), width,
+                                tolerance);
       case DType::kF64:
-        return float_difference(reinterpret_cast<const double*>(found.data()), expected.data<double>(), count,
+        return float_difference(reinterpret_cast<const double*>(found.data()), values_of<double>(expected), width,
                                 tolerance);
       case DType::kU8:
         return byte_difference(found.data(), static_cast<const std::byte*>(expected.raw()), count, same_bytes);

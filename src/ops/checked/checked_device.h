@@ -5,8 +5,9 @@
 // Operations of several ranks (contracts/exchange.h, across.h) pass unchecked: they move what others hold.
 //
 // Tolerances are wide: what is sought are kernels that are wrong on a device, not the last bits of sums. A value is as
-// it should be within kTolerance of its own size plus the root mean square of its tensor; integers are equal; of bytes,
-// which are codes of values that may lie to either side of a step, kSameBytes are.
+// it should be within kTolerance of its own size plus the root mean square of its tensor, or of its row where that is
+// larger: the terms of a sum may cancel in some of a row's values alone, and roundings of terms are as large as those.
+// Integers are equal; of bytes, which are codes of values that may lie to either side of a step, kSameBytes are.
 //
 // Threads: as any device.
 #pragma once

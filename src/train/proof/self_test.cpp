@@ -38,6 +38,7 @@ Config even_config(Precision precision) {
   config.model.mla = {.kv_lora_rank = 32, .qk_nope_head_dim = 16, .qk_rope_head_dim = 16, .v_head_dim = 32};
   config.model.gqa = {.num_kv_heads = 1, .head_dim = 64, .qk_norm = true, .bias = AttentionBias::kQkv};
   config.model.moe = {.num_experts = 4, .top_k = 2, .expert_dim = 128, .balance_loss = 1e-3, .z_loss = 1e-3};
+  config.model.mtp.depth = 1;
   config.data.seq_len = 64;
   config.train.batch_seqs = 4;
   config.train.microbatch_seqs = 2;
