@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -67,11 +68,7 @@ class FieldList {
     set_names<Enum>(field, table);
     field.is_text = true;
     const std::span<const Named<Enum>> entries = table;
-    field.get = [&member, entries, key = field.key] {
-      const auto entry = std::ranges::find(entries, member, &Named<Enum>::value);
-      NMOE_CHECK(entry != entries.end(), "{} has a value without a name", key);
-      return Value(std::string(entry->name));
-    };
+    field.get = [&member, entries, key = field.key] { return Value(std::string(name_of(entries, member, key))); };
     field.set = [&member, entries](const Value& value) {
       const std::string* text = std::get_if<std::string>(&value);
       if (text == nullptr) return false;
@@ -96,9 +93,7 @@ class FieldList {
     field.get = [&member, entries, key = field.key] {
       std::vector<LayerRun<std::string_view>> runs;
       for (const LayerRun<Enum>& run : member.runs()) {
-        const auto entry = std::ranges::find(entries, run.value, &Named<Enum>::value);
-        NMOE_CHECK(entry != entries.end(), "{} has a value without a name", key);
-        runs.push_back({run.count, entry->name});
+        runs.push_back({run.count, name_of(entries, run.value, key)});
       }
       return Value(write_layer_runs(runs));
     };
@@ -145,6 +140,15 @@ class FieldList {
     field.meaning = meaning;
     if (!condition_.empty()) field.needs(met_, condition_);
     return field;
+  }
+
+  // `key`: whose value it is.
+  template <class Enum>
+  static std::string_view name_of(std::span<const Named<Enum>> entries, const std::type_identity_t<Enum>& value,
+                                  std::string_view key) {
+    const auto entry = std::ranges::find(entries, value, &Named<Enum>::value);
+    NMOE_CHECK(entry != entries.end(), "{} has a value without a name", key);
+    return entry->name;
   }
 
   template <class Enum>

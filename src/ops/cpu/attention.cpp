@@ -137,12 +137,6 @@ void scale_row(Real* x, int64_t size, Real factor) {
   for (int64_t j = 0; j < size; ++j) x[j] *= factor;
 }
 
-// A head's sink, or null.
-template <class Real>
-const Real* sink_of(const Tensor& sinks, int64_t head) {
-  return sinks.defined() ? sinks.data<Real>() + head : nullptr;
-}
-
 // Masks a row of scores and returns the columns left to compute: a little more than is seen, so that loops run over
 // whole vectors. Scores outside what is seen become -inf, whose exp is 0; outside what is returned they become 0.
 template <class Real>

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "tensor/tensor.h"
+
 namespace nmoe::cpu {
 
 constexpr int64_t kQueryBlock = 64;
@@ -36,6 +38,12 @@ struct RunningSoftmax {
 // this block has to be multiplied by.
 template <class Real>
 Real softmax_row(Real* scores, Columns seen, int64_t width, RunningSoftmax<Real>& state);
+
+// A head's sink, or null.
+template <class Real>
+const Real* sink_of(const Tensor& sinks, int64_t head) {
+  return sinks.defined() ? sinks.data<Real>() + head : nullptr;
+}
 
 // Behind the last key block: what values have to be multiplied by, with the row's sink, if it has one, in `state`.
 template <class Real>

@@ -139,8 +139,7 @@ void attend(Context& ctx, const Attending& args, const Keys& keys_at, const Valu
       for (int64_t i = 0; i < heads * Dv && key > first_key; ++i) out[i] += block_sums[i];
     }
     for (int64_t h = 0; h < heads; ++h) {
-      const Real* const sink = args.sinks.defined() ? args.sinks.data<Real>() + head + h : nullptr;
-      const Real factor = finish_softmax(states[h], sink);
+      const Real factor = finish_softmax(states[h], sink_of<Real>(args.sinks, head + h));
       for (int64_t d = 0; d < Dv; ++d) out[h * Dv + d] *= factor;
     }
   });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 
+#include "ops/cpu/attention_rows.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
 
@@ -56,7 +57,7 @@ void tree_attention(Context& ctx, const TreeAttention& args) {
       const Real* const k = args.k.rows_data<Real>() + head / group * Dk;
       const Real* const v = args.v.rows_data<Real>() + head / group * Dv;
       for (int64_t j = 0; j < count; ++j) p[j] = scale * dot(q, k + rows[j] * args.k.stride(), Dk);
-      const Real* const sink = args.sinks.defined() ? args.sinks.data<Real>() + head : nullptr;
+      const Real* const sink = sink_of<Real>(args.sinks, head);
       Real highest = highest_of(p, count);
       if (sink != nullptr) highest = std::max(highest, *sink);
       Real total = 0;
