@@ -25,7 +25,8 @@ ExchangeCost exchange_cost(const Config& config, DType act, int64_t num_ranks, i
 
 std::vector<ExchangeCost> exchange_costs(const Config& config, DType act, int64_t num_ranks) {
   std::vector<ExchangeCost> costs;
-  for (int64_t layer = 0; layer < std::ssize(all_layer_specs(config.model)); ++layer) {
+  const auto num_layers = std::ssize(all_layer_specs(config.model));
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
     costs.push_back(exchange_cost(config, act, num_ranks, layer));
   }
   return costs;

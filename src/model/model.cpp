@@ -207,13 +207,9 @@ void Model::forward_backward(const Batch& batch, const StepScale& scale, Arena& 
   const Tensor all_losses = losses.reshape({num_objectives + config_.mtp.depth, T});
   head_.forward_backward(pass, normed, passes_.objectives, all_losses.rows(0, num_objectives), dx);
   pass.capture(Intermediate::kLosses, kNoLayer, all_losses.rows(0, num_objectives));
-  if (config_.mtp.depth > 0) {
-    const Ahead ahead = forward_ahead(pass, normed, all_losses.rows(num_objectives, all_losses.dim(0)), predictions);
-    weights_.end_application(head);
-    backward_ahead(pass, ahead, dx);
-  } else {
-    weights_.end_application(head);
-  }
+  const Ahead ahead = forward_ahead(pass, normed, all_losses.rows(num_objectives, all_losses.dim(0)), predictions);
+  weights_.end_application(head);
+  backward_ahead(pass, ahead, dx);
   const auto gradient = [&](bool quantised) {
     return Rows(dx, quantised ? pass.keep.quantised_gradient() : RowCodes{});
   };
