@@ -19,7 +19,6 @@
 #include "train/report/exchange_report.h"
 #include "train/report/router_report.h"
 #include "train/step/engine.h"
-#include "train/step/look_ahead.h"
 
 namespace nmoe {
 namespace {
@@ -66,11 +65,7 @@ class Batches {
       engine.load(i, stream_->microbatch(i));
     }
     StepWork mine{stream_->num_targets(), stream_->flops(cost_)}, all;
-    for (int64_t i = 0; i < stream_->num_microbatches(); ++i) {
-      const std::vector<int64_t> counts =
-          count_targets_ahead(stream_->microbatch(i), stream_->shape().seq_len, config_.model.mtp.depth);
-      for (size_t k = 0; k < counts.size(); ++k) mine.ahead[k] += counts[k];
-    }
+    std::ranges::copy(stream_->num_targets_ahead(config_.model.mtp.depth), mine.ahead.begin());
     for (const StepWork& of_rank : rank_.mesh().data().all_gather_values(mine)) {
       all.num_targets += of_rank.num_targets;
       all.flops += of_rank.flops;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "data/stream/cursor.h"
 #include "model/spec/cost.h"
@@ -35,7 +36,8 @@ class BatchSource {
   virtual int64_t num_tokens() = 0;                      // of their documents, without padding
   virtual double flops(const ModelCost& cost) = 0;       // of training on these
 
-  int64_t num_targets() const;  // those with a loss
+  int64_t num_targets() const;                            // those with a loss
+  std::vector<int64_t> num_targets_ahead(int64_t depth);  // of depths 1 to `depth` (train/step/look_ahead.h)
 };
 
 }  // namespace nmoe

@@ -13,7 +13,6 @@
 #include "ops/products/products.h"
 #include "train/plan/run_folder.h"
 #include "train/step/arithmetic_changes.h"
-#include "train/step/look_ahead.h"
 
 namespace nmoe {
 namespace {
@@ -193,11 +192,7 @@ bool RankTrainer::enqueue_step() {
     mine.special += bytes == 0 ? 1 : 0;
   }
   const auto depth = static_cast<size_t>(config_.model.mtp.depth);
-  for (int64_t i = 0; depth > 0 && !data_failure_ && i < batches_->num_microbatches(); ++i) {
-    const std::vector<int64_t> counts =
-        count_targets_ahead(batches_->microbatch(i), batches_->shape().seq_len, config_.model.mtp.depth);
-    for (size_t k = 0; k < depth; ++k) mine.ahead[k] += counts[k];
-  }
+  if (!data_failure_) std::ranges::copy(batches_->num_targets_ahead(config_.model.mtp.depth), mine.ahead.begin());
   Share all;
   for (const Share& share : rank_.mesh().data().all_gather_values(mine)) {
     all.tokens += share.tokens;

@@ -118,6 +118,9 @@ class StepModel {
     return is_mlp && weight.name.ends_with("in");
   }
 
+  // The embedding, too, where the head shares it: else it is not multiplied.
+  static bool is_head(const WeightSpec& weight) { return weight.name == "head" || weight.name == "embedding"; }
+
   double width() const { return static_cast<double>(config_.model.dim); }
   static double outputs(const WeightSpec& weight) { return static_cast<double>(weight.shape[weight.shape.rank() - 2]); }
   static double inputs(const WeightSpec& weight) { return static_cast<double>(weight.shape[weight.shape.rank() - 1]); }
@@ -127,7 +130,7 @@ class StepModel {
   }
   // Of a rank in a microbatch. The head has those of every further depth, too.
   double rows(const WeightSpec& weight) const {
-    const int64_t passes = weight.num_passes + (weight.name == "head" ? config_.model.mtp.depth : 0);
+    const int64_t passes = weight.num_passes + (is_head(weight) ? config_.model.mtp.depth : 0);
     const int64_t of_token = weight.group == WeightGroup::kExperts ? config_.model.moe.top_k : 1;
     return tokens_ * static_cast<double>(passes * of_token);
   }
@@ -172,7 +175,7 @@ class StepModel {
     const double gradient = rounds ? 12.0 : kStatBytes * (2.0 - 1.0 / microbatches_);
     work.bytes += (kActBytes + gradient) * elements(weight);
     if (weight.part == WeightPart::kMixer) work.bytes += kHeadsBytes * outputs(weight) * rows(weight);
-    if (weight.name == "head" || weight.name == "embedding") work.bytes += kLogitBytes * outputs(weight) * rows(weight);
+    if (is_head(weight)) work.bytes += kLogitBytes * outputs(weight) * rows(weight);
     if (gives_pre_activations(weight) && !waits_as_values(weight)) {
       work.bytes += kSavedBytes * outputs(weight) * rows(weight);
     }

@@ -47,8 +47,8 @@ Config even_config(Precision precision) {
   return config;
 }
 
-// Sizes that few kernels take, the other activation, biases of experts, further depths, documents, gradients in BF16,
-// and codes on the way to experts and to backward.
+// Sizes that few kernels take, the other activation, sinks, biases of experts, further depths, documents, gradients in
+// BF16, and codes on the way to experts and to backward.
 Config odd_config() {
   Config config = even_config(Precision::kDevice);
   config.model.dim = 36;

@@ -28,6 +28,7 @@ std::vector<AheadRows> allocate_ahead(const Config& config, int64_t num_tokens, 
 }
 
 void fill_ahead(Batch& batch, const Microbatch& microbatch, const PutBytes& put) {
+  if (batch.ahead.empty()) return;
   const size_t count = microbatch.tokens.size();
   std::vector<int32_t> tokens(count), targets(count);
   for (size_t i = 0; i < batch.ahead.size(); ++i) {
