@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "config/load.h"
+#include "config/validate.h"
 #include "support/errors.h"
 #include "train/loop/fit_choice.h"
 #include "train/trainer_fixture.h"
@@ -44,9 +45,9 @@ TEST(FitPlanTest, OfMoonletOnAnH200ItPutsFirstWhatWasMeasuredToBeFastest) {
   const FitPlan plan = plan_fit(config, planner);
   ASSERT_FALSE(plan.choices.empty());
   EXPECT_EQ(plan.timed_as, "h200-141g");
-  // docs/log/steps.md, "Larger microbatches": 8 with norms made again beside 4 with all kept.
+  // docs/log/steps.md, "Larger microbatches": 8 with norms made again beside 4 with all kept. Not all layers need it.
   const FitChoice& first = plan.choices[0];
-  EXPECT_EQ(first.config.train.recompute, PerLayer(Recompute::kNorms));
+  EXPECT_EQ(first.config.train.recompute.of(0), Recompute::kNorms);
   EXPECT_EQ(first.config.train.microbatch_seqs, 8);
   EXPECT_EQ(first.config.optim.offload, Offload::kNone);
   EXPECT_FALSE(first.reorders_sums);
@@ -80,7 +81,8 @@ TEST(FitPlanTest, ChoicesFitExactlyAndNoLargerMicrobatchDoes) {
       EXPECT_FALSE(fits_memory(planner.plan(larger), larger)) << fit_keys(larger);
     }
     // The first is not beaten by any like choice that fits.
-    for (const Recompute level : {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks}) {
+    for (const Recompute level :
+         {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks, Recompute::kHost}) {
       for (int64_t size = 1; size <= 64; size *= 2) {
         Config other = config;
         other.train.recompute = level;
@@ -111,6 +113,75 @@ TEST(FitPlanTest, StateMovesWhereItMakesRoom) {
     EXPECT_GT(choice.memory.storage[ArenaKind::kHostState], 0);
     EXPECT_LE(choice.memory.device_bytes, choice.memory.device_limit);
   }
+}
+
+TEST(FitPlanTest, OnlyBlockInputsInTheHostMayFit) {
+  const Config config = gpu_config({"model.num_layers=16", "data.seq_len=4096", "train.batch_seqs=4"});
+  const auto least = [&](Recompute level) {
+    Config smallest = config;
+    smallest.train.recompute = level;
+    smallest.train.microbatch_seqs = 1;
+    smallest.optim.offload = Offload::kState;
+    return planner_of(config, part_of(1000)).plan(smallest).device_bytes - kGpuContextBytes;
+  };
+  const int64_t host = least(Recompute::kHost), blocks = least(Recompute::kBlocks);
+  ASSERT_LT(host + (int64_t{4} << 20), blocks);
+  const FitPlan plan = plan_fit(config, planner_of(config, part_of((host + blocks) / 2 >> 20)));
+  ASSERT_FALSE(plan.choices.empty());
+  for (const FitChoice& choice : plan.choices) {
+    EXPECT_EQ(choice.config.train.recompute.of(0), Recompute::kHost) << fit_keys(choice.config);
+    EXPECT_TRUE(find_issues(choice.config).empty()) << fit_keys(choice.config);
+  }
+}
+
+TEST(FitPlanTest, NoMoreLayersComputeAgainThanMust) {
+  const Config config = gpu_config({"model.num_layers=8"});
+  int64_t lists = 0;
+  for (const int64_t mebibytes : {200, 260, 330}) {
+    const MemoryPlanner planner = planner_of(config, part_of(mebibytes));
+    for (const FitChoice& choice : plan_fit(config, planner).choices) {
+      const auto& runs = choice.config.train.recompute.runs();
+      if (runs.size() < 2 || choice.config.optim.offload != Offload::kNone) continue;
+      ++lists;
+      ASSERT_EQ(runs.size(), 2u);
+      EXPECT_EQ(static_cast<int>(runs[0].value), static_cast<int>(runs[1].value) + 1) << fit_keys(choice.config);
+      Config fewer = choice.config;
+      fewer.train.recompute = runs[0].count == 1
+                                  ? PerLayer(runs[1].value)
+                                  : PerLayer(std::vector<LayerRun<Recompute>>{{runs[0].count - 1, runs[0].value},
+                                                                              {runs[1].count + 1, runs[1].value}});
+      EXPECT_FALSE(fits_memory(planner.plan(fewer), fewer)) << fit_keys(fewer);
+      Config uniform = choice.config;
+      uniform.train.recompute = runs[0].value;
+      EXPECT_LT(choice.time.total(), predict_step_time(uniform, *find_device_rates("h200-141g"), 0).total());
+    }
+  }
+  EXPECT_GE(lists, 3);
+}
+
+TEST(FitPlanTest, AConfiguredListIsAChoice) {
+  const Config config = gpu_config({"train.recompute=1 x blocks, 3 x none"});
+  const FitPlan plan = plan_fit(config, planner_of(config, part_of(180)));
+  EXPECT_TRUE(is_sorted(plan.choices));
+  EXPECT_TRUE(std::ranges::any_of(
+      plan.choices, [&](const FitChoice& choice) { return choice.config.train.recompute == config.train.recompute; }));
+}
+
+TEST(FitPlanTest, GradientsOfRanksAreRoundedWhereExpertsStay) {
+  const Config config = gpu_config({"parallel.ranks=2"});
+  ASSERT_GT(config.parallel.rebalance_every, 0);
+  const auto planner = [&](int64_t mebibytes) { return MemoryPlanner(config, 0, /*ranks=*/2, part_of(mebibytes)); };
+  Config smallest = config;
+  smallest.train.recompute = Recompute::kHost;
+  smallest.train.microbatch_seqs = 1;
+  smallest.optim.offload = Offload::kState;
+  const int64_t least = planner(1000).plan(smallest).device_bytes - kGpuContextBytes;
+  const FitPlan plan = plan_fit(config, planner((least >> 20) - 1));
+  EXPECT_TRUE(plan.choices.empty());
+  const std::vector<std::string> keys = {"train.gradients = \"bf16\"", "parallel.rebalance_every = 0"};
+  const auto found = std::ranges::find(plan.rounding, keys, &FitChoice::rounds);
+  ASSERT_NE(found, plan.rounding.end());
+  EXPECT_TRUE(find_issues(found->config).empty());
 }
 
 TEST(FitPlanTest, KeysThatRoundAreApartAndWorthIt) {
@@ -177,6 +248,8 @@ TEST(FitPlanTest, RefusalsSayWhatEachKeyBrings) {
   };
   saves("train.recompute=norms", "train.recompute = \"norms\"");
   saves("train.recompute=blocks", "train.recompute = \"blocks\"");
+  saves("train.recompute=host", "train.recompute = \"host\"");
+  saves("optim.offload=state", "optim.offload = \"state\"");
   saves("train.microbatch_seqs=2", "train.microbatch_seqs = 2");
   saves("train.gradients=bf16", "train.gradients = \"bf16\", which rounds,");
   saves("precision.saved=fp8", "precision.saved = \"fp8\", which rounds,");

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "config/layers.h"
 #include "config/schema.h"
 #include "config/validate.h"
 #include "config/value.h"
@@ -19,7 +20,13 @@
 namespace nmoe {
 namespace {
 
-constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks};
+// What train.recompute can be for all layers, from the least recomputation on.
+std::vector<Recompute> recompute_levels(Config config) {
+  std::vector<Recompute> levels = {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks};
+  config.train.recompute = Recompute::kHost;
+  if (config.run.device != "cpu" && find_issues(config).empty()) levels.push_back(Recompute::kHost);
+  return levels;
+}
 
 // Keys that round more than the configuration does, set together.
 struct Rounding {
@@ -30,7 +37,11 @@ const std::vector<Rounding>& all_roundings() {
   static const std::vector<Rounding> all = {
       {{"optim.adamw.state", "optim.muon.state"},
        [](Config& config) { config.optim.adamw.state = config.optim.muon.state = MomentFormat::kBf16; }},
-      {{"train.gradients"}, [](Config& config) { config.train.gradients = GradientFormat::kBf16; }},
+      {{"train.gradients", "parallel.rebalance_every"},
+       [](Config& config) {
+         config.train.gradients = GradientFormat::kBf16;
+         if (config.parallel.ranks > 1) config.parallel.rebalance_every = 0;  // they have no room to move experts
+       }},
       {{"precision.saved"}, [](Config& config) { config.precision.saved = RowFormat::kFp8; }},
   };
   return all;
@@ -79,12 +90,17 @@ class FitSearch {
  public:
   // Of configurations like `config`, which must outlive it.
   FitSearch(const Config& config, const MemoryPlanner& planner, const DeviceRates& rates)
-      : config_(config), planner_(planner), rates_(rates), sizes_(microbatch_sizes(config)) {}
+      : config_(config),
+        planner_(planner),
+        rates_(rates),
+        num_layers_(std::ssize(layer_specs(config.model))),
+        levels_(recompute_levels(config)),
+        sizes_(microbatch_sizes(config)) {}
 
   // Those worth naming, fastest first.
-  std::vector<FitChoice> all() const { return choices(std::nullopt); }
+  std::vector<FitChoice> all() { return choices(std::nullopt); }
   // The fastest, if it takes less than so many seconds; with fewer plans.
-  std::optional<FitChoice> fastest_below(double seconds) const {
+  std::optional<FitChoice> fastest_below(double seconds) {
     std::vector<FitChoice> found = choices(seconds);
     if (found.empty() || seconds_of(found[0]) >= seconds) return std::nullopt;
     return std::move(found[0]);
@@ -92,40 +108,65 @@ class FitSearch {
 
  private:
   // `below`: only the fastest is wanted, and only below so many seconds.
-  std::vector<FitChoice> choices(std::optional<double> below) const {
+  std::vector<FitChoice> choices(std::optional<double> below) {
     std::vector<FitChoice> found;
     add_levels(Offload::kNone, below, found);
     const bool all_fits = std::ranges::any_of(found, [&](const FitChoice& choice) {
       const TrainConfig& train = choice.config.train;
       return train.recompute == PerLayer(Recompute::kNone) && train.microbatch_seqs == sizes_.back();
     });
-    if (config_.run.device != "cpu" && !all_fits) add_levels(Offload::kFit, below, found);
+    const bool may_move = config_.run.device != "cpu" && !all_fits;
+    if (may_move) add_levels(Offload::kFit, below, found);
+    if (config_.train.recompute.num_layers() > 0) {
+      add_list(Offload::kNone, below, found);
+      if (may_move) add_list(Offload::kFit, below, found);
+    }
     std::ranges::stable_sort(found, {}, seconds_of);
     return found;
   }
 
   // For each level of recomputation the largest microbatch, if it is larger than those of less recomputation; and the
-  // configured one at the least level that has room for it. With state in host memory, what is not there faster
-  // without.
-  void add_levels(Offload offload, std::optional<double> below, std::vector<FitChoice>& found) const {
+  // configured one at the least level that has room for it. Of either as many layers as it pays at the level before.
+  // With state in host memory, what is not there faster without.
+  void add_levels(Offload offload, std::optional<double> below, std::vector<FitChoice>& found) {
     Config base = config_;
     base.optim.offload = offload;
+    if (!leaves_room(base)) return;
     int64_t largest = 0;
-    for (const Recompute level : kLevels) {
+    Recompute lighter = levels_[0];  // the level before
+    for (const Recompute level : levels_) {
+      const Recompute before = std::exchange(lighter, level);
+      base.train.recompute = before;
+      if (below && is_late(base, sizes_.back(), *below, found)) break;
       base.train.recompute = level;
-      if (below && is_late(base, *below, found)) break;
       std::optional<FitChoice> best = largest_microbatch(base, largest);
       if (!best) continue;
       const int64_t configured = config_.train.microbatch_seqs;
       const int64_t size = best->config.train.microbatch_seqs;
       if (!below && largest < configured && configured < size) {
         base.train.microbatch_seqs = configured;
-        if (std::optional<FitChoice> same = fitting(base)) add(std::move(*same), found);
+        if (std::optional<FitChoice> same = fitting(base)) add(with_lighter_layers(std::move(*same), before), found);
       }
       largest = size;
-      add(std::move(*best), found);
+      base.train.recompute = before;
+      const bool mixes = !below || !is_late(base, size, *below, found);
+      add(mixes ? with_lighter_layers(std::move(*best), before) : std::move(*best), found);
       if (largest == sizes_.back()) break;
     }
+  }
+
+  // The configured list of levels, with the largest microbatch and with the configured one.
+  void add_list(Offload offload, std::optional<double> below, std::vector<FitChoice>& found) {
+    Config base = config_;
+    base.optim.offload = offload;
+    if (below && is_late(base, sizes_.back(), *below, found)) return;
+    std::optional<FitChoice> best = largest_microbatch(base, 0);
+    if (!best) return;
+    if (best->config.train.microbatch_seqs > config_.train.microbatch_seqs) {
+      base.train.microbatch_seqs = config_.train.microbatch_seqs;
+      if (std::optional<FitChoice> same = fitting(base)) add(std::move(*same), found);
+    }
+    add(std::move(*best), found);
   }
 
   static void add(FitChoice choice, std::vector<FitChoice>& found) {
@@ -139,16 +180,25 @@ class FitSearch {
     if (!brings_nothing) found.push_back(std::move(choice));
   }
 
-  // Whether even all sequences at once would be later than `below`, or than what was found.
-  bool is_late(Config config, double below, const std::vector<FitChoice>& found) const {
+  // Whether the least that it could take fits.
+  bool leaves_room(Config config) {
+    config.train.recompute = levels_.back();
+    config.train.microbatch_seqs = sizes_.front();
+    if (config.optim.offload == Offload::kFit) config.optim.offload = Offload::kState;
+    return fits_memory(plan(config), config);
+  }
+
+  // Whether even without state in host memory, and with microbatches of that size, it would be later than `below`, or
+  // than what was found.
+  bool is_late(Config config, int64_t microbatch_seqs, double below, const std::vector<FitChoice>& found) const {
     for (const FitChoice& choice : found) below = std::min(below, seconds_of(choice));
-    config.train.microbatch_seqs = sizes_.back();
+    config.train.microbatch_seqs = microbatch_seqs;
     return predict_step_time(config, rates_, 0).total() >= below;
   }
 
   // With the largest microbatch beyond `least` that fits; of those with state in host memory the fastest, since larger
   // ones leave less room for it.
-  std::optional<FitChoice> largest_microbatch(Config config, int64_t least) const {
+  std::optional<FitChoice> largest_microbatch(Config config, int64_t least) {
     // What "fit" leaves on the device is what has room: where anything has, all of it in the host's memory has.
     Config probe = config;
     const bool moves = config.optim.offload == Offload::kFit;
@@ -156,7 +206,7 @@ class FitSearch {
     const auto first = std::ranges::upper_bound(sizes_, least);
     auto end = std::partition_point(first, sizes_.end(), [&](int64_t size) {
       probe.train.microbatch_seqs = size;
-      return fits_memory(planner_.plan(probe), probe);
+      return fits_memory(plan(probe), probe);
     });
     std::optional<FitChoice> best;
     for (; end != first; --end) {
@@ -170,8 +220,36 @@ class FitSearch {
     return best;
   }
 
-  std::optional<FitChoice> fitting(const Config& config) const {
-    MemoryPlan memory = planner_.plan(config);
+  // A choice of one level for all layers, with the last layers at a lighter one, so many that it is fastest. More of
+  // them take less time as long as they fit and leave no more state in the host's memory than the update hides: beyond
+  // that more time or more memory, so that the number is found by bisection.
+  FitChoice with_lighter_layers(FitChoice choice, Recompute lighter) {
+    const Recompute level = choice.config.train.recompute.of(0);
+    if (lighter == level) return choice;
+    const auto mixed = [&](int64_t layers) -> std::optional<FitChoice> {  // at the choice's level
+      if (layers == num_layers_) return choice;
+      Config config = choice.config;
+      config.train.recompute =
+          PerLayer(std::vector<LayerRun<Recompute>>{{layers, level}, {num_layers_ - layers, lighter}});
+      return fitting(config);
+    };
+    int64_t few = level == Recompute::kHost ? int64_t{kInputSlots} : 0;  // of so many inputs none would travel
+    int64_t enough = num_layers_;
+    FitChoice best = choice;
+    while (enough - few > 1) {
+      const int64_t layers = few + (enough - few) / 2;
+      std::optional<FitChoice> here = mixed(layers);
+      const bool waits = here && seconds_of(*here) > predict_step_time(here->config, rates_, 0).total();
+      const std::optional<FitChoice> more = waits ? mixed(layers + 1) : std::nullopt;
+      const bool is_enough = here && (!more || seconds_of(*here) <= seconds_of(*more));
+      (is_enough ? enough : few) = layers;
+      if (is_enough && seconds_of(*here) < seconds_of(best)) best = std::move(*here);
+    }
+    return best;
+  }
+
+  std::optional<FitChoice> fitting(const Config& config) {
+    MemoryPlan memory = plan(config);
     if (!fits_memory(memory, config)) return std::nullopt;
     const StepTime time = predict_step_time(config, rates_, memory.storage[ArenaKind::kHostState]);
     return FitChoice{.config = config,
@@ -181,10 +259,33 @@ class FitSearch {
                      .rounds = {}};
   }
 
+  // The same keys are asked for more than once.
+  MemoryPlan plan(const Config& config) {
+    const auto is_same = [&](const Planned& planned) {
+      return planned.recompute == config.train.recompute && planned.microbatch_seqs == config.train.microbatch_seqs &&
+             planned.offload == config.optim.offload;
+    };
+    const auto found = std::ranges::find_if(planned_, is_same);
+    if (found != planned_.end()) return found->memory;
+    planned_.push_back(
+        {config.train.recompute, config.train.microbatch_seqs, config.optim.offload, planner_.plan(config)});
+    return planned_.back().memory;
+  }
+
+  struct Planned {
+    PerLayer<Recompute> recompute;
+    int64_t microbatch_seqs;
+    Offload offload;
+    MemoryPlan memory;
+  };
+
   const Config& config_;
   const MemoryPlanner& planner_;
   const DeviceRates& rates_;
+  int64_t num_layers_;
+  std::vector<Recompute> levels_;
   std::vector<int64_t> sizes_;
+  std::vector<Planned> planned_;
 };
 
 // The fastest choice with the roundings of `set`, a bit each, if all of them apply and it takes less than so many
@@ -279,10 +380,15 @@ std::string describe_savings(const Config& given, const MemoryPlan& plan, const 
     const int64_t saved = bytes_of(plan.storage) - bytes_of(plan_engine_storage(other, plan.ranks, part, seq_lens));
     if (saved > 0) text += fmt::format("; {} takes {} less", what, human_bytes(saved));
   };
-  for (const Recompute level : kLevels) {
+  for (const Recompute level : recompute_levels(config)) {
     Config other = config;
     other.train.recompute = level;
     offer(other, assignment(other, "train.recompute"));
+  }
+  if (on_device) {
+    Config other = config;
+    other.optim.offload = Offload::kState;
+    offer(other, assignment(other, "optim.offload"));
   }
   const std::vector<int64_t> sizes = microbatch_sizes(config);
   if (const auto size = std::ranges::lower_bound(sizes, config.train.microbatch_seqs); size != sizes.begin()) {

@@ -31,30 +31,45 @@ int64_t memory_limit(const Config& config, int64_t machine) {
   return std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit"));
 }
 
-// OptimConfig::state_on_device of optim.offload = "fit": all of it, or what is left beside everything else and a
-// hundredth of the memory, by which a plan may be wrong.
-int64_t fitting_state(Config config, Device& device, const std::function<StoragePlan(const Config&)>& plan) {
+struct FittingState {
+  int64_t bytes = 0;  // OptimConfig::state_on_device
+  StoragePlan storage;
+};
+
+// Of optim.offload = "fit": all of it, or what is left beside everything else and a hundredth of the memory, by which a
+// plan may be wrong.
+FittingState fitting_state(Config config, Device& device, const std::function<StoragePlan(const Config&)>& plan) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   // Of which allocations are multiples: the optimizer's arena is larger by these bytes and no more.
   constexpr int64_t kGranularity = int64_t{2} << 20;
-  const auto use = device.memory_use();
-  if (!use) return kAll;
-  const int64_t limit = memory_limit(config, use->used_bytes + use->free_bytes);
-  const auto left_with = [&](int64_t state) {
+  const auto planned = [&](int64_t state) {
     config.optim.state_on_device = state;
-    return limit - use->used_bytes - arena_bytes_on(device, plan(config));
+    return FittingState{state, plan(config)};
   };
-  if (left_with(kAll) >= 0) return kAll;
+  const auto use = device.memory_use();
+  if (!use) return planned(kAll);
+  const int64_t limit = memory_limit(config, use->used_bytes + use->free_bytes);
+  const auto left_with = [&](const FittingState& state) {
+    return limit - use->used_bytes - arena_bytes_on(device, state.storage);
+  };
+  const FittingState none = planned(0);
+  const int64_t room = left_with(none);
+  // In place of what passes state on, and of activations that wait for it, at most.
+  const int64_t most = room + none.storage[ArenaKind::kOptimizer] + none.storage[ArenaKind::kActivations];
+  if (most >= none.storage[ArenaKind::kHostState]) {
+    if (FittingState all = planned(kAll); left_with(all) >= 0) return all;
+  }
   const auto rounded = [](int64_t bytes) { return std::max<int64_t>(0, bytes / kGranularity * kGranularity); };
   const int64_t spare = limit / 100;
-  int64_t state = rounded(left_with(0) - spare);
+  int64_t state = rounded(room - spare);
   // Planned with that choice, too: what a plan takes besides may depend on what stays. Less stays until it fits.
   while (state > 0) {
-    const int64_t left = left_with(state);
-    if (left >= spare) break;
+    FittingState some = planned(state);
+    const int64_t left = left_with(some);
+    if (left >= spare) return some;
     state = rounded(state - std::max(spare - left, kGranularity));
   }
-  return state;
+  return none;
 }
 
 }  // namespace
@@ -76,14 +91,15 @@ MemoryPlanner::MemoryPlanner(const Config& config, int64_t data_bytes, int64_t r
   device_name_ = part ? part->name : device_->description();
 }
 
-MemoryPlan MemoryPlanner::plan(const Config& given) const {
-  Config config = given;
+MemoryPlan MemoryPlanner::plan(const Config& config) const {
   MemoryPlan plan{.ranks = ranks_};
   if (config.optim.offload == Offload::kFit) {
-    plan.state_on_device = fitting_state(config, *device_, [&](const Config& fitted) { return storage(fitted); });
-    config.optim.state_on_device = plan.state_on_device;
+    FittingState state = fitting_state(config, *device_, [&](const Config& fitted) { return storage(fitted); });
+    plan.state_on_device = state.bytes;
+    plan.storage = std::move(state.storage);
+  } else {
+    plan.storage = storage(config);
   }
-  plan.storage = storage(config);
   plan.expert_rows = plan_expert_rows(config, ranks_, seq_lens_);
   if (part_) plan.part = part_->name;
   plan.cost = model_cost(config.model);

@@ -34,6 +34,8 @@ constexpr double kSavedBytes = 2.0;
 constexpr double kIterationBytes = 20.0;
 // Forward's share of attention (two products of seven).
 constexpr double kForwardAttention = 0.3;
+// The share of block inputs' transfers, each way, that nothing hides: docs/log/memory.md.
+constexpr double kVisibleInputs = 0.022;
 // docs/scale.md: the share of transfers between ranks that no work hides; how much longer the products of experts take
 // on the most loaded of many ranks; what barriers and plans of a layer take in a microbatch, in seconds.
 constexpr double kExposed = 0.5, kUneven = 0.2, kLayerExchange = 0.11e-3;
@@ -97,6 +99,10 @@ class StepModel {
         of_all = kForwardAttention * attention + branches / 3.0 / rates_.memory;
       } else if (level != Recompute::kNone) {
         of_all = branches / 5.0 / rates_.memory;
+      }
+      if (level == Recompute::kHost) {
+        const double bytes = 2.0 * kActBytes * width() * tokens_ * static_cast<double>(layers);
+        of_all += kVisibleInputs * bytes / rates_.host_link;
       }
       time.repeated += microbatches_ * of_all / static_cast<double>(layers);
     }

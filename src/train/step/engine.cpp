@@ -56,7 +56,9 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   allocate_weight_codes(weights_, ops_, storage[ArenaKind::kWeightCodes]);
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
   precision_ = PrecisionChecks::make(config_, weights_, step_state);
-  for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
+  if (!ops_.counting()) {
+    for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
+  }
   const StateMemory state_memory{storage[ArenaKind::kOptimizer], storage[ArenaKind::kHostState]};
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, weights_, ops_, state_memory, inputs_.rates, inputs_.rounding_key);
@@ -347,8 +349,8 @@ void Engine::enqueue_gradients(const Marker& mark) {
   for (const Batch& batch : batches) {
     const int64_t T = batch.num_tokens();
     const bool is_last = &batch == &batches.back();
-    // What they take is known from the second on: it stands for all up to the last, which has more to do.
-    if (ops_.counting() && !is_last && &batch - batches.data() >= 2) {
+    // Where memory is counted, two stand for all: the first, and the last, which does what others do and more.
+    if (ops_.counting() && !is_last && &batch != &batches.front()) {
       first += T;
       shard += rank_.count();
       continue;
