@@ -55,7 +55,11 @@ inline constexpr Metric kLoaderWaitMs = {
     .unit = "ms",
     .meaning = "mean time per step, since the last logged one, that the rank waited for its batch",
     .over_ranks = OverRanks::kEach};
-inline constexpr std::array kThroughputMetrics = {&kTokensPerS, &kMsPerStep, &kLoaderWaitMs};
+inline constexpr Metric kCheckpointStopS = {
+    .tag = "throughput/checkpoint_stop_s",
+    .unit = "s",
+    .meaning = "time that training stood still, behind the step, until its checkpoint needed it no more"};
+inline constexpr std::array kThroughputMetrics = {&kTokensPerS, &kMsPerStep, &kLoaderWaitMs, &kCheckpointStopS};
 
 inline constexpr Metric kPhaseBegin = {.tag = "phase/begin",
                                        .unit = "ms",
