@@ -102,7 +102,9 @@ TEST(StepTimeTest, KnowsPartsByTheirNamesAndDevicesByTheirs) {
   ASSERT_NE(find_device_rates("h200-141g"), nullptr);
   EXPECT_EQ(find_device_rates("NVIDIA H200, 132 SMs"), find_device_rates("h200-141g"));
   EXPECT_EQ(find_device_rates("NVIDIA H100 80GB HBM3"), find_device_rates("h100-80g"));
-  EXPECT_EQ(find_device_rates("80GiB"), nullptr);
+  for (const char* other : {"80GiB", "NVIDIA GH200 480GB", "NVIDIA H200 NVL, 132 SMs", "NVIDIA H100 PCIe"}) {
+    EXPECT_EQ(find_device_rates(other), nullptr) << other;
+  }
   EXPECT_EQ(find_device_rates("CPU, 2 threads, fp32, AVX2"), nullptr);
 }
 

@@ -1,6 +1,7 @@
 #include "train/plan/step_time.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 
 #include "model/experts_exchange.h"
@@ -195,17 +196,9 @@ class StepModel {
     return {};
   }
 
-  // How often tokens go through the experts of a layer, and through any.
-  int64_t moe_passes_of(std::span<const LayerSpec> specs, size_t layer) const {
-    const bool is_ahead = layer >= model_.layers.size();
-    return count_parts(specs.subspan(layer, 1), PartKind::kMoe) *
-           (is_ahead ? config_.model.mtp.passes_of_a_module() : 1);
-  }
   int64_t num_moe_passes() const {
-    const std::vector<LayerSpec> specs = all_layer_specs(config_.model);
-    int64_t sum = 0;
-    for (size_t layer = 0; layer < specs.size(); ++layer) sum += moe_passes_of(specs, layer);
-    return sum;
+    const std::vector<int64_t> passes = moe_passes(config_.model);
+    return std::reduce(passes.begin(), passes.end());
   }
 
   // Rows of experts into sums of tokens, forward and backward.
@@ -256,12 +249,12 @@ class StepModel {
 
   double exchange_seconds(double experts) const {
     const auto layers = static_cast<double>(num_moe_passes());
-    const std::vector<LayerSpec> specs = all_layer_specs(config_.model);
+    const std::vector<int64_t> passes = moe_passes(config_.model);
     const std::vector<ExchangeCost> costs = exchange_costs(config_, DType::kBF16, config_.parallel.ranks);
     double bytes = 0.0;
-    for (size_t layer = 0; layer < specs.size(); ++layer) {
-      const auto passes = static_cast<double>(moe_passes_of(specs, layer));
-      if (passes > 0.0) bytes += passes * tokens_ * microbatches_ * costs[layer].bytes_per_token();
+    for (size_t layer = 0; layer < passes.size(); ++layer) {
+      if (passes[layer] == 0) continue;
+      bytes += static_cast<double>(passes[layer]) * tokens_ * microbatches_ * costs[layer].bytes_per_token();
     }
     double update = 0.0;  // values that come back, and the embedding's gradient, which is complete last
     for (const WeightSpec& weight : model_.weights) {

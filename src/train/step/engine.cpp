@@ -302,6 +302,7 @@ void Engine::load(int64_t index, const Microbatch& microbatch) {
   NMOE_CHECK(static_cast<int64_t>(microbatch.tokens.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
              microbatch.tokens.size(), batch.num_tokens());
   fill_batch(batch, microbatch, write_);
+  fill_ahead(batch, microbatch, write_);
 }
 
 void Engine::enqueue_inputs(const Progress& progress, const StepTargets& targets) {
