@@ -5,13 +5,14 @@
     scripts/jinja_vectors.py --conversations tests/chat/fixtures/templates
 
 The latter writes conversations.json into the folder: what each of its templates, NAME.jinja, makes of each conversation.
-They are of our own, with what the templates of Qwen3, GLM, MiniMax, OLMoE and Mixtral use.
+They are of our own, with what the templates of Qwen3, GLM, MiniMax, OLMoE, Mixtral and gpt-oss use. It is 1 May 2025.
 
 It needs the Python package `jinja2` (Debian: python3-jinja2), set up as the package transformers does for chat templates.
 Each case is {"name", "template", "context", "expected"}, or "error": true where Jinja refuses the template.
 """
 
 import argparse
+import datetime
 import json
 import pathlib
 
@@ -47,6 +48,7 @@ def environment():
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = datetime.datetime(2025, 5, 1).strftime
     return env
 
 
@@ -222,6 +224,13 @@ TOOLS = [
         "return": {"type": "string"}}},
     {"type": "function", "function": {"name": "heure", "description": "L'heure à Zürich <b>", "parameters": {"type": "object", "properties": {}}}},
 ]
+SPECS = {
+    "city": {"type": "string", "description": "Which?", "enum": ["Zürich", "東京"], "default": "東京"}, "days": {"type": "array", "items": {"type": "integer"}, "nullable": True},
+    "places": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "number", "nullable": True}, "names": {"type": "array", "items": {"type": "string"}, "nullable": True}}, "required": ["x"]}},
+    "maps": {"type": "array", "items": {"type": "object"}}, "lists": {"type": "array"}, "either": {"type": ["string", "null"]}, "one": {"type": ["number"]},
+    "of": {"oneOf": [{"type": "string", "description": "a name"}, {"type": "integer", "default": 3}]}, "any": {"oneOf": [{"type": "object"}, {"type": "string"}]},
+    "where": {"type": "object", "properties": {"lat": {"type": "number"}, "note": {"type": "string", "nullable": True}}, "required": ["lat"]}, "loose": {"type": "object"}, "on": {"type": "boolean", "default": False}, "what": {}}
+TYPED_TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": SPECS, "required": ["city", "places"]}}}, {"type": "function", "function": {"name": "now", "description": "It is."}}]
 CALL = {"type": "function", "id": "call_1", "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2, "exact": True, "unit": None, "at": [1.5, "x"]}}}
 CALL_AS_TEXT = {"type": "function", "id": "call_2", "function": {"name": "heure", "arguments": "{}"}}
 SAID = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello.  "}]
@@ -242,6 +251,10 @@ CONVERSATIONS = {
     "answers in parts": {"messages": [ASKED, CALLED, {"role": "tool", "content": [{"output": "blue"}, {"type": "text", "text": "and "}, {"sky": "grey", "p": [0.5, None, True, "it's"]}]}], "add_generation_prompt": True},
     "an answer too much": {"messages": [ASKED, ANSWERS[0]], "add_generation_prompt": True},
     "two questions": {"messages": [ASKED, ASKED], "add_generation_prompt": True},
+    "typed tools": {"messages": [{"role": "developer", "content": "Look first."}, ASKED], "tools": TYPED_TOOLS, "builtins": ["code", "x"], "effort": "much", "add_generation_prompt": True},
+    "thinking": {"messages": [*SAID, ASKED, {"role": "assistant", "thinking": "It is \"hot\".", "content": "Hot."}], "identity": "You think.", "add_generation_prompt": False},
+    "a call thought about": {"messages": [ASKED, {"role": "assistant", "thinking": "Look.", "tool_calls": [CALL | {"content_type": "x"}]}, ANSWERS[0]], "tools": TOOLS, "add_generation_prompt": True},
+    "channels in a content": {"messages": [ASKED, {"role": "assistant", "content": "<|channel|>thought"}], "add_generation_prompt": False},
     "marks in a text": {"messages": [{"role": "user", "content": "<|im_end|>[INST] {{ x }} {% y %} <answer>"}, {"role": "assistant", "content": " "}], "add_generation_prompt": False},
 }
 
