@@ -113,7 +113,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
                      .stream = fnv1a64((is_muon ? "muon." : "adamw.") + weight.spec.name),
                      .first = weight.shard.updated.offset,
                      .matrices = {}};
-      if (weight.spec.group == WeightGroup::kExperts) {
+      if (weight.spec.per_expert) {
         slot.random.matrices = memory.device.allocate(DType::kI32, {weight.shard.shape[0]});
         if (!is_muon) together = weight.shard.shape[1] * weight.shard.shape[2];
       }

@@ -372,6 +372,45 @@ TEST(RankEngines, LatentExpertsWorkOffWhatThereIsNoRoomFor) {
   weights_of_two_runs(config, [&](ReadyEngine& ready) { one.expect_gradients_on(ready, config); });
 }
 
+// Biases of experts are where the experts are, and move with them; rows that find no room at first are added up to
+// them, too.
+std::vector<std::string> with_biases(std::vector<std::string> more) {
+  more.insert(more.end(), {"model.moe.biases=true", "model.moe.score=softmax", "model.moe.bias_rate=0",
+                           "model.activation=clamped_swiglu", "model.moe.num_shared_experts=0"});
+  return more;
+}
+
+TEST(RankEngines, BiasesOfExpertsHaveTheBitsOfOneRank) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
+    const auto with = [&](int64_t ranks, bool moves = false) {
+      std::vector<std::string> overrides = {"train.microbatch_seqs=1", "parallel.logical_shards=8",
+                                            fmt::format("optim.experts.optimizer={}", experts),
+                                            "optim.adamw.state=" + std::string(state), "model.moe.balance_loss=1e-3"};
+      if (moves) overrides.emplace_back("parallel.rebalance_every=1");
+      return config_with(ranks, with_biases(overrides));
+    };
+    const Bytes expected = whole_state(with(1), 3);
+    ASSERT_EQ(expected.count("adamw.v.layers.1.moe.experts_in_bias"), 1U);
+    for (const int64_t ranks : {2, 4}) {
+      for (const bool moves : {false, true}) {
+        EXPECT_EQ(test::differences(whole_state(with(ranks, moves), 3), expected), std::vector<std::string>())
+            << experts << ", " << state << ", " << ranks << " ranks, moving: " << moves;
+      }
+    }
+  }
+}
+
+TEST(RankEngines, BiasesOfExpertsWorkOffWhatThereIsNoRoomFor) {
+  const auto with = [](int64_t ranks, std::vector<std::string> more = {}) {
+    more.emplace_back("train.microbatch_seqs=1");
+    return config_with(ranks, with_biases(more));
+  };
+  FirstStep one(with(1), [](ReadyEngine& ready) { skew_routing(ready, 3, 2); });
+  const Config config = with(2, {"parallel.capacity_factor=1"});
+  ASSERT_GT(plan_expert_rows(config).num_chunks, 0);
+  weights_of_two_runs(config, [&](ReadyEngine& ready) { one.expect_gradients_on(ready, config); });
+}
+
 // A rank's own tokens are rounded as those that travel, whatever the experts take them in; and what waits for backward
 // as codes is the same wherever experts are, and whether it was kept or made again.
 TEST(RankEngines, CodesOfRowsAreThoseOfOneRank) {

@@ -151,7 +151,7 @@ ExpertElements expert_elements(const Config& config, int64_t ranks) {
   ExpertElements elements;
   if (config.model.moe.num_experts == 0) return elements;
   for (const WeightSpec& weight : describe_model(config.model).weights) {
-    if (weight.group != WeightGroup::kExperts) continue;
+    if (!weight.per_expert) continue;
     const int64_t here = weight.shape.num_elements() / ranks;
     elements.all += here;
     elements.largest = std::max(elements.largest, here);

@@ -110,7 +110,7 @@ class StepModel {
 
  private:
   static bool is_multiplied(const WeightSpec& weight) {
-    return weight.is_trained() && weight.shape.rank() > 1 && !weight.is_looked_up;
+    return weight.is_trained() && weight.shape.rank() > 1 && !weight.is_stat && !weight.is_looked_up;
   }
   // Whether it is the first of a feed-forward's two.
   static bool gives_pre_activations(const WeightSpec& weight) {
@@ -258,7 +258,7 @@ class StepModel {
     }
     double update = 0.0;  // values that come back, and the embedding's gradient, which is complete last
     for (const WeightSpec& weight : model_.weights) {
-      if (!weight.is_trained() || weight.group == WeightGroup::kExperts) continue;
+      if (!weight.is_trained() || weight.per_expert) continue;
       update +=
           (kActBytes + (weight.is_looked_up ? kStatBytes : 0.0)) * static_cast<double>(weight.shape.num_elements());
     }

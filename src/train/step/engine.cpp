@@ -182,7 +182,7 @@ void Engine::set_places(ExpertPlacement places) {
   if (!square_order_.defined()) return;
   std::map<const Weight*, size_t> layer_of;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
-    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) layer_of.emplace(weight, layer);
+    for (const Weight* weight : model_.moe_layers()[layer]->weights_per_expert()) layer_of.emplace(weight, layer);
   }
   std::vector<int32_t> order;
   for (const Weight& weight : weights_.all()) {
@@ -210,7 +210,7 @@ void Engine::place_experts(const ExpertState& experts) {
 std::vector<MovableExperts> Engine::movable_experts() {
   std::vector<MovableExperts> all;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
-    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) {
+    for (const Weight* weight : model_.moe_layers()[layer]->weights_per_expert()) {
       MovableExperts& experts =
           all.emplace_back(MovableExperts{.layer = layer, .staging = weight->grad, .turns = {{weight->value}}});
       if (weight->low.defined()) experts.turns[0].push_back(weight->low);
@@ -380,7 +380,7 @@ void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
   }
   for (size_t i = first_weight; i < end_weight; ++i) {
     const Weight& weight = weights.all()[i];
-    if (weight.spec.group == WeightGroup::kExperts) experts.push_back(weight.grad);
+    if (weight.spec.per_expert) experts.push_back(weight.grad);
   }
   device_.order(Lane::kCompute, Lane::kCommunication);
   Ops& ops = device_.ops(Lane::kCommunication);
