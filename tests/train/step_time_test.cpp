@@ -93,6 +93,7 @@ TEST(StepTimeTest, MoreWorkTakesLonger) {
   EXPECT_LT(ms({}), ms({"train.gradients=bf16"}));
   EXPECT_LT(ms({"run.precision=fp8"}), ms({}));
   EXPECT_LT(ms({}), ms({"optim.experts.optimizer=muon"}));
+  EXPECT_LT(ms({"optim.experts.optimizer=muon", "optim.muon.products=bf16"}), ms({"optim.experts.optimizer=muon"}));
   // State that travels bounds the update by the link; little of it lies under the update.
   EXPECT_EQ(ms({}), ms({}, 0.1));
   EXPECT_NEAR(ms({}, 72.0) - ms({}), 72e3 / 50.0 - 1e3 * predict({"h200-141g", "moonlet", {}, 0.0}).update, 1e-6);

@@ -31,8 +31,8 @@ constexpr double kLogitBytes = 6.0;
 constexpr double kCastBytes = 3.0;
 // For each pre-activation that waits as codes: those, written and read.
 constexpr double kSavedBytes = 2.0;
-// An iteration of Newton-Schulz for each element, in fp32: docs/log/optimizer.md.
-constexpr double kIterationBytes = 20.0;
+// Values that an iteration of Newton-Schulz reads and writes for each element: docs/log/optimizer.md.
+constexpr double kIterationValues = 5.0;
 // Forward's share of attention (two products of seven).
 constexpr double kForwardAttention = 0.3;
 // docs/scale.md: the share of transfers between ranks that no work hides; how much longer the products of experts take
@@ -225,6 +225,7 @@ class StepModel {
 
   double update_seconds() const {
     double bytes = 0.0, flops = 0.0;
+    const bool in_bf16 = config_.optim.muon.products == MuonProducts::kBf16;
     for (const WeightSpec& weight : model_.weights) {
       if (!weight.is_trained()) continue;
       const double here = static_cast<double>(weight.shape.num_elements()) / ranks_;
@@ -234,7 +235,8 @@ class StepModel {
       const auto moment = [](MomentFormat format) { return format == MomentFormat::kBf16 ? kActBytes : kStatBytes; };
       if (group_of(config_.optim, weight.group).optimizer == OptimizerKind::kMuon && weight.shape.rank() > 1) {
         const auto iterations = static_cast<double>(config_.optim.muon.iterations);
-        of_element += 2.0 * moment(config_.optim.muon.state) + iterations * kIterationBytes;
+        of_element +=
+            2.0 * moment(config_.optim.muon.state) + iterations * kIterationValues * (in_bf16 ? kActBytes : kStatBytes);
         const double rows = outputs(weight) / static_cast<double>(weight.num_matrices);
         const double low = std::min(rows, inputs(weight)), high = std::max(rows, inputs(weight));
         // Two products with the Gram matrix's side twice, and its square.
@@ -244,7 +246,7 @@ class StepModel {
       }
       bytes += of_element * here;
     }
-    return bytes / rates_.memory + flops / rates_.muon_product;
+    return bytes / rates_.memory + flops / (in_bf16 ? rates_.product : rates_.muon_product);
   }
 
   double exchange_seconds(double experts) const {
