@@ -436,9 +436,11 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   ScheduleConfig& schedule = optim.schedule;
   const bool decays = schedule.decay > 0;
   f.section("optim.schedule");
-  f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold and decay, and of model.mtp.later_from")
-      .needs(schedule.warmup > 0 || decays || model.mtp.later_from > 0,
+  const bool rates_change = schedule.warmup > 0 || decays;
+  Field& unit = f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold, decay, model.mtp.later_from");
+  unit.needs(rates_change || model.mtp.later_from > 0,
              "optim.schedule.warmup, optim.schedule.decay or model.mtp.later_from > 0");
+  if (!rates_change) unit.not_in_fingerprint();  // as model.mtp.later_from, which alone asks for it then
   f.key("warmup", schedule.warmup, kSpan, "length of the linear rise from 0 to the peak");
   f.key("hold", schedule.hold, kSpan, "length at the peak, between warmup and decay")
       .needs(decays, "optim.schedule.decay > 0");
