@@ -134,7 +134,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
     }
     slots_.push_back(slot);
   }
-  in_host_.emplace(ops.device(), hosted);
+  in_host_.emplace(ops.device(), hosted, memory.held_bytes);
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
   place_experts();
 }

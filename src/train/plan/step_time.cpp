@@ -102,7 +102,8 @@ class StepModel {
       time.repeated += microbatches_ * of_all / static_cast<double>(layers);
     }
     if (host_state_bytes > 0) {
-      time.update = std::max(time.update, static_cast<double>(host_state_bytes) / rates_.host_link);
+      time.update = std::max(time.update, transfer_seconds(static_cast<double>(host_state_bytes),
+                                                           time.products + time.attention + time.memory));
     }
     if (ranks_ > 1.0) time.exchange = exchange_seconds(seconds(experts, rates_));
     return time;
@@ -221,6 +222,15 @@ class StepModel {
     if (mixers == 0.0) return 0.0;
     const double of_pair = of_positions / mixers / static_cast<double>(config_.model.num_heads);
     return flops / rates_.attention + flops / of_pair * rates_.attention_pair;
+  }
+
+  // What state in host memory takes longer than forward and backward, of `computing` seconds a step: as much as may is
+  // written back beside the first forward, and while the update goes on the rest is, beside what is fetched.
+  double transfer_seconds(double bytes, double computing) const {
+    const BatchShape shape = batch_shape(config_, config_.data.seq_len);
+    const double held = std::min(bytes, static_cast<double>(state_bytes_beside_forward(config_, shape)));
+    const double forward = computing / 3.0 / microbatches_;
+    return (bytes - held) / rates_.host_link + std::max(0.0, held / rates_.host_link - forward);
   }
 
   double update_seconds() const {

@@ -57,7 +57,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
   precision_ = PrecisionChecks::make(config_, weights_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
-  const StateMemory state_memory{storage[ArenaKind::kOptimizer], storage[ArenaKind::kHostState]};
+  const StateMemory state_memory{storage[ArenaKind::kOptimizer], storage[ArenaKind::kHostState],
+                                 state_bytes_beside_forward(config_, shapes_[0])};
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, weights_, ops_, state_memory, inputs_.rates, inputs_.rounding_key);
   for (int64_t i = 0; i < kMaxPending; ++i) {
@@ -231,6 +232,7 @@ Rebalancing Engine::rebalance() {
   Rebalancing done;
   if (experts_.rows.empty()) return done;
   NMOE_CHECK(num_pending() == 0, "experts are moved while {} steps are pending", num_pending());
+  settle();
   ExpertPlacement places;
   for (size_t i = 0; i < experts_.places.size(); ++i) {
     const auto& before = experts_.places[i];
@@ -251,6 +253,7 @@ Rebalancing Engine::rebalance() {
 }
 
 StateRing& Engine::state_ring() {
+  settle();
   if (state_ring_ != nullptr) return *state_ring_;
   // Replicas of a shard have the same; each writes some of it, in turn.
   const AcrossGroup replicas = domain_.shard_replicas();
@@ -275,7 +278,15 @@ StateRing& Engine::state_ring() {
   return *state_ring_;
 }
 
+void Engine::settle() { optimizer_->settle(activations_); }
+
+RunnerRoom Engine::room_between_steps() {
+  settle();
+  return RunnerRoom::between_passes(storage_);
+}
+
 void Engine::initialise() {
+  settle();
   weights_.initialise(ops_, static_cast<uint64_t>(config_.run.seed), config_.model.init.truncation);
   gather_values();
   ops_.fill({stopped_, 0.0});
@@ -324,6 +335,7 @@ void Engine::enqueue_inputs(const Progress& progress, const StepTargets& targets
 void Engine::enqueue_begin() {
   const auto microbatches = std::ssize(inputs_.batches[inputs_shape_]);
   weights_.set_gradient_products(in_order() ? microbatches * rank_.count() : microbatches);
+  optimizer_->write_held(activations_);
   model_.begin_step();
   ops_.fill({partial_sums_, 0.0});
   if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
@@ -441,6 +453,7 @@ void Engine::step(const Progress& progress, const StepTargets& targets, bool in_
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
   Steps& alike = steps_[2 * inputs_shape_ + (checks_ ? 1 : 0)];
   or_failure([&] {
+    optimizer_->hold(activations_);
     if (!alike.warm) {
       work();
       alike.warm = true;
@@ -522,6 +535,7 @@ std::vector<RouterHealth> Engine::router_health() {
 
 NonFinite Engine::find_non_finite() {
   NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
+  settle();
   const StepSlot& bad = slot(num_taken_ - 1);
   device_.upload(inputs_.block, bad.inputs().block.raw());
   inputs_shape_ = bad.shape();
@@ -562,8 +576,10 @@ NonFinite Engine::find_non_finite() {
   return first;
 }
 
-// In the place of a step's microbatch, which the next step brings anew.
+// In the place of a step's microbatch, which the next step brings anew. What is computed then may have all of the
+// stack.
 Batch Engine::place(const Microbatch& microbatch) {
+  settle();
   const Batch& where = inputs_.batches[0][0];
   if (inputs_shape_ != 0) fill_positions(where, upload_);
   inputs_shape_ = 0;
