@@ -280,6 +280,19 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
   f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax").leave_out_if(!gqa.sinks);
 }
 
+void describe_mamba2(FieldList& f, Mamba2Config& mamba2, const LayerUse& layers, const ModelConfig& model) {
+  f.section("model.mamba2");
+  f.following_need(layers.has_mixer(model, PartKind::kMamba2), "a layer with mamba2 in model.layers");
+  f.key("num_heads", mamba2.num_heads, kSize, "number of heads of the scan");
+  f.key("head_dim", mamba2.head_dim, kSize, "values of a head");
+  f.key("state_dim", mamba2.state_dim, kSize, "values of state to each of them");
+  f.key("num_groups", mamba2.num_groups, kSize, "groups of heads that share B and C and have a norm of their own");
+  f.key("conv_width", mamba2.conv_width, Integers{2, 8}, "tokens that the convolution sees, the token itself included");
+  f.key("chunk", mamba2.chunk, Integers{1, 256}, "tokens of a chunk of the scan; part of its arithmetic");
+  f.key("step_min", mamba2.step_min, kPositive, "least step that random weights begin with");
+  f.key("step_max", mamba2.step_max, kPositive, "largest step that they begin with");
+}
+
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.section("model.moe");
   f.key("num_experts", moe.num_experts, kSizeOrNone, "number of routed experts; 0: every layer is dense");
@@ -365,6 +378,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("norm_eps", model.norm_eps, kPositive, "epsilon of RMSNorm, added to the mean square");
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
+  describe_mamba2(f, model.mamba2, layers, model);
   describe_moe(f, model.moe, layers);
   describe_mtp(f, model.mtp);
 
