@@ -236,12 +236,15 @@ DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
   const std::string& device = bench_options.device;
   const int64_t tokens = bench_options.tokens, num_prompts = bench_options.prompts;
   const bool on_cpu = device == "cpu";
-  const std::vector<int64_t> batches = on_cpu ? std::vector<int64_t>{1, 4, 16} : std::vector<int64_t>{1, 16, 256};
+  const std::vector<int64_t> batches = !bench_options.batches.empty() ? bench_options.batches
+                                       : on_cpu                       ? std::vector<int64_t>{1, 4, 16}
+                                                                      : std::vector<int64_t>{1, 16, 256};
+  const int64_t most_texts = std::ranges::max(batches);
   const bool only_prompts = num_prompts > 0;
   const LoadOptions options{
       .device = device,
       .num_threads = bench_options.num_threads,
-      .cached = {.num_slots = only_prompts ? std::min(num_prompts, DecodeBenchOptions::kPromptSlots) : batches.back(),
+      .cached = {.num_slots = only_prompts ? std::min(num_prompts, DecodeBenchOptions::kPromptSlots) : most_texts,
                  .capacity = only_prompts ? bench_options.max_prompt : tokens + kRoom,
                  .max_rows = bench_options.pass_rows}};
   auto model = checkpoint.empty() ? random_cached_model(unread, std::move(tokenizer), options)
@@ -258,7 +261,7 @@ DecodeBench bench_decode(const std::string& checkpoint, const Config& unread,
     bench.prompts = time_prompts(engine, prompts, bench_options);
     return bench;
   }
-  time_batch(engine, device, prompts, batches.back(), 1);  // warms up
+  time_batch(engine, device, prompts, most_texts, 1);  // warms up
   for (const int64_t sequences : batches) {
     for (const int64_t context : {std::max<int64_t>(1, tokens / 16), tokens}) {
       bench.batches.push_back(time_batch(engine, device, prompts, sequences, context));

@@ -48,7 +48,8 @@ struct DecodeBench {
 struct DecodeBenchOptions {
   std::string device = "cpu";  // InferenceOptions
   int num_threads = 0;
-  int64_t tokens = 256;  // of the longest text
+  int64_t tokens = 256;          // of the longest text
+  std::vector<int64_t> batches;  // texts written at a time; empty: 1, 4 and 16 on the CPU, 1, 16 and 256 else
   // Where there are any, they alone are timed: of evenly spread lengths in a random order, min_prompt to max_prompt
   // tokens, kPromptSlots at a time.
   static constexpr int64_t kPromptSlots = 32;

@@ -32,6 +32,7 @@ DecodeBench run(const BenchDecodeArguments& arguments) {
     return DecodeBenchOptions{.device = device,
                               .num_threads = arguments.threads,
                               .tokens = arguments.tokens,
+                              .batches = arguments.batches,
                               .prompts = arguments.prompts,
                               .min_prompt = least,
                               .max_prompt = most,

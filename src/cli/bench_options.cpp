@@ -61,9 +61,18 @@ void add_decode(CLI::App& bench, BenchDecodeArguments& arguments, std::function<
       command->add_option("--tokens", arguments.tokens, "tokens of the longest text, where texts are written")
           ->check(number(1))
           ->capture_default_str();
+  CLI::Option* const batches =
+      command
+          ->add_option("--batches", arguments.batches,
+                       "texts written at a time; unless given, 1, 4 and 16 on the CPU, 1, 16 and 256 on cuda")
+          ->type_name("N,N...")
+          ->delimiter(',')
+          ->allow_extra_args(false)
+          ->check(number(1));
   CLI::Option* const prompts = command->add_option("--prompts", arguments.prompts, "time reading so many prompts alone")
                                    ->check(number(1))
-                                   ->excludes(tokens);
+                                   ->excludes(tokens)
+                                   ->excludes(batches);
   command->add_option("--prompt-tokens", arguments.prompt_tokens, "the shortest and the longest of them, in tokens")
       ->type_name("MIN:MAX")
       ->needs(prompts)

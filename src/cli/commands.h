@@ -293,8 +293,9 @@ struct BenchDecodeArguments {
   std::vector<std::string> overrides;  // of a configuration
   std::string device;                  // "": a configuration's run.device, for checkpoints "cpu"
   int threads = 0;
-  int64_t tokens = 256;  // of the longest text
-  int64_t prompts = 0;   // instead: prompts to be read, of
+  int64_t tokens = 256;          // of the longest text
+  std::vector<int64_t> batches;  // texts at a time; empty: the device's own
+  int64_t prompts = 0;           // instead: prompts to be read, of
   std::string prompt_tokens = "256:4096";
   int64_t pass_rows = 0;  // of a pass; 0: the device's own number
   bool json = false;

@@ -184,7 +184,8 @@ void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
                       .random = slot.random,
                       .beta = config_.muon.momentum,
                       .weight_decay = weight_decay,
-                      .iterations = static_cast<int>(config_.muon.iterations)});
+                      .iterations = static_cast<int>(config_.muon.iterations),
+                      .products = config_.muon.products});
     } else {
       const auto part = [&, range = elements](const Tensor& x) {
         return x.reshape({x.num_elements()}).rows(range.offset, range.end());

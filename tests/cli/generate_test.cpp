@@ -138,6 +138,9 @@ TEST_F(GenerateCommandTest, BenchOfACheckpointOrAConfiguration) {
     EXPECT_TRUE(contains(json, key));
   }
   EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--tokens", "8", "--threads", "1"}), "text of 8 "));
+  const std::string batches = output({"bench", "decode", "tiny.toml", "--tokens", "8", "--batches", "2,3", "--json"});
+  for (const char* sequences : {"\"sequences\": 2,", "\"sequences\": 3,"}) EXPECT_TRUE(contains(batches, sequences));
+  EXPECT_FALSE(contains(batches, "\"sequences\": 16,"));
   // 5 to 8 tokens.
   EXPECT_TRUE(contains(output({"bench", "decode", "tiny.toml", "--prompts", "4", "--prompt-tokens", "5:8"}),
                        "4 prompts, 26 tokens: "));

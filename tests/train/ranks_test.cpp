@@ -323,12 +323,14 @@ constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
 // Under routing that gives experts few rows of a shard, or none; with a weight that is cut, and with Muon.
 TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
+    const std::string_view products = state == std::string_view("bf16") ? "bf16" : "device";
     const auto with = [&](int64_t ranks) {
       return test::tiny_config(
           "/nowhere",
           {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16", "model.moe.balance_loss=1e-3",
            "train.microbatch_seqs=1", "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
-           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.{}.state={}", experts, state)});
+           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.{}.state={}", experts, state),
+           fmt::format("optim.muon.products={}", products)});
     };
     const Bytes expected = whole_state(with(1), 3);
     for (const int64_t ranks : {2, 4, 8}) {
