@@ -384,10 +384,14 @@ std::vector<std::string> with_biases(std::vector<std::string> more) {
 
 TEST(RankEngines, BiasesOfExpertsHaveTheBitsOfOneRank) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
+    const std::string wire = std::string_view(experts) == "muon" ? "device" : "fp8";
     const auto with = [&](int64_t ranks, bool moves = false) {
-      std::vector<std::string> overrides = {"train.microbatch_seqs=1", "parallel.logical_shards=8",
+      std::vector<std::string> overrides = {"train.microbatch_seqs=1",
+                                            "parallel.logical_shards=8",
                                             fmt::format("optim.experts.optimizer={}", experts),
-                                            "optim.adamw.state=" + std::string(state), "model.moe.balance_loss=1e-3"};
+                                            "optim.adamw.state=" + std::string(state),
+                                            "model.moe.balance_loss=1e-3",
+                                            "precision.wire=" + wire};
       if (moves) overrides.emplace_back("parallel.rebalance_every=1");
       return config_with(ranks, with_biases(overrides));
     };
