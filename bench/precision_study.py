@@ -48,6 +48,7 @@ VARIANTS = {
     "nvfp4-no-tail": (NVFP4 | {"precision.keep_last": "0"}, None),
     "moments-bf16": ({"optim.adamw.state": "bf16"}, None),
     "momentum-bf16": ({"optim.muon.state": "bf16"}, None),
+    "products-bf16": ({"optim.muon.products": "bf16"}, None),
     "gradients-bf16": ({"train.gradients": "bf16"}, None),
 }
 

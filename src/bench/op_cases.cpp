@@ -60,7 +60,7 @@ class Cases {
       add_activation(cases, experts);
     }
     for (const auto& size : sizes_.heads) add_head(cases, size);
-    add_weights(cases);
+    add_weights(cases), add_muon(cases, sizes_.layers.front());
     for (const int64_t tokens : sizes_.generated) {
       for (const auto& [in, out] : sizes_.generating) add_generation(cases, {tokens, in, out});
       add_generation_experts(cases, tokens, sizes_.layers.front());
@@ -586,6 +586,27 @@ class Cases {
                          w.ops().fill({args.m, 0.0});
                          w.ops().fill({args.v, 1.0});
                          return [&w, args] { w.ops().adamw_steps({.all = {args}}); };
+                       }});
+    }
+  }
+
+  // Of the experts' second products, in which gradients and a momentum are fp32.
+  void add_muon(std::vector<OpCase>& cases, const Sizes::Layer& size) const {
+    const int64_t E = size.E, D = size.D, F = size.F, low = std::min(D, F), high = std::max(D, F);
+    const MuonStep settings;
+    const double flops = settings.iterations * (4 * count(E, low, low, high) + 2 * count(E, low, low, low));
+    for (const MuonProducts products : {MuonProducts::kDevice, MuonProducts::kBf16}) {
+      const char* const name = products == MuonProducts::kBf16 ? "Muon, products in bf16" : "Muon";
+      cases.push_back({name, fmt::format("{} x {} x {}", E, D, F), flops, 5 * stat_ * count(E, D, F),
+                       [E, D, F, products, masters = has_masters_](Workbench& w) -> Work {
+                         const MuonStep args = {.w = w.act({E, D, F}, 0.02),
+                                                .low = masters ? w.arena().allocate(DType::kI16, {E, D, F}) : Tensor(),
+                                                .grad = w.stat({E, D, F}),
+                                                .momentum = w.stat({E, D, F}),
+                                                .grad_scale = w.f64({1.0}),
+                                                .rates = w.f64({1e-4}),
+                                                .products = products};
+                         return [&w, args] { w.ops().muon_step(args); };
                        }});
     }
   }

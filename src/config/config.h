@@ -257,6 +257,7 @@ struct AdamWConfig {
 };
 struct MuonConfig {
   MomentFormat state = MomentFormat::kFp32;  // of the momentum
+  MuonProducts products = MuonProducts::kDevice;
   double momentum = 0.95;
   int64_t iterations = 5;  // Newton-Schulz steps
 };

@@ -265,6 +265,17 @@ int64_t count_parts(std::span<const LayerSpec> layers, PartKind kind) {
   return std::ranges::count(parts_of(layers), kind, &PartSpec::kind);
 }
 
+std::vector<int64_t> moe_passes(const ModelConfig& config) {
+  const std::vector<LayerSpec> specs = all_layer_specs(config);
+  const size_t num_layers = layer_specs(config).size();
+  std::vector<int64_t> passes;
+  for (size_t layer = 0; layer < specs.size(); ++layer) {
+    const int64_t of_part = layer < num_layers ? 1 : config.mtp.passes_of_a_module();
+    passes.push_back(of_part * count_parts({&specs[layer], 1}, PartKind::kMoe));
+  }
+  return passes;
+}
+
 std::optional<ModelConfig> without_pattern(const ModelConfig& config) {
   if (config.layers.empty()) return config;
   const std::vector<LayerSpec> layers = layer_specs(config);

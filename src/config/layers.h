@@ -81,6 +81,8 @@ std::vector<LayerSpec> all_layer_specs(const ModelConfig& config);
 std::vector<PartSpec> parts_of(std::span<const LayerSpec> layers);
 // How many of them are of this kind.
 int64_t count_parts(std::span<const LayerSpec> layers, PartKind kind);
+// How often tokens go through experts in each of all_layer_specs(): more than once where depths share a module.
+std::vector<int64_t> moe_passes(const ModelConfig& config);
 
 // The same model without model.layers, expressed by the keys that it replaces; nothing if they cannot express it:
 // layers of a single part, several kinds of mixers, windows, dense layers after MoE layers, or differing hidden sizes.

@@ -143,6 +143,7 @@ constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "s
 constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kFit, "fit"}, {Offload::kState, "state"}};
 constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<GradientFormat> kGradientFormats[] = {{GradientFormat::kFp32, "fp32"}, {GradientFormat::kBf16, "bf16"}};
+constexpr Named<MuonProducts> kMuonProducts[] = {{MuonProducts::kDevice, "device"}, {MuonProducts::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
 constexpr Named<ScheduleUnit> kScheduleUnits[] = {{ScheduleUnit::kSteps, "steps"}, {ScheduleUnit::kTokens, "tokens"}};
 constexpr Named<GenerationArithmetic> kGenerationArithmetics[] = {{GenerationArithmetic::kLatent, "latent"},
@@ -440,14 +441,20 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
                    "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
   f.key("state", optim.muon.state, kMomentFormats, "format of the momentum; bf16: rounded stochastically")
       .leave_out_if(optim.muon.state == MomentFormat::kFp32);
+  f.key("products", optim.muon.products, kMuonProducts,
+        "format of Newton-Schulz's matrices; device: fp32, multiplied as TF32 by GPUs with bf16 weights")
+      .leave_out_if(optim.muon.products == MuonProducts::kDevice);
   f.key("momentum", optim.muon.momentum, kBelowOne, "Nesterov momentum");
   f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz iterations");
 
   ScheduleConfig& schedule = optim.schedule;
   const bool decays = schedule.decay > 0;
   f.section("optim.schedule");
-  f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold and decay")
-      .needs(schedule.warmup > 0 || decays, "optim.schedule.warmup or optim.schedule.decay > 0");
+  const bool rates_change = schedule.warmup > 0 || decays;
+  Field& unit = f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold, decay, model.mtp.later_from");
+  unit.needs(rates_change || model.mtp.later_from > 0,
+             "optim.schedule.warmup, optim.schedule.decay or model.mtp.later_from > 0");
+  if (!rates_change) unit.not_in_fingerprint();  // as model.mtp.later_from, which alone asks for it then
   f.key("warmup", schedule.warmup, kSpan, "length of the linear rise from 0 to the peak");
   f.key("hold", schedule.hold, kSpan, "length at the peak, between warmup and decay")
       .needs(decays, "optim.schedule.decay > 0");

@@ -233,8 +233,6 @@ void check_biases(Rules& rules, const Config& config) {
   rules.require(!config.precision.fp8_weight_gradients, {"model.moe.biases", "precision.fp8_weight_gradients"},
                 "the gradients of biases need those of pre-activations as values",
                 "remove precision.fp8_weight_gradients");
-  rules.require(config.parallel.ranks == 1, {"model.moe.biases", "parallel.ranks"},
-                "experts with biases are not shared by ranks yet", "set parallel.ranks = 1");
 }
 
 void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, const TrainConfig& train) {

@@ -126,7 +126,7 @@ void Model::place_experts(const ExpertPlacement& placement) {
     const std::vector<int32_t> here = experts_at(placement[i], weights_.share().experts.index, numbers.dim(0));
     ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
     ops_.device().upload(numbers, here.data());
-    for (Weight* weight : moe_layers_[i]->expert_weights()) {
+    for (Weight* weight : moe_layers_[i]->weights_per_expert()) {
       weight->shard.place_experts(placement[i], weights_.share().experts.index);
       weight->shard.expert_numbers = numbers;
     }

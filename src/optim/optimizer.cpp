@@ -113,7 +113,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
                      .stream = fnv1a64((is_muon ? "muon." : "adamw.") + weight.spec.name),
                      .first = weight.shard.updated.offset,
                      .matrices = {}};
-      if (weight.spec.group == WeightGroup::kExperts) {
+      if (weight.spec.per_expert) {
         slot.random.matrices = memory.device.allocate(DType::kI32, {weight.shard.shape[0]});
         if (!is_muon) together = weight.shard.shape[1] * weight.shard.shape[2];
       }
@@ -134,7 +134,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
     }
     slots_.push_back(slot);
   }
-  in_host_.emplace(ops.device(), hosted);
+  in_host_.emplace(ops.device(), hosted, memory.held_bytes);
   for (const OptimizerState& state : state_) ops_.fill({state.tensor, 0.0});
   place_experts();
 }
@@ -184,7 +184,8 @@ void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
                       .random = slot.random,
                       .beta = config_.muon.momentum,
                       .weight_decay = weight_decay,
-                      .iterations = static_cast<int>(config_.muon.iterations)});
+                      .iterations = static_cast<int>(config_.muon.iterations),
+                      .products = config_.muon.products});
     } else {
       const auto part = [&, range = elements](const Tensor& x) {
         return x.reshape({x.num_elements()}).rows(range.offset, range.end());

@@ -37,6 +37,7 @@ struct OptimizerState : NamedTensor {
 struct StateMemory {
   Arena& device;
   Arena& host;
+  int64_t held_bytes = 0;  // of the host's: HostState
 };
 
 class Optimizer {
@@ -61,10 +62,14 @@ class Optimizer {
   void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
   // Not finite: nothing is changed. Borrows of `room`, a device's arena, for state that lives in host memory, and gives
-  // it back.
+  // it back but for what is held.
   void step(Tensor grad_scale, Arena& room);
   // Begins to fetch what step() will need of that, into the last `bytes` of `room`, as HostState::prefetch() says.
   void prefetch(Arena& room, int64_t bytes) { in_host_->prefetch(room, bytes); }
+  // Of that state, and the same `room`, as HostState says: between steps, and where a step begins.
+  void hold(Arena& room) { in_host_->hold(room); }
+  void settle(Arena& room) { in_host_->settle(room); }
+  void write_held(Arena& room) { in_host_->write_held(room); }
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
   // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".

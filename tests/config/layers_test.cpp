@@ -163,6 +163,22 @@ TEST(LayersKey, ReplacesTheShorthand) {
                  "remove it, or set a moe layer without width in model.layers");
 }
 
+// Keys that only layers of multi-token prediction use have an effect, and are part of what defines a run.
+TEST(LayersKey, KeysMayBeForModulesAlone) {
+  const std::string module = "model.mtp = { depth = 1, layers = \"gqa/moe\" }\nmodel.moe.num_experts = 8\n";
+  const Config wide = with_layers("2 x gqa_nope/moe:48", module + "model.moe.expert_dim = 32\n");
+  EXPECT_EQ(prediction_layer_specs(wide.model)[0].parts[1].hidden, 32);
+  EXPECT_NE(config_fingerprint(wide),
+            config_fingerprint(with_layers("2 x gqa_nope/moe:48", module + "model.moe.expert_dim = 64\n")));
+  EXPECT_EQ(with_layers("2 x gqa_nope/moe:48", module + "model.rope.theta = 50000.0\n").model.rope.theta, 50000.0);
+  expect_refused("2 x gqa_nope/moe:48",
+                 "model.mtp = { depth = 1, layers = \"gqa_nope/moe:32\" }\nmodel.moe.num_experts = 8\n"
+                 "model.moe.expert_dim = 32\n",
+                 "x.toml:4: model.moe.expert_dim has no effect because it needs a moe layer without width in "
+                 "model.layers",
+                 "remove it, or set a moe layer without width in model.layers");
+}
+
 TEST(LayersKey, KeysOfRotationNeedAPartThatRotates) {
   const std::string theta = "model.rope.theta = 50000.0", odd = "model.gqa.head_dim = 3";
   EXPECT_EQ(with_layers("gqa_nope/dense, gqa/dense", theta).model.rope.theta, 50000.0);

@@ -278,7 +278,7 @@ TEST(Load, KeysWithoutEffect) {
            Case{"[optim.schedule]\nfloor = 0", "optim.schedule.floor", "optim.schedule.decay > 0"},
            Case{"[optim.schedule]\nhold = 5", "optim.schedule.hold", "optim.schedule.decay > 0"},
            Case{"[optim.schedule]\nunit = \"steps\"", "optim.schedule.unit",
-                "optim.schedule.warmup or optim.schedule.decay > 0"},
+                "optim.schedule.warmup, optim.schedule.decay or model.mtp.later_from > 0"},
        }) {
     expect_error(c.toml, fmt::format("bad.toml:2: {} has no effect because it needs {}", c.key, c.lacks),
                  fmt::format("remove it, or set {}", c.lacks));

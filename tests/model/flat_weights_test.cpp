@@ -21,7 +21,8 @@ const std::vector<WeightSpec> kSpecs = {
     {.name = "small", .shape = {64, 512}},
     {.name = "router", .shape = {8, 512}, .group = WeightGroup::kRouter},
     {.name = "bias", .shape = {8}, .group = WeightGroup::kBuffer, .is_stat = true},
-    {.name = "experts", .shape = {8, 512, 512}, .group = WeightGroup::kExperts},
+    {.name = "experts", .shape = {8, 512, 512}, .group = WeightGroup::kExperts, .per_expert = true},
+    {.name = "expert_biases", .shape = {8, 1, 512}, .group = WeightGroup::kRest, .is_stat = true, .per_expert = true},
     {.name = "head", .shape = {3 * kChunk / 512, 512}, .group = WeightGroup::kRest},
 };
 
@@ -60,7 +61,7 @@ void expect_one_rank_for_every_element(const std::vector<FlatRegion>& regions, i
     }
   }
   for (size_t i = 0; i < kSpecs.size(); ++i) {
-    const bool dealt = kSpecs[i].is_trained() && kSpecs[i].group != WeightGroup::kExperts;
+    const bool dealt = kSpecs[i].is_trained() && !kSpecs[i].per_expert;
     EXPECT_EQ(times[i], dealt ? 1 : 0) << kSpecs[i].name;
   }
 }

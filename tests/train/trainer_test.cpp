@@ -131,6 +131,18 @@ TEST_F(TrainerTest, AMomentumInBf16IsKeptAsItIs) {
       contains(error_of([&] { resume("halves", {"train.steps=9"}); }).what(), "optim.muon.state: \"bf16\" != unused"));
 }
 
+TEST_F(TrainerTest, GoesOnWithTheProductsItBeganWith) {
+  const std::string rounded = "optim.muon.products=bf16";
+  run("straight", {rounded, "train.steps=6"});
+  run("halves", {rounded, "train.steps=2"});
+  run("fp32", {"train.steps=6"});
+  resume("halves", {rounded, "train.steps=6"});
+  expect_same_state(checkpoints("straight"), checkpoints("halves"));
+  EXPECT_NE(weights_of(checkpoints("straight")), weights_of(checkpoints("fp32")));
+  EXPECT_TRUE(contains(error_of([&] { resume("halves", {"train.steps=9"}); }).what(),
+                       "optim.muon.products: \"bf16\" != unused"));
+}
+
 TEST_F(TrainerTest, EveryRateHasOneName) {
   run("rates", {"train.steps=1", "optim.matrices.lr=1e-3", "optim.experts.lr=2e-3", "optim.router.lr=3e-3",
                 "optim.rest.lr=4e-3"});

@@ -36,11 +36,10 @@ ModelCost model_cost(const ModelConfig& config) {
   for (const WeightSpec& weight : model.weights) {
     if (!weight.is_trained()) continue;
     const int64_t count = weight.shape.num_elements();
-    const int64_t active =
-        weight.group == WeightGroup::kExperts ? count / config.moe.num_experts * config.moe.top_k : count;
+    const int64_t active = weight.per_expert ? count / config.moe.num_experts * config.moe.top_k : count;
     cost.parameters += count;
     cost.active_parameters += active;
-    const bool multiplied = weight.shape.rank() > 1 && !weight.is_looked_up;
+    const bool multiplied = weight.shape.rank() > 1 && !weight.is_stat && !weight.is_looked_up;
     if (multiplied) cost.active_matrix_parameters += active * weight.num_passes;
   }
   cost.active_matrix_parameters += config.mtp.depth * config.vocab_size * config.dim;

@@ -115,7 +115,7 @@ std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::spa
   const auto is_whole = [&](size_t i) { return std::ranges::find(by_matrix, specs[i].group) != by_matrix.end(); };
   for (size_t i = 0; i < specs.size(); ++i) {
     const WeightSpec& spec = specs[i];
-    if (!spec.is_trained() || spec.group == WeightGroup::kExperts) continue;
+    if (!spec.is_trained() || spec.per_expert) continue;
     if (is_whole(i)) {
       NMOE_CHECK(!spec.is_stat && spec.shape.rank() == 2, "{} {} is updated as a matrix", spec.name, spec.shape);
       whole.push_back(i);

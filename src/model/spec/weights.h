@@ -47,6 +47,7 @@ struct WeightSpec {
   bool decay = true;          // whether weight decay applies
   bool is_stat = false;       // always of the device's stat dtype: norm gains, biases, sinks, buffers
   bool is_looked_up = false;  // used by row look-up only: an embedding that the head does not share
+  bool per_expert = false;    // [E, rows, cols], one for each routed expert: ranks share it by experts
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
   double init_low = 0.0, init_high = 0.0;
@@ -75,6 +76,8 @@ class WeightList {
   static WeightSpec gain(const std::string& name, int64_t dim);
   // The bias of a product with `dim` outputs, or those of several products.
   static WeightSpec bias(const std::string& name, const Shape& shape);
+  // The same for each of E experts, [E, 1, dim].
+  static WeightSpec expert_bias(const std::string& name, int64_t num_experts, int64_t dim);
 
   // Weights added from now on belong to this layer, or to none (kNoLayer).
   void begin_layer(int64_t layer) { layer_ = layer; }

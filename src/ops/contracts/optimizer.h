@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/kinds.h"
 #include "tensor/tensor.h"
 
 namespace nmoe {
@@ -39,6 +40,13 @@ struct AdamWSteps {
 //   m = momentum * m + g;  u = g + momentum * m (Nesterov);  o = NewtonSchulz5(u), quintic, `iterations` times;
 //   w -= lr * (0.2 * sqrt(max(rows, cols)) * o + weight_decay * w)
 // A momentum in BF16 has the same bits on every device, from the same gradients.
+//
+// With s the shorter side and x [s, .] = u / (|u| + 1e-7), in the Frobenius norm, transposed if it is tall, an
+// iteration is
+//   G = x x^T;  P = b G + c G G;  x = a x + P x
+// In MuonProducts::kBf16 x at first, and G, P and x of each iteration, are rounded to BF16 once each, to nearest; sums
+// are stat, in the product's order. Otherwise nothing is rounded but by CUDA's products of BF16 weights, whose factors
+// are TF32.
 struct MuonStep {
   Tensor w, low;          // [rows, cols] or [batch, rows, cols], updated
   Tensor grad;            // same, stat or BF16, which is widened
@@ -48,6 +56,7 @@ struct MuonStep {
   MomentRounding random;  // for a momentum in BF16; each of its matrices is one or more of Muon's
   double beta = 0.95, weight_decay = 0.0;
   int iterations = 5;
+  MuonProducts products = MuonProducts::kDevice;
 };
 
 }  // namespace nmoe
