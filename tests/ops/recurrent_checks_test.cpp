@@ -12,41 +12,41 @@ TEST_F(ContractChecks, Convolutions) {
                              .bias = floats({5}),
                              .cu_seqlens = ints({4}),
                              .before = floats({2, 3, 5})};
-  expect_on_cpu(&Ops::convolution_forward, {.in = in, .y = floats({6, 5}), .after = floats({2, 3, 5})},
-                {[](auto& a) { a.in.seq_len = 4; },
-                 [](auto& a) {
-                   a.in.weight = floats({4, 4});
-                 },
-                 [](auto& a) { a.in.cu_seqlens = floats({4}); },
-                 [](auto& a) {
-                   a.after = floats({2, 4, 5});
-                 }});
-  expect_on_cpu(&Ops::convolution_backward,
-                {.in = in,
-                 .dy = floats({6, 5}),
-                 .dx = floats({6, 5}),
-                 .dweight = floats({5, 4}),
-                 .dbias = floats({5}),
-                 .dbefore = floats({2, 3, 5})},
-                {[](auto& a) { a.dbefore = {}; },
-                 [](auto& a) {
-                   a.dweight = floats({5, 3});
-                 },
-                 [](auto& a) {
-                   a.dafter = floats({1, 3, 5});
-                 }});
-  expect_on_cpu(&Ops::cached_convolution,
-                {.x = floats({2, 5}),
-                 .weight = floats({5, 4}),
-                 .bias = floats({5}),
-                 .slots = ints({2}),
-                 .positions = ints({2}),
-                 .rows = floats({3, 3, 5}),
-                 .y = floats({2, 5})},
-                {[](auto& a) { a.slots = ints({3}); },
-                 [](auto& a) {
-                   a.rows = floats({3, 4, 5});
-                 }});
+  expect(&Ops::convolution_forward, {.in = in, .y = floats({6, 5}), .after = floats({2, 3, 5})},
+         {[](auto& a) { a.in.seq_len = 4; },
+          [](auto& a) {
+            a.in.weight = floats({4, 4});
+          },
+          [](auto& a) { a.in.cu_seqlens = floats({4}); },
+          [](auto& a) {
+            a.after = floats({2, 4, 5});
+          }});
+  expect(&Ops::convolution_backward,
+         {.in = in,
+          .dy = floats({6, 5}),
+          .dx = floats({6, 5}),
+          .dweight = floats({5, 4}),
+          .dbias = floats({5}),
+          .dbefore = floats({2, 3, 5})},
+         {[](auto& a) { a.dbefore = {}; },
+          [](auto& a) {
+            a.dweight = floats({5, 3});
+          },
+          [](auto& a) {
+            a.dafter = floats({1, 3, 5});
+          }});
+  expect(&Ops::cached_convolution,
+         {.x = floats({2, 5}),
+          .weight = floats({5, 4}),
+          .bias = floats({5}),
+          .slots = ints({2}),
+          .positions = ints({2}),
+          .rows = floats({3, 3, 5}),
+          .y = floats({2, 5})},
+         {[](auto& a) { a.slots = ints({3}); },
+          [](auto& a) {
+            a.rows = floats({3, 4, 5});
+          }});
 }
 
 TEST_F(ContractChecks, Scans) {
@@ -115,33 +115,33 @@ TEST_F(ContractChecks, Scans) {
                    a.states = floats({2, 4, 5, 3});
                  },
                  [](auto& a) { a.positions = ints({3}); }});
-  expect_on_cpu(&Ops::gated_norm_forward,
-                {.x = floats({3, 8}),
-                 .z = floats({3, 8}),
-                 .gain = floats({8}),
-                 .num_groups = 2,
-                 .y = floats({3, 8}),
-                 .rstd = floats({3, 2})},
-                {[](auto& a) { a.num_groups = 4; },
-                 [](auto& a) {
-                   a.z = floats({3, 4});
-                 },
-                 [](auto& a) {
-                   a.rstd = floats({3, 3}), a.num_groups = 3;
-                 }});
-  expect_on_cpu(&Ops::gated_norm_backward,
-                {.x = floats({3, 8}),
-                 .z = floats({3, 8}),
-                 .gain = floats({8}),
-                 .rstd = floats({3, 2}),
-                 .dy = floats({3, 8}),
-                 .dx = floats({3, 8}),
-                 .dz = floats({3, 8}),
-                 .dgain = floats({8})},
-                {[](auto& a) {
-                   a.dz = floats({3, 4});
-                 },
-                 [](auto& a) { a.dgain = floats({4}); }});
+  expect(&Ops::gated_norm_forward,
+         {.x = floats({3, 8}),
+          .z = floats({3, 8}),
+          .gain = floats({8}),
+          .num_groups = 2,
+          .y = floats({3, 8}),
+          .rstd = floats({3, 2})},
+         {[](auto& a) { a.num_groups = 4; },
+          [](auto& a) {
+            a.z = floats({3, 4});
+          },
+          [](auto& a) {
+            a.rstd = floats({3, 3}), a.num_groups = 3;
+          }});
+  expect(&Ops::gated_norm_backward,
+         {.x = floats({3, 8}),
+          .z = floats({3, 8}),
+          .gain = floats({8}),
+          .rstd = floats({3, 2}),
+          .dy = floats({3, 8}),
+          .dx = floats({3, 8}),
+          .dz = floats({3, 8}),
+          .dgain = floats({8})},
+         {[](auto& a) {
+            a.dz = floats({3, 4});
+          },
+          [](auto& a) { a.dgain = floats({4}); }});
 }
 
 }  // namespace
