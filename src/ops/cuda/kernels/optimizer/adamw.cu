@@ -268,9 +268,9 @@ class Steps {
                              .rates = args.rates.data<double>(),
                              .constants = {constant(args.beta1), constant(args.beta2), constant(1 - args.beta1),
                                            constant(1 - args.beta2), constant(args.eps), constant(args.weight_decay)},
-                             .key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+                             .key = random.key.data_or_null<int64_t>(),
                              .stream = random.stream,
-                             .matrices = random.matrices.defined() ? random.matrices.data<int32_t>() : nullptr,
+                             .matrices = random.matrices.data_or_null<int32_t>(),
                              .first = random.first};
     dispatch_weights(args.w, args.low, [&](auto weights) {
       if (task.size == 0) return;
