@@ -56,7 +56,11 @@ TEST(FitPlanTest, OfMoonletOnAnH200ItPutsFirstWhatWasMeasuredToBeFastest) {
   const auto bf16 =
       std::ranges::find(plan.rounding, std::vector<std::string>{"optim.adamw.state = \"bf16\""}, &FitChoice::rounds);
   ASSERT_NE(bf16, plan.rounding.end());
-  EXPECT_EQ(bf16->config.train.recompute, PerLayer(Recompute::kNone));
+  Config measured = config;
+  measured.optim.adamw.state = MomentFormat::kBf16;
+  measured.train.recompute = Recompute::kNone;
+  EXPECT_TRUE(fits_memory(planner.plan(measured), measured));
+  EXPECT_LE(bf16->time.total(), predict_step_time(measured, *find_device_rates("h200-141g"), 0).total());
   EXPECT_LT(bf16->time.total(), first.time.total());
 }
 

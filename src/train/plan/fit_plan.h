@@ -2,9 +2,10 @@
 //
 // Candidates are the products of train.recompute, train.microbatch_seqs, and optim.offload "none" and "fit". Of
 // train.recompute there are all levels ("host" where the device has memory of its own), the list that is configured, if
-// it is one, and lists of a level for the first layers and the one before it for the others. All keep what is computed, and the bits, too, but for microbatches of another size, which add gradients in another order
-// (unless parallel.logical_shards fixes it, and with it their size). Others round what a step keeps: moments,
-// gradients of experts, pre-activations; they are told apart, and are for a person to choose.
+// it is one, and lists of a level for the first layers and the one before it for the others. All keep what is computed,
+// and the bits, too, but for microbatches of another size, which add gradients in another order (unless
+// parallel.logical_shards fixes it, and with it their size). Others round what a step keeps: moments, gradients of
+// experts, pre-activations; they are told apart, and are for a person to choose.
 //
 // Each candidate is planned by a counting run, as the run itself will be (train/plan/memory_plan.h), so what is said to
 // fit does. Of those that differ in microbatches alone the largest that fits is the fastest, and is found by bisection;
