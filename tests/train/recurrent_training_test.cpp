@@ -33,6 +33,7 @@ seq_len = 16
 mask_documents = true
 [optim]
 lr = 1e-2
+router = { lr = 1e-3 }
 [train]
 batch_seqs = 8
 microbatch_seqs = 1
@@ -53,7 +54,7 @@ class RecurrentTrainingTest : public TrainerTest {
 TEST_F(RecurrentTrainingTest, EndsWithTheSameBitsHoweverItGetsThere) {
   train_hybrid("one", {"train.steps=30"});
   const auto losses = series("one", "train/loss");
-  EXPECT_LT(losses.rbegin()->second, 0.8 * losses.begin()->second);
+  EXPECT_LT(losses.rbegin()->second, 0.9 * losses.begin()->second);
   train_hybrid("threads", {"train.steps=30", "run.threads=3", "train.recompute=blocks"});
   train_hybrid("two", {"train.steps=30", "parallel.ranks=2", "train.recompute=norms"});
   train_hybrid("turns", {"train.steps=7", "parallel.ranks=2"});
