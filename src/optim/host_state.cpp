@@ -112,7 +112,8 @@ void HostState::fetch(size_t block) {
   buffer.fetched->record();
 }
 
-void HostState::update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue) {
+void HostState::update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue,
+                       const std::function<void(size_t num_updated)>& beside) {
   if (blocks_.empty()) return;
   fetch_first(room, std::min(blocks_.size(), kLeastBuffers));
   for (size_t block = 0; block < blocks_.size(); ++block) {
@@ -126,6 +127,7 @@ void HostState::update(Arena& room, const std::function<void(std::span<const Sta
       device_.order(kWriting, kFetching);
       fetch(next);
     }
+    beside(block + 1);
   }
   device_.order(kFetching, Lane::kCompute);
   device_.order(kWriting, Lane::kCompute);
