@@ -5,13 +5,14 @@
     scripts/jinja_vectors.py --conversations tests/chat/fixtures/templates
 
 The latter writes conversations.json into the folder: what each of its templates, NAME.jinja, makes of each conversation.
-They are of our own, with what the templates of Qwen3, GLM, MiniMax, OLMoE and Mixtral use.
+They are of our own, with what the templates of Qwen3, GLM, MiniMax, OLMoE, Mixtral and gpt-oss use. It is 1 May 2025.
 
 It needs the Python package `jinja2` (Debian: python3-jinja2), set up as the package transformers does for chat templates.
 Each case is {"name", "template", "context", "expected"}, or "error": true where Jinja refuses the template.
 """
 
 import argparse
+import datetime
 import json
 import pathlib
 
@@ -47,6 +48,7 @@ def environment():
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = datetime.datetime(2025, 5, 1).strftime
     return env
 
 
@@ -212,7 +214,9 @@ TEMPLATES = {
         "{{- bos_token }}\n{%- if messages[0]['role'] == 'system' %}\n    {%- set system = messages[0]['content']|trim %}\n    {%- set messages = messages[1:] %}\n{%- else %}\n    {%- set system = '' %}\n{%- endif %}\n{{- '<|header|>system<|/header|>\\n\\n' + system + '<|eot|>' }}\n{%- for message in messages %}\n    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}\n        {{- raise_exception('roles must alternate') }}\n    {%- endif %}\n    {{- '<|header|>' + message.role + '<|/header|>\\n\\n' }}{{ message.content|string|trim }}{{- '<|eot|>' }}\n{%- endfor %}",
         # Tools declared in the system prompt.
         "{%- if tools %}\n{{- '<|system|>\\n' }}{%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}\n{{- '# Tools\\n<tools>' }}\n{%- for tool in tools %}\n{{- '\\n' }}{{ tool | tojson }}\n{%- endfor %}\n{{- '\\n</tools>' }}\n{%- endif %}{{ tools | tojson(separators=(',', ':')) }}\n{% for tool in tools %}{% for name, spec in tool.function.parameters.properties|items %}{{ name }}: {{ spec.type }}{% endfor %}{% endfor %}",
-        "{%- for message in messages %}{%- if loop.first and message['role'] != 'system' -%}default{%- endif -%}{% set role = message.get('name') or message['role'] %}{%- if message['role'] == 'user' -%}<|user|>{{ role }}<|mid|>{%- elif message['role'] == 'assistant' -%}<|assistant|>{{ role }}<|mid|>{%- else -%}<|system|>{{ role }}<|mid|>{%- endif -%}{%- if message['content'] is string -%}{{ message['content'] }}{%- else -%}{%- for part in message['content'] -%}{%- if part['type'] == 'image' or 'image' in part -%}<|image|>{%- else -%}{{ part['text'] }}{%- endif -%}{%- endfor -%}{%- endif -%}<|end|>{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>assistant<|mid|>{%- endif -%}"],
+        "{%- for message in messages %}{%- if loop.first and message['role'] != 'system' -%}default{%- endif -%}{% set role = message.get('name') or message['role'] %}{%- if message['role'] == 'user' -%}<|user|>{{ role }}<|mid|>{%- elif message['role'] == 'assistant' -%}<|assistant|>{{ role }}<|mid|>{%- else -%}<|system|>{{ role }}<|mid|>{%- endif -%}{%- if message['content'] is string -%}{{ message['content'] }}{%- else -%}{%- for part in message['content'] -%}{%- if part['type'] == 'image' or 'image' in part -%}<|image|>{%- else -%}{{ part['text'] }}{%- endif -%}{%- endfor -%}{%- endif -%}<|end|>{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>assistant<|mid|>{%- endif -%}",
+        # Which turns keep their thoughts, as a list in a text; functions without some of their keys.
+        "{%- macro shown(tool) -%}{{ '{' }}{%- set first = namespace(value=true) -%}{%- for k, v in tool.items() -%}{%- if k not in ['parameters', 'strict'] -%}{%- if not first.value -%}{{- ', ' -}}{%- endif -%}{%- set first.value = false -%}\"{{ k }}\": {{ v | tojson(ensure_ascii=False) }}{%- endif -%}{%- endfor -%}{{- '}' -}}{%- endmacro -%}[x]<y>{%- for tool in tools %}\n{%- if 'function' in tool -%}{%- set tool = tool['function'] -%}{%- endif %}\n{% if tool.defer is not defined or not tool.defer %}{{ shown(tool) }}{% endif %}{%- endfor %}\n{%- set ns = namespace(last=-1, kept='') -%}{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- elif m.role == 'assistant' -%}{%- if m.content is string and '</think>' in m.content -%}{%- set ns.kept = ns.kept ~ ',' ~ ns.last ~ ',' -%}{%- endif -%}{%- endif -%}{%- endfor -%}{%- for m in messages -%}{%- if m.role == 'assistant' and ((clear_thinking is defined and not clear_thinking) or loop.index0 > ns.last or ',' ~ (loop.index0 - 1) ~ ',' in ns.kept) -%}{%- set content = m.content.split('</think>') -%}{{ '<think>' ~ (content | first).split('<think>') | last | trim ~ '</think>' }}{{ (content | last).strip() }}{%- else -%}{{ '|' ~ m.role ~ '|' ~ (m.content if m.content is string else m.content | map(attribute='text') | join) }}{%- endif -%}{%- endfor -%}{{- '<think>' if (enable_thinking is not defined or enable_thinking) else '</think>' -}}"],
 }
 
 
@@ -222,6 +226,13 @@ TOOLS = [
         "return": {"type": "string"}}},
     {"type": "function", "function": {"name": "heure", "description": "L'heure à Zürich <b>", "parameters": {"type": "object", "properties": {}}}},
 ]
+SPECS = {
+    "city": {"type": "string", "description": "Which?", "enum": ["Zürich", "東京"], "default": "東京"}, "days": {"type": "array", "items": {"type": "integer"}, "nullable": True},
+    "places": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "number", "nullable": True}, "names": {"type": "array", "items": {"type": "string"}, "nullable": True}}, "required": ["x"]}},
+    "maps": {"type": "array", "items": {"type": "object"}}, "lists": {"type": "array"}, "either": {"type": ["string", "null"]}, "one": {"type": ["number"]},
+    "of": {"oneOf": [{"type": "string", "description": "a name"}, {"type": "integer", "default": 3}]}, "any": {"oneOf": [{"type": "object"}, {"type": "string"}]},
+    "where": {"type": "object", "properties": {"lat": {"type": "number"}, "note": {"type": "string", "nullable": True}}, "required": ["lat"]}, "loose": {"type": "object"}, "on": {"type": "boolean", "default": False}, "what": {}}
+TYPED_TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": SPECS, "required": ["city", "places"]}}}, {"type": "function", "function": {"name": "now", "description": "It is."}}]
 CALL = {"type": "function", "id": "call_1", "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2, "exact": True, "unit": None, "at": [1.5, "x"]}}}
 CALL_AS_TEXT = {"type": "function", "id": "call_2", "function": {"name": "heure", "arguments": "{}"}}
 SAID = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello.  "}]
@@ -242,6 +253,10 @@ CONVERSATIONS = {
     "answers in parts": {"messages": [ASKED, CALLED, {"role": "tool", "content": [{"output": "blue"}, {"type": "text", "text": "and "}, {"sky": "grey", "p": [0.5, None, True, "it's"]}]}], "add_generation_prompt": True},
     "an answer too much": {"messages": [ASKED, ANSWERS[0]], "add_generation_prompt": True},
     "two questions": {"messages": [ASKED, ASKED], "add_generation_prompt": True},
+    "typed tools": {"messages": [{"role": "developer", "content": "Look first."}, ASKED], "tools": TYPED_TOOLS, "builtins": ["code", "x"], "effort": "much", "add_generation_prompt": True},
+    "thinking": {"messages": [*SAID, ASKED, {"role": "assistant", "thinking": "It is \"hot\".", "content": "Hot."}], "identity": "You think.", "add_generation_prompt": False},
+    "a call thought about": {"messages": [ASKED, {"role": "assistant", "thinking": "Look.", "tool_calls": [CALL | {"content_type": "x"}]}, ANSWERS[0]], "tools": TOOLS, "add_generation_prompt": True},
+    "channels in a content": {"messages": [ASKED, {"role": "assistant", "content": "<|channel|>thought"}], "add_generation_prompt": False},
     "marks in a text": {"messages": [{"role": "user", "content": "<|im_end|>[INST] {{ x }} {% y %} <answer>"}, {"role": "assistant", "content": " "}], "add_generation_prompt": False},
 }
 

@@ -29,4 +29,10 @@ enum class RowFormat {
   kFp8,     // rounded to OperandFormat::kFp8: a byte a value, and one for each 128
 };
 
+// In what Muon's products are multiplied (ops/contracts/optimizer.h).
+enum class MuonProducts {
+  kDevice,  // fp32, or what the device makes of it
+  kBf16,    // operands and results in bf16, sums in fp32
+};
+
 }  // namespace nmoe

@@ -55,7 +55,7 @@ double bytes_per_step(const Config& config, const std::string& device, int64_t s
     const double size = static_cast<double>(weight.shape.num_elements()) * (weight.is_stat ? 4.0 : act_bytes);
     if (weight.is_looked_up) {
       bytes += n * size / static_cast<double>(weight.shape[0]);
-    } else if (weight.group == WeightGroup::kExperts) {
+    } else if (weight.per_expert) {
       const double chosen = static_cast<double>(config.model.moe.top_k) / static_cast<double>(weight.shape[0]);
       bytes += size * (1.0 - std::pow(1.0 - chosen, n));
     } else {

@@ -11,8 +11,7 @@
 
 namespace nmoe {
 
-AsyncCheckpointWriter::AsyncCheckpointWriter(fs::path dir, int64_t keep_last)
-    : dir_(std::move(dir)), keep_last_(keep_last), thread_(start_thread("to write checkpoints", [this] { run(); })) {}
+AsyncCheckpointWriter::AsyncCheckpointWriter() : thread_(start_thread("to write checkpoints", [this] { run(); })) {}
 
 AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   try {
@@ -28,15 +27,7 @@ AsyncCheckpointWriter::~AsyncCheckpointWriter() {
   thread_.join();
 }
 
-void AsyncCheckpointWriter::submit(CheckpointState state, std::function<void()> until_staged) {
-  submit_work([this, state = std::move(state), until_staged = std::move(until_staged)] {
-    until_staged();
-    write_checkpoint(dir_, state);
-    prune_checkpoints(dir_, keep_last_);
-  });
-}
-
-void AsyncCheckpointWriter::submit_work(std::function<void()> work) {
+void AsyncCheckpointWriter::submit(std::function<void()> work) {
   wait();
   {
     const std::lock_guard lock(mutex_);
@@ -62,7 +53,7 @@ void AsyncCheckpointWriter::run() {
     changed_.wait(lock, [this] { return work_ || stop_; });
     if (!work_) return;
     std::exception_ptr failure;
-    lock.unlock();  // submit_work() leaves work_ alone until it is empty
+    lock.unlock();  // submit() leaves work_ alone until it is empty
     try {
       work_();
     } catch (...) {

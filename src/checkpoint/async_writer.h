@@ -7,27 +7,21 @@
 #include <mutex>
 #include <thread>
 
-#include "checkpoint/checkpoint.h"
-
 namespace nmoe {
 
 // Called from one thread.
 class AsyncCheckpointWriter {
  public:
-  // Checkpoints go to `dir`; after each, all but the last `keep_last` are pruned (0: none).
-  AsyncCheckpointWriter(fs::path dir, int64_t keep_last);
+  AsyncCheckpointWriter();
   // Waits for what was submitted. A failure that no wait() reported goes to stderr.
   ~AsyncCheckpointWriter();
   AsyncCheckpointWriter(const AsyncCheckpointWriter&) = delete;
   AsyncCheckpointWriter& operator=(const AsyncCheckpointWriter&) = delete;
 
-  // Hands a state over and returns. Its tensors have their values once `until_staged`, called by the writing thread,
-  // returns; they stay alive and unchanged until wait() returns: pass a staged copy, not the weights being trained.
-  // Waits first, so there is never more than one in flight, and an earlier failure is thrown here instead of writing.
-  void submit(
-      CheckpointState state, std::function<void()> until_staged = [] {});
-  // The same for any work of writing, say one writer's part of a draft.
-  void submit_work(std::function<void()> work);
+  // Hands work over, such as writing one writer's part of a draft, and returns. What it reads stays alive and unchanged
+  // until wait() returns. Waits first, so there is never more than one in flight, and an earlier failure is thrown here
+  // instead of beginning.
+  void submit(std::function<void()> work);
   // Whether something that was submitted is still at work.
   bool busy() const;
 
@@ -37,8 +31,6 @@ class AsyncCheckpointWriter {
  private:
   void run();
 
-  const fs::path dir_;
-  const int64_t keep_last_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::function<void()> work_;  // until it is done

@@ -16,6 +16,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "chat/chat_template.h"
+#include "chat/reply_channels.h"
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/line_reader.h"
@@ -72,6 +73,9 @@ class Conversation {
         max_tokens_(arguments.max_tokens),
         system_(arguments.system) {
     if (const auto end = template_.end_of_turn(*tokenizer_)) settings_.stop_ids.push_back(*end);
+    channels_ = channel_marks(template_, *tokenizer_);
+    if (!channels_) return;
+    settings_.stop_ids.insert(settings_.stop_ids.end(), channels_->stops.begin(), channels_->stops.end());
   }
 
   size_t num_messages() const { return turns_.size(); }
@@ -113,12 +117,23 @@ class Conversation {
     request.sampling.seed = seed_ + turns.size() / 2;
     request.stop_ids = settings_.stop_ids;
 
-    std::string reply;
-    GenerationListener listener;
-    listener.on_text = [&](std::string_view piece) {
-      reply += piece;
+    std::string reply, thoughts;
+    const auto print = [&](std::string_view piece, bool is_thought) {
+      if (is_thought && thoughts.empty()) fmt::print("[thinking] ");
+      if (!is_thought && reply.empty() && !thoughts.empty()) fmt::print("\n[reply] ");
+      (is_thought ? thoughts : reply) += piece;
       print_text(piece);
       std::fflush(stdout);
+    };
+    GenerationListener listener;
+    std::optional<ReplyChannels> channels;
+    if (channels_) {
+      channels.emplace(*channels_);
+      listener.on_token = [&](const GeneratedToken& token) { channels->add_token(token); };
+    }
+    listener.on_text = [&](std::string_view piece) {
+      if (!channels) return print(piece, false);
+      for (const ReplyChannels::Piece& part : channels->add_text(piece)) print(part.text, part.is_thought);
     };
     FinishReason reason = FinishReason::kStop;
     listener.on_finish = [&](const GenerationResult& result) { reason = result.reason; };
@@ -127,10 +142,14 @@ class Conversation {
     while (engine_.step()) {
       if (stop.requested()) engine_.cancel(id);
     }
+    if (channels) {
+      for (const ReplyChannels::Piece& part : channels->finish()) print(part.text, part.is_thought);
+    }
     fmt::print("\n");
     std::fflush(stdout);
     if (reason == FinishReason::kLength) fmt::print(stderr, "[cut off by --max-tokens or by the context's end]\n");
     turns.push_back({{"role", "assistant"}, {"content", reply}});
+    if (!thoughts.empty()) turns.back()["thinking"] = thoughts;  // as templates of channels call it
     turns_ = std::move(turns);
   }
 
@@ -138,6 +157,7 @@ class Conversation {
   std::shared_ptr<const Tokenizer> tokenizer_;
   CheckpointSettings settings_;
   ChatTemplate template_;
+  std::optional<ChannelMarks> channels_;
   InferenceEngine engine_;  // after what can be wrong at once: loading takes time
   SamplingOptions sampling_;
   uint64_t seed_;

@@ -8,11 +8,17 @@
 
 namespace nmoe {
 
-// Which keys the layers of a model have a use for. Of a pattern that cannot be read nothing is known: it could use all.
+// Which keys the layers of a model, and of its modules of multi-token prediction, have a use for. Of a pattern that
+// cannot be read nothing is known: it could use all.
 class LayerUse {
  public:
-  explicit LayerUse(const ModelConfig& model)
-      : by_keys_(model.layers.empty()), pattern_(by_keys_ ? LayerPattern() : read_layer_pattern(model.layers)) {}
+  explicit LayerUse(const ModelConfig& model) : by_keys_(model.layers.empty()) {
+    if (!by_keys_) pattern_ = read_layer_pattern(model.layers);
+    if (model.mtp.depth == 0 || model.mtp.layers.empty()) return;
+    const LayerPattern modules = read_layer_pattern(model.mtp.layers);
+    if (modules.problem) pattern_.problem = modules.problem;
+    pattern_.layers.insert(pattern_.layers.end(), modules.layers.begin(), modules.layers.end());
+  }
 
   bool by_keys() const { return by_keys_; }
   // Whether some part of the pattern's layers is so.

@@ -45,6 +45,13 @@ bool same_values(const HfTensor& a, const HfTensor& b) {
 }
 
 HfModel with_trained_predictions(HfModel model, const fs::path& dir) {
+  if (model.num_nextn_predict_layers > 0 && model.type == ModelType::kErnie45Moe) {
+    throw usage_error(
+        fmt::format("'{}': ERNIE's modules for further tokens (model.mtp_*) have no norm of their own behind "
+                    "their layer, as [model.mtp]'s have",
+                    dir.string()),
+        "leave --train-mtp out: they are carried along untrained");
+  }
   if (model.num_nextn_predict_layers == 0 || !predicts_further(model.type)) {
     throw usage_error(fmt::format("'{}': {} multi-token-prediction layers of a {} model to train", dir.string(),
                                   model.num_nextn_predict_layers, model_type_name(model.type)),

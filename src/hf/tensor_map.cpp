@@ -225,7 +225,7 @@ bool map_experts_in_one(const LayerPart& part, std::string_view name, Pieces& pi
   } else if (name == "moe.experts_out") {
     for (int64_t e = 0; e < E; ++e) pieces.spread("mlp.experts.down_proj", {E, F, D}, e * D * F, D, F, 1, D);
   } else if (name == "moe.experts_out_bias") {
-    pieces.same("mlp.experts.down_proj_bias");
+    pieces.whole("mlp.experts.down_proj_bias");
   } else if (name == "moe.logit_bias") {
     pieces.same("mlp.router.bias");
   } else {
@@ -274,6 +274,8 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
       return map_latent_attention(part.config, order, name, pieces);
     case PartKind::kGqa:
       return map_grouped_attention(part.config, order, name, pieces);
+    case PartKind::kMamba2:
+      return false;
     case PartKind::kDense:
       return map_dense(part, name, pieces);
     case PartKind::kMoe:

@@ -212,12 +212,17 @@ HfWeights::HfWeights(const fs::path& dir) {
     }
   }
 
+  const auto has = [&](const std::string& name, DType dtype) {
+    const auto found = places.find(name);
+    return found != places.end() && found->second.entry->dtype == dtype;
+  };
+  const auto belongs_to_codes = [&](const std::string& scales) {
+    const std::string scaled = name_of_scaled(scales);
+    return has(scaled, DType::kF8E4M3) || has(blocks_name(scaled), DType::kU8);
+  };
   for (const auto& [name, place] : places) {
     const SafetensorsFile::Entry& entry = *place.entry;
-    if (is_scales_name(name)) {
-      const std::string scaled = name_of_scaled(name);
-      if (places.contains(scaled) || places.contains(blocks_name(scaled))) continue;
-    }
+    if (is_scales_name(name) && belongs_to_codes(name)) continue;
     if (is_blocks_name(name) && entry.dtype == DType::kU8) {
       const std::string tensor = name_of_blocks(name);
       const auto scales = places.find(block_scales_name(tensor));

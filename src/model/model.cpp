@@ -6,6 +6,7 @@
 
 #include "model/experts_exchange.h"
 #include "model/parts/rope_table.h"
+#include "model/upload_reals.h"
 #include "rdep/placement.h"
 
 namespace nmoe {
@@ -29,15 +30,6 @@ std::vector<std::unique_ptr<PredictionModule>> make_modules(const ModelConfig& c
         static_cast<int64_t>(i), std::span(layers).subspan(i * count, count), weights, routing));
   }
   return modules;
-}
-
-void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& values) {
-  if (ops.stat_dtype() == DType::kF64) {
-    ops.device().upload(destination, values.data());
-  } else {
-    const std::vector<float> narrow(values.begin(), values.end());
-    ops.device().upload(destination, narrow.data());
-  }
 }
 
 // Every row is a sequence of one position.
@@ -134,7 +126,7 @@ void Model::place_experts(const ExpertPlacement& placement) {
     const std::vector<int32_t> here = experts_at(placement[i], weights_.share().experts.index, numbers.dim(0));
     ops_.device().upload(places_[static_cast<int64_t>(i)], placement[i].data());
     ops_.device().upload(numbers, here.data());
-    for (Weight* weight : moe_layers_[i]->expert_weights()) {
+    for (Weight* weight : moe_layers_[i]->weights_per_expert()) {
       weight->shard.place_experts(placement[i], weights_.share().experts.index);
       weight->shard.expert_numbers = numbers;
     }

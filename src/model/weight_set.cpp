@@ -10,14 +10,14 @@ namespace nmoe {
 WeightSet::WeightSet(std::vector<WeightSpec> specs, RankShare share) : share_(std::move(share)) {
   for (WeightSpec& spec : specs) {
     Shape shape = spec.shape;
-    if (spec.group == WeightGroup::kExperts) {
+    if (spec.per_expert) {
       const int64_t ranks = share_.experts.count;
       NMOE_CHECK(shape[0] % ranks == 0, "{} experts on {} ranks", shape[0], ranks);
       shape = {shape[0] / ranks, shape[1], shape[2]};
     }
     const size_t index = weights_.size();
     Weight& weight = weights_.emplace_back(std::move(spec), shape);
-    if (weight.spec.group == WeightGroup::kExperts) {
+    if (weight.spec.per_expert) {
       weight.shard.place_experts(places_in_order(weight.spec.shape[0]), share_.experts.index);
     }
     const bool is_new = index_.emplace(weight.spec.name, index).second;
@@ -43,7 +43,8 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters,
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
   const std::vector<FlatRegion> regions =
-      deal_weights(specs, mine.by_matrix, mine.count, mine.bucket_bytes, ops.compute_dtype(), ops.stat_dtype());
+      deal_weights(specs, mine.by_matrix, mine.count, mine.bucket_bytes, ops.compute_dtype(), ops.stat_dtype(),
+                   dtype_bytes(mine.narrowest) < dtype_bytes(ops.stat_dtype()) ? mine.narrowest : ops.stat_dtype());
   for (const FlatRegion& region : regions) {
     flat_.push_back({.values = values.allocate(region.values, {region.num_elements}),
                      .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),
@@ -114,9 +115,9 @@ void WeightSet::begin_microbatch() {
   std::ranges::fill(applications_, 0);
   const int64_t shard = ++microbatch_ * share_.data.count + share_.data.index;
   for (Weight& weight : weights_) {
-    const bool is_stacked = weight.spec.group == WeightGroup::kExperts;
-    weight.copies.begin_microbatch(is_stacked ? shard - share_.experts.index : shard);
-    if (share_.updates.in_order && !is_stacked) weight.begin_step();
+    const bool per_expert = weight.spec.per_expert;
+    weight.copies.begin_microbatch(per_expert ? shard - share_.experts.index : shard);
+    if (share_.updates.in_order && !per_expert) weight.begin_step();
   }
 }
 

@@ -9,6 +9,7 @@
 #include "ops/contracts/attention.h"
 #include "ops/contracts/bias.h"
 #include "ops/contracts/cache.h"
+#include "ops/contracts/convolution.h"
 #include "ops/contracts/embedding.h"
 #include "ops/contracts/exchange.h"
 #include "ops/contracts/gradient.h"
@@ -20,6 +21,7 @@
 #include "ops/contracts/optimizer.h"
 #include "ops/contracts/quantize.h"
 #include "ops/contracts/router.h"
+#include "ops/contracts/ssd.h"
 #include "ops/contracts/tensor.h"
 
 // X(name of the operation, struct of its arguments)
@@ -57,6 +59,8 @@
   X(bias_backward, BiasBackward)                                 \
   X(rms_norm_forward, RmsNormForward)                            \
   X(rms_norm_backward, RmsNormBackward)                          \
+  X(gated_norm_forward, GatedNormForward)                        \
+  X(gated_norm_backward, GatedNormBackward)                      \
   X(activation_forward, ActivationForward)                       \
   X(activation_backward, ActivationBackward)                     \
   X(rope_forward, Rope)                                          \
@@ -71,6 +75,12 @@
   X(cached_attention, CachedAttention)                           \
   X(mla_cached_attention, MlaCachedAttention)                    \
   X(mla_expanded_attention, MlaExpandedAttention)                \
+  X(convolution_forward, ConvolutionForward)                     \
+  X(convolution_backward, ConvolutionBackward)                   \
+  X(cached_convolution, CachedConvolution)                       \
+  X(ssd_forward, SsdForward)                                     \
+  X(ssd_backward, SsdBackward)                                   \
+  X(cached_ssd, CachedSsd)                                       \
   X(router_forward, RouterForward)                               \
   X(router_backward, RouterBackward)                             \
   X(route_tokens, RouteTokens)                                   \

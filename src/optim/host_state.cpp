@@ -67,7 +67,8 @@ int64_t WeightState::bytes() const {
   return bytes;
 }
 
-HostState::HostState(Device& device, std::span<const Weight> weights) : device_(device) {
+HostState::HostState(Device& device, std::span<const Weight> weights, int64_t held_bytes)
+    : device_(device), held_bytes_(held_bytes) {
   int64_t total = 0;
   for (const Weight& weight : weights) total += weight.state.bytes();
   const int64_t most = std::clamp<int64_t>(total / kLeastBlocks, 1, kBlockBytes);
@@ -90,48 +91,107 @@ HostState::HostState(Device& device, std::span<const Weight> weights) : device_(
   }
 }
 
+// While counting there is no end of the memory that could be lent.
+size_t HostState::num_held_in(const Arena& room) const {
+  if (room.counting() || held_bytes_ == 0) return 0;
+  const size_t wanted = static_cast<size_t>((held_bytes_ + buffer_bytes_ - 1) / buffer_bytes_);
+  const size_t fitting = static_cast<size_t>((room.capacity() - room.mark()) / buffer_bytes_);
+  if (fitting >= blocks_.size()) return std::min(wanted, blocks_.size());
+  return fitting > kLeastBuffers ? std::min(wanted, fitting - kLeastBuffers) : 0;
+}
+
+void HostState::hold(Arena& room) {
+  if (blocks_.empty() || holds_) return;
+  num_held_ = num_held_in(room);
+  while (num_lent_ < num_held_) {
+    lend(room);
+    const size_t block = num_lent_ - 1;
+    copy(device_.ops(), blocks_[block], staged(blocks_[block], buffers_[block].memory));
+  }
+  num_lent_ = 0;
+  holds_ = num_held_ > 0;
+}
+
+void HostState::settle(Arena& room) {
+  if (!holds_) return;
+  for (size_t block = 0; block < num_held_; ++block) {
+    copy(device_.ops(), staged(blocks_[block], buffers_[block].memory), blocks_[block]);
+  }
+  room.end_loans();
+  holds_ = false;
+}
+
+void HostState::write_held(Arena& room) {
+  if (num_held_ == 0) return;
+  NMOE_CHECK(holds_, "a step without what it is to write back");
+  device_.order(Lane::kCompute, kFetching);
+  // What the stack needs first is written first.
+  for (size_t block = num_held_; block-- > 0;) {
+    copy(device_.ops(kFetching), staged(blocks_[block], buffers_[block].memory), blocks_[block]);
+    buffers_[block].copied->record();
+  }
+  num_lent_ = num_held_;
+  is_writing_ = true;
+  room.when_full([this, &room](int64_t lacking) { give_back(room, lacking); });
+}
+
+// At least so many bytes, if so many are lent, to what the compute lane does from here on.
+void HostState::give_back(Arena& room, int64_t bytes) {
+  for (; bytes > 0 && num_lent_ > 0; bytes -= buffer_bytes_) buffers_[--num_lent_].copied->before(Lane::kCompute);
+  room.end_loans(static_cast<int64_t>(num_lent_) * buffer_bytes_);
+}
+
+void HostState::lend(Arena& room) {
+  if (buffers_.size() == num_lent_) buffers_.push_back({{}, device_.make_event(kFetching)});
+  buffers_[num_lent_++].memory = room.lend(buffer_bytes_);
+}
+
 void HostState::prefetch(Arena& room, int64_t bytes) {
   if (!blocks_.empty()) fetch_first(room, std::min(blocks_.size(), static_cast<size_t>(bytes / buffer_bytes_)));
 }
 
 // As many blocks as `count`, each into a buffer of its own.
 void HostState::fetch_first(Arena& room, size_t count) {
+  if (is_writing_ && count > 0) {
+    give_back(room, static_cast<int64_t>(num_lent_) * buffer_bytes_);
+    room.when_full({});
+    is_writing_ = false;
+  }
   if (count <= num_lent_) return;
   device_.order(Lane::kCompute, kFetching);  // whose work is done with this memory then
   while (num_lent_ < count) {
-    const size_t block = num_lent_++;
-    if (buffers_.size() < num_lent_) buffers_.push_back({{}, device_.make_event(kFetching)});
-    buffers_[block].memory = room.lend(buffer_bytes_);
-    fetch(block);
+    lend(room);
+    fetch(num_lent_ - 1);
   }
 }
 
 void HostState::fetch(size_t block) {
   const Buffer& buffer = buffer_of(block);
   copy(device_.ops(kFetching), blocks_[block], staged(blocks_[block], buffer.memory));
-  buffer.fetched->record();
+  buffer.copied->record();
 }
 
 void HostState::update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue,
-                       const std::function<void(size_t num_updated)>& beside) {
+                       const std::function<void(double share_left)>& beside) {
   if (blocks_.empty()) return;
-  fetch_first(room, std::min(blocks_.size(), kLeastBuffers));
+  fetch_first(room, std::min(blocks_.size(), num_held_ + kLeastBuffers));
   for (size_t block = 0; block < blocks_.size(); ++block) {
     const Buffer& buffer = buffer_of(block);
     const std::vector<StatePart> parts = staged(blocks_[block], buffer.memory);
-    buffer.fetched->before(Lane::kCompute);
+    buffer.copied->before(Lane::kCompute);
     enqueue(parts);
+    if (block < num_held_) continue;
     device_.order(Lane::kCompute, kWriting);
     copy(device_.ops(kWriting), parts, blocks_[block]);
-    if (const size_t next = block + num_lent_; next < blocks_.size()) {
+    if (const size_t next = block + num_lent_ - num_held_; next < blocks_.size()) {
       device_.order(kWriting, kFetching);
       fetch(next);
     }
-    beside(block + 1);
+    beside(static_cast<double>(blocks_.size() - block - 1) / static_cast<double>(blocks_.size() - num_held_));
   }
   device_.order(kFetching, Lane::kCompute);
   device_.order(kWriting, Lane::kCompute);
-  room.end_loans();
+  room.end_loans(static_cast<int64_t>(num_held_) * buffer_bytes_);
   num_lent_ = 0;
 }
 

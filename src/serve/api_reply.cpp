@@ -14,6 +14,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr const char* kThoughts = "reasoning_content";  // as vLLM and DeepSeek's API call them
+
 std::string dump(const ordered_json& json) { return json_text(json); }
 
 std::string random_id(bool chat) {
@@ -128,8 +130,8 @@ std::vector<std::string> ApiReply::add(const ReplyEvent& event) {
   Choice& choice = choices_[event.choice];
   std::vector<std::string> chunks;
   if (const auto* text = std::get_if<ReplyEvent::Text>(&event.what)) {
-    choice.text += text->piece;
-    if (request_.stream) chunks.push_back(chunk(event.choice, text->piece, ""));
+    (text->is_thought ? choice.thoughts : choice.text) += text->piece;
+    if (request_.stream) chunks.push_back(chunk(event.choice, text->piece, "", text->is_thought));
   } else if (const auto* token = std::get_if<GeneratedToken>(&event.what)) {
     add_token(choice, token->id, token->logprob, token->top);
   } else if (const auto* prompt = std::get_if<ReplyEvent::Prompt>(&event.what)) {
@@ -163,11 +165,12 @@ ordered_json ApiReply::frame(bool chunk) const {
       {"id", id_}, {"object", object}, {"created", created_}, {"model", model_}, {"choices", ordered_json::array()}};
 }
 
-std::string ApiReply::chunk(size_t index, const std::string& text, const std::string& finish_reason) {
+std::string ApiReply::chunk(size_t index, const std::string& text, const std::string& finish_reason, bool is_thought) {
   Choice& choice = choices_[index];
   ordered_json body = {{"index", index}};
   if (request_.is_chat) {
-    body["delta"] = text.empty() ? ordered_json::object() : ordered_json{{"content", text}};
+    const char* const field = is_thought ? kThoughts : "content";
+    body["delta"] = text.empty() ? ordered_json::object() : ordered_json{{field, text}};
   } else {
     body["text"] = text;
   }
@@ -234,6 +237,7 @@ std::string ApiReply::whole() const {
     ordered_json body = {{"index", i}};
     if (request_.is_chat) {
       body["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+      if (!choice.thoughts.empty()) body["message"][kThoughts] = choice.thoughts;
     } else {
       body["text"] = choice.text;
     }

@@ -41,6 +41,7 @@ class ApiReply {
  private:
   struct Choice {
     std::string text;
+    std::string thoughts;             // apart from it, of a reply that has channels
     nlohmann::ordered_json logprobs;  // null where not asked for
     std::string finish_reason;
     GenerationResult result;
@@ -50,7 +51,7 @@ class ApiReply {
   };
 
   nlohmann::ordered_json frame(bool chunk) const;
-  std::string chunk(size_t index, const std::string& text, const std::string& finish_reason);
+  std::string chunk(size_t index, const std::string& text, const std::string& finish_reason, bool is_thought = false);
   nlohmann::ordered_json usage() const;
   nlohmann::ordered_json empty_logprobs() const;
   void add_token(Choice& choice, int32_t id, std::optional<float> logprob, const std::vector<TokenLogprob>& top);

@@ -306,12 +306,15 @@ ApiRequest parse_chat_request(const std::string& body, const SamplingDefaults& d
     if (!variables->is_object()) Fields::wrong("chat_template_kwargs", "an object");
     request.template_variables = *variables;
   }
+  if (const std::string effort = fields.text("reasoning_effort"); !effort.empty()) {
+    request.template_variables["reasoning_effort"] = effort;
+  }
   read_tools(fields, request);
   fields.unsupported("functions", {ordered_json::array()});
   fields.unsupported("function_call", {"none", "auto"});
   fields.unsupported("response_format", {{{"type", "text"}}});
   fields.unsupported("modalities", {ordered_json::array({"text"})});
-  for (const char* name : {"audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"}) {
+  for (const char* name : {"audio", "prediction", "verbosity", "web_search_options"}) {
     fields.unsupported(name, {});
   }
   fields.unsupported("store", {false});

@@ -56,7 +56,8 @@ GenerationQueue::~GenerationQueue() {
 
 std::exception_ptr GenerationQueue::failure() const { return failed_ ? failure_ : nullptr; }
 
-std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> requests) {
+std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> requests,
+                                               const std::optional<ChannelMarks>& channels) {
   const auto count = static_cast<int64_t>(requests.size());
   if (in_flight_->fetch_add(count) + count > capacity_) {
     *in_flight_ -= count;
@@ -69,9 +70,17 @@ std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> re
     size_t choice;
     bool finished = false;
     bool begun = false;  // it has a token
+    std::optional<ReplyChannels> channels;
     const Clock::time_point queued = Clock::now();
     Place(std::shared_ptr<std::atomic<int64_t>> counter, std::shared_ptr<Reply::Mailbox> box, size_t index)
         : in_flight(std::move(counter)), mailbox(std::move(box)), choice(index) {}
+    void put_text(std::string_view text) {
+      if (!channels) return mailbox->put({choice, ReplyEvent::Text{std::string(text)}});
+      put_pieces(channels->add_text(text));
+    }
+    void put_pieces(std::vector<ReplyChannels::Piece> pieces) {
+      for (auto& [text, is_thought] : pieces) mailbox->put({choice, ReplyEvent::Text{std::move(text), is_thought}});
+    }
     ~Place() {
       *in_flight -= 1;
       if (!finished) mailbox->put({choice, ReplyEvent::Failed{}});
@@ -86,12 +95,12 @@ std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> re
   }
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::shared_ptr<Place> place = std::move(places[i]);
+    if (channels) place->channels.emplace(*channels);
     GenerationListener listener;
-    listener.on_text = [place](std::string_view piece) {
-      place->mailbox->put({place->choice, ReplyEvent::Text{std::string(piece)}});
-    };
+    listener.on_text = [place](std::string_view piece) { place->put_text(piece); };
     listener.on_token = [place, metrics = metrics_, wanted = requests[i].logprobs](const GeneratedToken& token) {
       if (!std::exchange(place->begun, true)) metrics->count_first_token(Clock::now() - place->queued);
+      if (place->channels) place->channels->add_token(token);
       if (wanted) place->mailbox->put({place->choice, token});
     };
     if (requests[i].prompt_logprobs) {
@@ -100,6 +109,7 @@ std::unique_ptr<Reply> GenerationQueue::submit(std::vector<GenerationRequest> re
       };
     }
     listener.on_finish = [place, metrics = metrics_](const GenerationResult& result) {
+      if (place->channels) place->put_pieces(place->channels->finish());
       place->finished = true;
       metrics->count_generation(result);
       place->mailbox->put({place->choice, result});

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "chat/reply_channels.h"
 #include "infer/engine.h"
 #include "serve/metrics.h"
 
@@ -21,6 +22,7 @@ namespace nmoe {
 struct ReplyEvent {
   struct Text {
     std::string piece;
+    bool is_thought = false;  // of a reply that has channels
   };
   struct Prompt {
     std::vector<PromptToken> tokens;
@@ -62,8 +64,10 @@ class GenerationQueue {
   int64_t capacity() const { return capacity_; }  // slots and places to wait
   int64_t in_flight() const { return *in_flight_; }
 
-  // All of them, or none and nullptr when there is not room for all. Any thread. Errors: InferenceEngine::submit.
-  std::unique_ptr<Reply> submit(std::vector<GenerationRequest> requests);
+  // All of them, or none and nullptr when there is not room for all. With `channels`, their texts are the parts of
+  // replies that have some. Any thread. Errors: InferenceEngine::submit.
+  std::unique_ptr<Reply> submit(std::vector<GenerationRequest> requests,
+                                const std::optional<ChannelMarks>& channels = {});
 
   // What ended the thread, if something did: a bug. Nothing goes on then.
   std::exception_ptr failure() const;

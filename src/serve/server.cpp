@@ -86,6 +86,19 @@ std::optional<HttpReply> reply_of(Action&& action) {
   }
 }
 
+constexpr const char* kEffort = "reasoning_effort";
+
+// Thoughts under the name that a template of channels has for them.
+ordered_json with_thinking(ordered_json messages) {
+  for (ordered_json& message : messages) {
+    const auto thoughts = message.find("reasoning_content");
+    if (thoughts == message.end()) continue;
+    message["thinking"] = *thoughts;
+    message.erase("reasoning_content");
+  }
+  return messages;
+}
+
 // ApiError where a part of the conversation would be lost on a template.
 void check_template_writes(const ApiRequest& request, const ChatTemplate& chat) {
   const auto lost = [](const std::string& what, const std::string& field) {
@@ -93,6 +106,7 @@ void check_template_writes(const ApiRequest& request, const ChatTemplate& chat) 
                     "unsupported_parameter");
   };
   if (request.template_variables.contains("tools") && !chat.mentions("tools")) throw lost("tools", "tools");
+  if (request.template_variables.contains(kEffort) && !chat.mentions(kEffort)) throw lost("an effort", kEffort);
   for (size_t i = 0; i < request.messages.size(); ++i) {
     if (!request.messages[i].contains("tool_calls") || chat.mentions("tool_calls")) continue;
     throw lost("calls of tools", fmt::format("messages[{}].tool_calls", i));
@@ -133,6 +147,7 @@ ApiServer::ApiServer(InferenceEngine& engine, const CheckpointSettings& settings
       chat_(chat),
       no_chat_(std::move(no_chat)),
       end_of_turn_(chat == nullptr ? std::nullopt : chat->end_of_turn(engine.tokenizer())),
+      channels_(chat == nullptr ? std::nullopt : channel_marks(*chat, engine.tokenizer())),
       options_(std::move(options)),
       hosts_(options_.host, options_.allowed_hosts),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -235,7 +250,8 @@ std::vector<int32_t> ApiServer::encode_chat(const ApiRequest& request) const {
   if (chat_ == nullptr) throw ApiError(400, no_chat_, "messages", "no_chat_template");
   try {
     check_template_writes(request, *chat_);
-    return encode_rendered(chat_->render(request.messages, /*add_generation_prompt=*/true, request.template_variables),
+    const ordered_json messages = channels_ ? with_thinking(request.messages) : request.messages;
+    return encode_rendered(chat_->render(messages, /*add_generation_prompt=*/true, request.template_variables),
                            engine_.tokenizer());
   } catch (const Error& error) {
     throw ApiError(400, error.what(), "messages", "chat_template");
@@ -294,6 +310,9 @@ std::vector<GenerationRequest> ApiServer::generations_of(const ApiRequest& reque
     generation.stop = request.stop;
     if (!request.ignore_eos) generation.stop_ids = settings_.stop_ids;
     if (!request.ignore_eos && is_chat && end_of_turn_) generation.stop_ids.push_back(*end_of_turn_);
+    if (!request.ignore_eos && is_chat && channels_) {
+      generation.stop_ids.insert(generation.stop_ids.end(), channels_->stops.begin(), channels_->stops.end());
+    }
     generation.ignore_eos = request.ignore_eos;
     generation.logprobs = request.logprobs;
     generation.prompt_logprobs = request.logprobs && request.echo;
@@ -327,7 +346,7 @@ void ApiServer::generate(const HttpRequest& http_request, HttpAnswer& answer) {
 
   Exchange exchange(std::move(request), std::move(prompts.shown), options_.model_name, engine_.tokenizer(),
                     num_exchanges_);
-  exchange.events = queue_.submit(std::move(generations));
+  exchange.events = queue_.submit(std::move(generations), is_chat ? channels_ : std::nullopt);
   if (exchange.events == nullptr) {
     throw ApiError(
         429,

@@ -13,6 +13,7 @@
 #include "base/signals.h"
 #include "chat/chat_template.h"
 #include "chat/checkpoint_settings.h"
+#include "chat/reply_channels.h"
 #include "infer/engine.h"
 #include "serve/api_error.h"
 #include "serve/api_reply.h"
@@ -83,6 +84,7 @@ class ApiServer : private HttpHandler {
   const ChatTemplate* chat_;
   std::string no_chat_;
   std::optional<int32_t> end_of_turn_;
+  std::optional<ChannelMarks> channels_;
   ServerOptions options_;
   HostNames hosts_;
   int64_t created_;  // seconds since 1970

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace nmoe {
+namespace {
+
+int64_t aligned(int64_t bytes) { return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment; }
+
+}  // namespace
 
 Arena::~Arena() {
   if (source_ != nullptr) source_->release(block_, capacity_);
@@ -19,6 +24,8 @@ void Arena::reserve(MemorySource& source, int64_t capacity) {
 Tensor Arena::allocate(DType dtype, Shape shape) {
   const Tensor unplaced(nullptr, dtype, shape);
   const int64_t begin = used_;
+  const int64_t lacking = begin + aligned(unplaced.num_bytes()) + lent_ - capacity_;
+  if (!counting() && lacking > 0 && make_room_) make_room_(lacking);
   used_ += take(unplaced.num_bytes(), shape);
   return counting() ? unplaced : Tensor(block_ + begin, dtype, shape);
 }
@@ -29,9 +36,14 @@ Tensor Arena::lend(int64_t bytes) {
   return {counting() ? nullptr : block_ + capacity_ - lent_, DType::kU8, shape};
 }
 
+void Arena::end_loans(int64_t kept) {
+  NMOE_CHECK(kept <= lent_, "{} bytes of arena '{}' stay lent, of {}", kept, name_, lent_);
+  lent_ = kept;
+}
+
 // Whole alignments of the memory between both ends.
 int64_t Arena::take(int64_t wanted, const Shape& shape) {
-  const int64_t bytes = (wanted + kAlignment - 1) / kAlignment * kAlignment;
+  const int64_t bytes = aligned(wanted);
   NMOE_CHECK(counting() || used_ + lent_ + bytes <= capacity_,
              "arena '{}' of {} bytes: {} in use, {} lent, {} more wanted for {}", name_, capacity_, used_, lent_, bytes,
              shape);

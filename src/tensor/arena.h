@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,11 @@ class Arena {
   // [bytes] u8 at the end of the memory, before what is already lent: out of the reach of allocate(), and kept by
   // rewind(), until end_loans(). For counting, what is lent is in use.
   Tensor lend(int64_t bytes);
-  void end_loans() { lent_ = 0; }
+  // Ends all loans but the first ones, of `kept` bytes together.
+  void end_loans(int64_t kept = 0);
+  // `make_room` is called with the bytes that allocate() lacks beside loans, to end some of them. Not while counting.
+  // Nothing: loans last.
+  void when_full(std::function<void(int64_t lacking)> make_room) { make_room_ = std::move(make_room); }
 
   const std::string& name() const { return name_; }
   int64_t used() const { return used_; }
@@ -64,6 +69,7 @@ class Arena {
   int64_t used_ = 0;
   int64_t lent_ = 0;
   int64_t high_water_ = 0;
+  std::function<void(int64_t lacking)> make_room_;
 };
 
 // Rewinds an arena when a scope ends.

@@ -40,11 +40,15 @@ TEST(JinjaVectorsTest, EveryCase) {
   }
 }
 
-// Whole templates with what those of Qwen3, GLM, MiniMax, OLMoE and Mixtral use.
+// Whole templates with what those of Qwen3, GLM, MiniMax, OLMoE, Mixtral and gpt-oss use.
 TEST(JinjaVectorsTest, WholeConversations) {
   const std::string folder = std::string(NMOE_SOURCE_DIR) + "/tests/chat/fixtures/templates/";
   const ordered_json vectors = ordered_json::parse(read_file(folder + "conversations.json"));
-  ASSERT_GE(vectors.at("cases").size(), 70U);
+  ASSERT_GE(vectors.at("cases").size(), 108U);
+  std::tm first_of_may{};
+  first_of_may.tm_year = 125;
+  first_of_may.tm_mon = 4;
+  first_of_may.tm_mday = 1;
   for (const ordered_json& entry : vectors.at("cases")) {
     SCOPED_TRACE(entry.at("name"));
     const auto file = entry.at("template").get<std::string>();
@@ -52,7 +56,8 @@ TEST(JinjaVectorsTest, WholeConversations) {
     variables.update(vectors.at("conversations").at(entry.at("conversation").get<std::string>()));
     std::string text;
     try {
-      for (const RenderedPiece& piece : JinjaTemplate(read_file(folder + file), file).render(variables, {})) {
+      for (const RenderedPiece& piece :
+           JinjaTemplate(read_file(folder + file), file).render(variables, {}, first_of_may)) {
         text += piece.text;
       }
     } catch (const Error& error) {

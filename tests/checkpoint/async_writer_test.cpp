@@ -6,6 +6,7 @@
 #include <csignal>
 #include <thread>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/reader.h"
 #include "sample_state.h"
 
@@ -14,14 +15,22 @@ namespace {
 
 class AsyncWriterTest : public TemporaryFolderTest {};
 
+// Writes a checkpoint to `dir`, and leaves the last two. The state outlives the work.
+std::function<void()> writing(const fs::path& dir, const SampleState& sample) {
+  return [dir, &state = sample.state] {
+    write_checkpoint(dir, state);
+    prune_checkpoints(dir, 2);
+  };
+}
+
 TEST_F(AsyncWriterTest, WritesAndPrunes) {
   SampleState one(1), two(2), three(3);
-  AsyncCheckpointWriter writer(dir_, 2);
-  writer.submit(one.state);
+  AsyncCheckpointWriter writer;
+  writer.submit(writing(dir_, one));
   writer.wait();
   EXPECT_EQ(verify_checkpoint(dir_ / "step_00000001"), std::nullopt);
-  writer.submit(two.state);
-  writer.submit(three.state);
+  writer.submit(writing(dir_, two));
+  writer.submit(writing(dir_, three));
   writer.wait();
   EXPECT_EQ(names(), (Names{"step_00000002", "step_00000003"}));
   EXPECT_EQ(verify_checkpoint(dir_), std::nullopt);
@@ -29,21 +38,21 @@ TEST_F(AsyncWriterTest, WritesAndPrunes) {
 
 TEST_F(AsyncWriterTest, TheDestructorWaits) {
   const SampleState sample(1, 20'000);
-  { AsyncCheckpointWriter(dir_, 0).submit(sample.state); }
+  { AsyncCheckpointWriter().submit(writing(dir_, sample)); }
   EXPECT_EQ(verify_checkpoint(dir_), std::nullopt);
 }
 
 TEST_F(AsyncWriterTest, AFailureSurfacesOnceAtTheNextCall) {
   const SampleState sample(1);
   write_file_atomically(dir_ / "taken", "");  // a file where the folder should be
-  AsyncCheckpointWriter writer(dir_ / "taken", 0);
-  writer.submit(sample.state);
-  EXPECT_TRUE(contains(error_of([&] { writer.submit(sample.state); }).what(), "taken"));
+  AsyncCheckpointWriter writer;
+  writer.submit(writing(dir_ / "taken", sample));
+  EXPECT_TRUE(contains(error_of([&] { writer.submit(writing(dir_ / "taken", sample)); }).what(), "taken"));
   writer.wait();
-  writer.submit(sample.state);
+  writer.submit(writing(dir_ / "taken", sample));
   EXPECT_TRUE(contains(error_of([&] { writer.wait(); }).what(), "taken"));
   fs::remove(dir_ / "taken");
-  writer.submit(sample.state);
+  writer.submit(writing(dir_ / "taken", sample));
   writer.wait();
   EXPECT_EQ(verify_checkpoint(dir_ / "taken"), std::nullopt);
 }
@@ -52,7 +61,7 @@ TEST_F(AsyncWriterTest, AFailureNobodyAskedForIsReported) {
   write_file_atomically(dir_ / "taken", "");
   const SampleState sample(1);
   testing::internal::CaptureStderr();
-  { AsyncCheckpointWriter(dir_ / "taken", 0).submit(sample.state); }
+  { AsyncCheckpointWriter().submit(writing(dir_ / "taken", sample)); }
   EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "taken"));
 }
 
@@ -71,11 +80,11 @@ TEST_F(AsyncWriterTest, KillAtAnyMomentLeavesALoadableCheckpoint) {
     const int64_t before = latest_step();
     const pid_t child = ::fork();
     if (child == 0) {
-      AsyncCheckpointWriter writer(dir_, 2);
+      AsyncCheckpointWriter writer;
       for (int64_t step = before + 1;; ++step) {
         const SampleState sample(step, kRows);
         // Every third step is written twice: replacing must be as safe as adding.
-        for (int i = 0; i < (step % 3 == 0 ? 2 : 1); ++i) writer.submit(sample.state);
+        for (int i = 0; i < (step % 3 == 0 ? 2 : 1); ++i) writer.submit(writing(dir_, sample));
         writer.wait();
       }
     }

@@ -106,7 +106,8 @@ TEST(Load, OtherBytesThanUtf8AreRefusedByName) {
 TEST(Load, UnknownSections) {
   expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]", "did you mean [optim.muon]?");
   const std::string sections =
-      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.mtp, "
+      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.mamba2, model.moe, "
+      "model.mtp, "
       "model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
       "optim.muon, optim.schedule, train, parallel, eval, generation, checkpoint, track";
@@ -277,7 +278,7 @@ TEST(Load, KeysWithoutEffect) {
            Case{"[optim.schedule]\nfloor = 0", "optim.schedule.floor", "optim.schedule.decay > 0"},
            Case{"[optim.schedule]\nhold = 5", "optim.schedule.hold", "optim.schedule.decay > 0"},
            Case{"[optim.schedule]\nunit = \"steps\"", "optim.schedule.unit",
-                "optim.schedule.warmup or optim.schedule.decay > 0"},
+                "optim.schedule.warmup, optim.schedule.decay or model.mtp.later_from > 0"},
        }) {
     expect_error(c.toml, fmt::format("bad.toml:2: {} has no effect because it needs {}", c.key, c.lacks),
                  fmt::format("remove it, or set {}", c.lacks));

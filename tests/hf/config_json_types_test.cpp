@@ -313,6 +313,7 @@ TEST(ConfigJsonTypes, DefaultsAreThoseOfTheType) {
   EXPECT_EQ(without(narrow, {"head_dim"}).gqa.head_dim, 128);
   EXPECT_EQ(without(minimax_m2(), {"head_dim", "rotary_dim"}).gqa.head_dim, 128);
   EXPECT_EQ(without(llama_3_1_8b(), {"num_key_value_heads"}).gqa.num_kv_heads, 32);
+  EXPECT_EQ(without(llama_3_1_8b(), {"rope_theta", "rope_scaling"}).rope.theta, 10000.0) << "as Llama 2's files";
   EXPECT_TRUE(without(ernie_21b(), {"tie_word_embeddings"}).tied_head);
   EXPECT_FALSE(without(glm_4_5_air(), {"tie_word_embeddings"}).tied_head);
   EXPECT_TRUE(without(glm_4_5_air(), {"norm_topk_prob", "n_group", "topk_group"}).moe.normalise_weights);
@@ -320,6 +321,45 @@ TEST(ConfigJsonTypes, DefaultsAreThoseOfTheType) {
   EXPECT_EQ(without(dots_llm1(), {"routed_scaling_factor"}).moe.routed_scale, 1.0);
   EXPECT_EQ(without(qwen1_5_moe(), {"qkv_bias"}).gqa.bias, AttentionBias::kQkv);
   EXPECT_FALSE(without(olmoe_1b_7b(), {"norm_topk_prob"}).moe.normalise_weights);
+}
+
+// What transformers 5 wrote of every fixture, in the words of earlier versions.
+TEST(ConfigJsonTypes, OlderFilesSayTheSame) {
+  int num_seen = 0;
+  for (const auto& folder : fs::directory_iterator(fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf")) {
+    const Json now = Json::parse(read_file(folder.path() / "config.json"));
+    Json old = now, rope = now.value("rope_parameters", Json::object());
+    // Its rotary_dim, which transformers 5 ignored, is what older versions go by.
+    if (rope.empty() || folder.path().filename() == "minimax_whole") continue;
+    SCOPED_TRACE(folder.path().filename());
+    const auto rename = [&old](Json& from, const char* key, const char* name) {
+      if (!from.contains(key)) return;
+      old[name] = from[key];
+      from.erase(key);
+    };
+    for (const char* key : {"rope_parameters", "transformers_version"}) old.erase(key);
+    rename(old, "dtype", "torch_dtype");
+    for (const char* key : {"rope_theta", "partial_rotary_factor"}) rename(rope, key, key);
+    rename(rope, "rope_type", "type");
+    const Json type = old["type"];
+    old.erase("type");
+    rope["type"] = type;
+    old["rope_scaling"] = type == "default" ? Json() : rope;
+    EXPECT_EQ(printed_model(read_json(old).config), printed_model(read_json(now).config));
+    EXPECT_EQ(read_json(old).dtype, read_json(now).dtype);
+    ++num_seen;
+  }
+  EXPECT_GT(num_seen, 30);
+}
+
+// What scales YaRN's cos and sin may be said, if it is what follows from the rest.
+TEST(ConfigJsonTypes, YarnsFactorOfAttentionIsTheDerivedOne) {
+  Json json = gpt_oss_20b();
+  const std::string plain = printed_model(read_json(json).config);
+  json["rope_scaling"]["attention_factor"] = 1.3465735902799727;  // 0.1 ln 32 + 1
+  EXPECT_EQ(printed_model(read_json(json).config), plain);
+  json["rope_scaling"]["attention_factor"] = 1.34;
+  EXPECT_TRUE(contains(error_of([&] { read_json(json); }).what(), "attention_factor = 1.34: nmoe derives 1.3465"));
 }
 
 // What a type cannot say, key by key.

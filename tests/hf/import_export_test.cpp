@@ -122,6 +122,20 @@ TEST_F(ImportExport, PredictionLayersThatTrainComeBackAsTheyWere) {
   }
 }
 
+// ERNIE's modules are carried along, and not taken for DeepSeek's.
+TEST_F(ImportExport, ErniesPredictionModulesAreNotTrained) {
+  fs::copy(fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf/ernie", dir_ / "hf", fs::copy_options::recursive);
+  auto json = json_of("hf/config.json");
+  json["num_nextn_predict_layers"] = 1;
+  write_file_atomically(dir_ / "hf/config.json", json.dump());
+  const Error error = error_of([&] {
+    import_model({.source = dir_ / "hf", .out = dir_ / "checkpoint", .predictions = PredictionLayers::kTrained});
+  });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "model.mtp_*"));
+  EXPECT_TRUE(contains(error.remedy(), "leave --train-mtp out"));
+}
+
 TEST_F(ImportExport, PredictionLayersOfAnotherFormAreNotTrained) {
   const auto refusal = [&](const HfFolder& folder) {
     folder.write(dir_ / "hf");

@@ -61,6 +61,15 @@ TEST_F(Fp8Weights, AreScaledByBlocks) {
   }
 }
 
+// What is called as scales are, beside a tensor that has none, is a tensor of its own, which a model may have no place
+// for.
+TEST_F(Fp8Weights, OthersOfSuchNamesAreNoScales) {
+  for (const char* name : {"v", "v_scales", "v_scale_inv"}) file_.add(name, DType::kBF16, {4, 4});
+  const HfWeights weights = written();
+  EXPECT_EQ(weights.tensors().size(), 4U);
+  for (const char* name : {"w", "v", "v_scales", "v_scale_inv"}) EXPECT_NE(weights.find(name), nullptr) << name;
+}
+
 // Blocks of a large tensor are read one after the other, from anywhere.
 TEST_F(Fp8Weights, ReadFromAnywhereAsBf16) {
   const HfWeights weights = written();

@@ -134,5 +134,16 @@ TEST(CheckedDevice, LeavesOpenWhatWaitsAsCodes) {
   EXPECT_THROW(checked.ops().activation_backward(backward), checked::MismatchError);
 }
 
+// Where the CPU has an infinity, so must the device.
+TEST(CheckedDevice, NothingIsCloseToAnInfinity) {
+  const std::unique_ptr<Device> cpu = make_device({.kind = "cpu", .num_threads = 1});
+  SpoilingDevice spoiling(*cpu);
+  checked::CheckedDevice checked(spoiling);
+  TensorPool pool(DType::kF32);
+  const ActivationForward forward{.pre = pool.zeros({4, 16}), .h = pool.zeros({4, 8})};
+  cpu->ops().fill({forward.pre, 1e30});
+  EXPECT_THROW(checked.ops().activation_forward(forward), checked::MismatchError);
+}
+
 }  // namespace
 }  // namespace nmoe::test

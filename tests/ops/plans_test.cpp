@@ -344,6 +344,11 @@ TEST(Plans, MuonStacksMatrices) {
   const int64_t floats = 32 * (2 * 2048 * 1024 + 2 * 1024 * 1024 + 128) + 32;
   EXPECT_EQ(planned_bytes(kHopper, step({128, 2048, 1024})), 4 * floats + cuda::kMuonWorkspaceBytes + 128);
   EXPECT_EQ(planned_bytes(kHopper, step({0, 64, 160})), 0);
+  // In BF16: the direction, in whose memory one of two iterates is, the other, and two halves of Gram's size.
+  MuonStep in_bf16 = step({128, 2048, 1024});
+  in_bf16.products = MuonProducts::kBf16;
+  const int64_t halves = 32 * (2048 * 1024 + 2 * 1024 * 1024), rest = 32 * (2048 * 1024 + 128) + 32;
+  EXPECT_EQ(planned_bytes(kHopper, in_bf16), 2 * halves + 4 * rest + cuda::kMuonWorkspaceBytes + 128);
 }
 
 // What one kernel cannot do, its plan says, to a counting run as to a step.

@@ -20,9 +20,14 @@ constexpr Sizes kSizes[] = {{3, 64, true, true},        {64, 64, true, true},   
                             {4096, 4096, true, false},  {7, 7, false, false},        {6 * 300, 300, false, true},
                             {100'000, 64, false, true}, {70'000, 70'000, true, true}};
 
-class HostStateTest : public ::testing::TestWithParam<int64_t> {};
+struct Schedule {
+  int64_t ahead;  // buffers that are fetched into beside backward
+  int64_t held;   // blocks that are to stay on the device until the next forward
+  bool settles;   // between steps
+};
+class HostStateTest : public ::testing::TestWithParam<Schedule> {};
 
-// The parameter: buffers that are fetched into beside backward, whose work on the compute lane touches all that it may.
+// Forward and backward touch all that they may on the compute lane.
 TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
   const ReadyDevice ready = cpu_device(DType::kF32);
   LanesInOrder device(ready.device());
@@ -35,15 +40,30 @@ TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
                                  make(DType::kF32, sizes.has_v)},
                        .together = sizes.together});
   }
-  HostState state(device, weights);
+  const auto [ahead, held, settles] = GetParam();
+  const int64_t block_bytes = HostState(device, weights, 0).buffer_bytes();
+  HostState state(device, weights, held * block_bytes);
   EXPECT_GT(state.num_blocks(), 10U);
-  const int64_t buffers = std::max<int64_t>(4, GetParam()), capacity = (buffers + 2) * state.buffer_bytes();
+  const int64_t buffers = std::max<int64_t>(4, ahead), capacity = (buffers + 2) * state.buffer_bytes();
   for (const Lane lane : {Lane::kCopy, Lane::kCommunication}) device.scratch(lane).reserve(device.memory(), 0);
   Arena room("room");
   room.reserve(ready.device().memory(), capacity);
   std::map<size_t, int64_t> next;  // element of each slot
-  for (int update = 1; update <= 2; ++update) {
-    for (int64_t lent = 0; lent <= GetParam(); ++lent) {
+  // As many as have room beside those that go round.
+  const int64_t num_held = std::min({held, buffers - 2, static_cast<int64_t>(state.num_blocks())});
+  for (int update = 1; update <= 3; ++update) {
+    state.hold(room);
+    const int64_t before = device.seen(Lane::kCompute, Lane::kCopy), copied = device.seen(Lane::kCopy, Lane::kCopy);
+    state.write_held(room);
+    EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy) > copied, num_held > 0);
+    // The stack grows, and waits for what is written only where it comes to it.
+    const int64_t piece = block_bytes / 512 * 256;
+    while (room.used() + piece <= capacity) {
+      device.touch(Lane::kCompute, room.allocate(DType::kU8, {piece}), LanesInOrder::Use::kWrites);
+      EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy) > before, room.used() > capacity - num_held * block_bytes);
+    }
+    room.rewind(0);
+    for (int64_t lent = 0; lent <= ahead; ++lent) {
       const int64_t not_lent = capacity - std::max<int64_t>(0, lent - 1) * state.buffer_bytes();
       device.touch(Lane::kCompute, room.allocate(DType::kU8, {not_lent}), LanesInOrder::Use::kWrites);
       room.rewind(0);
@@ -71,11 +91,13 @@ TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
             });
           }
         },
-        [](size_t) {});
+        [](double) {});
     EXPECT_EQ(room.used(), 0);
     EXPECT_TRUE(device.all_joined());
+    if (settles || update == 3) state.settle(room);
     for (size_t i = 0; i < weights.size(); ++i) {
       EXPECT_EQ(next[10 + i], kSizes[i].elements) << i;
+      if (!settles && update < 3) continue;
       weights[i].state.for_each([&](const Tensor& x) {
         for (int64_t j = 0; j < x.num_elements(); ++j) {
           const double value = x.dtype() == DType::kI16 ? static_cast<int16_t*>(x.raw())[j] : x.data<float>()[j];
@@ -88,7 +110,11 @@ TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
   room.allocate(DType::kU8, {capacity});  // all of it is there again
 }
 
-INSTANTIATE_TEST_SUITE_P(Buffers, HostStateTest, ::testing::Values(0, 1, 2, 3, 7, 100));
+INSTANTIATE_TEST_SUITE_P(Buffers, HostStateTest,
+                         ::testing::Values(Schedule{0, 0, false}, Schedule{1, 0, true}, Schedule{2, 1, false},
+                                           Schedule{3, 2, true}, Schedule{7, 0, false}, Schedule{7, 3, false},
+                                           Schedule{7, 5, true}, Schedule{7, 9, false}, Schedule{100, 0, false},
+                                           Schedule{100, 10, false}, Schedule{100, 100, true}));
 
 // What the schedule is for: when a block is updated, the next ones may be on their way, and those before on their way
 // back; what is fetched beside backward is not waited for by backward; and what is computed between blocks waits for no
@@ -99,7 +125,7 @@ TEST(HostState, LanesRunBesideEachOther) {
     LanesInOrder device(ready.device());
     TensorPool pool(DType::kF32);
     const std::vector<HostState::Weight> weights = {{0, {{}, pool.zeros(DType::kF32, {64 * 32}), {}}, 64}};
-    HostState state(device, weights);
+    HostState state(device, weights, /*held_bytes=*/0);
     ASSERT_EQ(state.num_blocks(), 16U);
     for (const Lane lane : {Lane::kCopy, Lane::kCommunication}) device.scratch(lane).reserve(device.memory(), 0);
     Arena room("room");
@@ -119,8 +145,8 @@ TEST(HostState, LanesRunBesideEachOther) {
           EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy), 2 * std::min<int64_t>(16, block + buffers));
           ++block;
         },
-        [&](size_t num_updated) {
-          EXPECT_EQ(num_updated, block);
+        [&](double share_left) {
+          EXPECT_EQ(share_left, static_cast<double>(16 - block) / 16);
           EXPECT_EQ(device.seen(Lane::kCommunication, Lane::kCommunication), 2 * block);
           EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCommunication), 2 * std::max<int64_t>(0, block - buffers));
           device.touch(Lane::kCompute, other, LanesInOrder::Use::kWrites);
@@ -132,10 +158,13 @@ TEST(HostState, LanesRunBesideEachOther) {
 TEST(HostState, OfNothingDoesNothing) {
   const ReadyDevice ready = cpu_device(DType::kF32);
   Arena room("room");
-  HostState nothing(ready.device(), {});
+  HostState nothing(ready.device(), {}, /*held_bytes=*/1 << 20);
+  nothing.hold(room);
+  nothing.write_held(room);
   nothing.prefetch(room, 1 << 20);
   nothing.update(
-      room, [](std::span<const StatePart>) { FAIL(); }, [](size_t) { FAIL(); });
+      room, [](std::span<const StatePart>) { FAIL(); }, [](double) { FAIL(); });
+  nothing.settle(room);
   EXPECT_EQ(room.high_water(), 0);
 }
 

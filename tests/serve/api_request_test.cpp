@@ -115,7 +115,7 @@ TEST(ApiRequestTest, WhatIsNotSupportedIsSaid) {
   }
   for (const char* field :
        {R"("functions": [{}])", R"("response_format": {"type": "json_object"})", R"("tool_choice": "required")",
-        R"("modalities": ["audio"])", R"("reasoning_effort": "low")", R"("store": true)", R"("presence_penalty": 1)"}) {
+        R"("modalities": ["audio"])", R"("store": true)", R"("presence_penalty": 1)"}) {
     const std::string text = field;
     refuses(chat, text, text.substr(1, text.find('"', 1) - 1), "not supported");
   }

@@ -68,7 +68,12 @@ class LanesInOrder final : public checked::WrappedDevice {
   bool all_joined() const {
     return std::ranges::all_of(kLanes, [&](Lane lane) { return seen(Lane::kCompute, lane) == seen(lane, lane); });
   }
-  // How many accesses there were on the copy lane when the norm of a step's gradients was last computed.
+  // How often the copy lane copied into memory of `bytes` from `begin`, and had when the norm of a step's gradients was
+  // last computed.
+  void watch(const void* begin, int64_t bytes) {
+    watched_ = {static_cast<const char*>(begin), static_cast<size_t>(bytes)};
+  }
+  int64_t copied() const { return copied_; }
   int64_t copied_at_norm() const { return copied_at_norm_; }
 
  private:
@@ -114,6 +119,11 @@ class LanesInOrder final : public checked::WrappedDevice {
       if constexpr (std::is_same_v<Arguments, Copy>) {
         owner_.touch(lane(), args.source, Use::kReads);
         owner_.touch(lane(), args.destination, Use::kWrites);
+        const auto* const to = static_cast<const char*>(args.destination.rows_raw());
+        if (lane() == Lane::kCopy && to >= owner_.watched_.data() &&
+            to < owner_.watched_.data() + owner_.watched_.size()) {
+          ++owner_.copied_;
+        }
       } else {
         Arguments copy = args;
         checked::for_each_tensor(copy, [&](const Tensor& x) {
@@ -121,7 +131,7 @@ class LanesInOrder final : public checked::WrappedDevice {
         });
       }
       if constexpr (std::is_same_v<Arguments, ClipScale>) {
-        owner_.copied_at_norm_ = owner_.seen(Lane::kCopy, Lane::kCopy);
+        owner_.copied_at_norm_ = owner_.copied_;
       }
     }
     Ops& below() const { return owner_.wrapped().ops(lane()); }
@@ -142,7 +152,8 @@ class LanesInOrder final : public checked::WrappedDevice {
   std::vector<Access> accesses_;
   std::vector<std::pair<const char*, std::string>> read_elsewhere_;  // by other lanes, and what it holds
   int64_t unordered_ = 0;
-  int64_t copied_at_norm_ = 0;
+  std::string_view watched_;
+  int64_t copied_ = 0, copied_at_norm_ = 0;
 };
 
 }  // namespace nmoe::test

@@ -120,6 +120,30 @@ TEST(Arena, LendsItsEndWithoutMovingWhatIsInUse) {
   }
 }
 
+// Who lends may have it back for the stack, when that grows so far.
+TEST(Arena, AsksForRoomBesideLoans) {
+  HeapMemory memory;
+  Arena arena("test");
+  arena.reserve(memory, 2048);
+  arena.lend(512);
+  arena.lend(512);
+  std::vector<int64_t> asked;
+  arena.when_full([&](int64_t lacking) {
+    asked.push_back(lacking);
+    if (asked.size() < 2) arena.end_loans(512);
+  });
+  arena.allocate(DType::kU8, {1024});
+  EXPECT_EQ(asked, std::vector<int64_t>());
+  arena.allocate(DType::kU8, {300});
+  EXPECT_EQ(asked, std::vector<int64_t>({512}));
+  EXPECT_THROW(arena.allocate(DType::kU8, {256}), CheckFailure);  // asked in vain
+  EXPECT_EQ(asked, std::vector<int64_t>({512, 256}));
+  arena.when_full({});
+  EXPECT_THROW(arena.end_loans(513), CheckFailure);
+  EXPECT_THROW(arena.allocate(DType::kU8, {256}), CheckFailure);
+  EXPECT_EQ(asked.size(), 2u);
+}
+
 TEST(Arena, IsReservedOnceAndWhileEmpty) {
   HeapMemory memory;
   Arena arena("test");

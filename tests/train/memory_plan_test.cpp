@@ -169,6 +169,15 @@ TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   }
 }
 
+TEST(MemoryPlanTest, MomentsInFp8TakeAQuarterAndTheirScales) {
+  const auto with = [&](const std::string& state) {
+    return static_cast<double>(plan_engine_storage(
+        planned_config({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
+                        "optim.adamw.state=" + state}))[ArenaKind::kOptimizer]);
+  };
+  EXPECT_NEAR(with("fp8"), (0.25 + 0.25 / 128) * with("fp32"), 0.01 * with("fp32"));
+}
+
 // Of experts alone; the product that is added borrows room from activations.
 TEST(MemoryPlanTest, GradientsOfExpertsInBf16TakeHalf) {
   const auto with = [](const std::string& format) {
@@ -315,6 +324,21 @@ TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
     return text.substr(begin, text.find(" to others", begin) - begin);
   };
   EXPECT_NE(sent("fp8"), sent("device"));
+}
+
+// A module that all depths share sends its tokens once for each of them.
+TEST(MemoryPlanTest, SharedModulesSendForEachDepth) {
+  const auto sent = [](int64_t depth) {
+    const Config config =
+        planned_config({"model.moe.num_experts=8", "parallel.ranks=2", "train.batch_seqs=8", "train.microbatch_seqs=4",
+                        fmt::format("model.mtp.depth={}", depth), fmt::format("model.mtp.shared={}", depth > 1)});
+    const std::string text = print_plan(plan_memory(config, 0, /*ranks=*/2), config);
+    const size_t begin = text.find("a step puts ") + std::string_view("a step puts ").size();
+    return parse_bytes(text.substr(begin, text.find(" to others") - begin), "the plan");
+  };
+  const auto none = static_cast<double>(sent(0)), one = static_cast<double>(sent(1));
+  EXPECT_GT(one, none);
+  EXPECT_NEAR(static_cast<double>(sent(3)), none + 3.0 * (one - none), 0.01 * none);
 }
 
 // Experts' products that take codes get those of their rows: in room that layers share, where codes travel.

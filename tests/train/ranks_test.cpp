@@ -318,17 +318,21 @@ TEST(RankEngines, MovedExpertsAreWhatTheyWere) {
 
 // And the format of their moments.
 constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
-    {"muon", "fp32"}, {"muon", "bf16"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
+    {"muon", "fp32"}, {"muon", "bf16"}, {"adamw", "fp32"}, {"adamw", "bf16"}, {"adamw", "fp8"}};
 
-// Under routing that gives experts few rows of a shard, or none; with a weight that is cut, and with Muon.
+// Under routing that gives experts few rows of a shard, or none; with a weight that is cut, which has to be larger
+// where state is narrower, and with Muon.
 TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
+    const std::string_view products = state == std::string_view("bf16") ? "bf16" : "device";
     const auto with = [&](int64_t ranks) {
       return test::tiny_config(
           "/nowhere",
-          {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16", "model.moe.balance_loss=1e-3",
-           "train.microbatch_seqs=1", "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
-           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.{}.state={}", experts, state)});
+          {fmt::format("model.vocab_size={}", state == std::string_view("fp8") ? 20'000 : 5000), "model.dim=64",
+           "model.moe.num_experts=16", "model.moe.balance_loss=1e-3", "train.microbatch_seqs=1",
+           "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
+           fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.{}.state={}", experts, state),
+           fmt::format("optim.muon.products={}", products)});
     };
     const Bytes expected = whole_state(with(1), 3);
     for (const int64_t ranks : {2, 4, 8}) {
@@ -365,6 +369,49 @@ TEST(RankEngines, LatentExpertsWorkOffWhatThereIsNoRoomFor) {
   const auto with = [](int64_t ranks, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"train.microbatch_seqs=1", "model.moe.num_shared_experts=1", "model.moe.latent_dim=12"});
     return config_with(ranks, more);
+  };
+  FirstStep one(with(1), [](ReadyEngine& ready) { skew_routing(ready, 3, 2); });
+  const Config config = with(2, {"parallel.capacity_factor=1"});
+  ASSERT_GT(plan_expert_rows(config).num_chunks, 0);
+  weights_of_two_runs(config, [&](ReadyEngine& ready) { one.expect_gradients_on(ready, config); });
+}
+
+// Biases of experts are where the experts are, and move with them; rows that find no room at first are added up to
+// them, too.
+std::vector<std::string> with_biases(std::vector<std::string> more) {
+  more.insert(more.end(), {"model.moe.biases=true", "model.moe.score=softmax", "model.moe.bias_rate=0",
+                           "model.activation=clamped_swiglu", "model.moe.num_shared_experts=0"});
+  return more;
+}
+
+TEST(RankEngines, BiasesOfExpertsHaveTheBitsOfOneRank) {
+  for (const auto& [experts, state] : kOptimizersOfExperts) {
+    const std::string wire = std::string_view(experts) == "muon" ? "device" : "fp8";
+    const auto with = [&](int64_t ranks, bool moves = false) {
+      std::vector<std::string> overrides = {"train.microbatch_seqs=1",
+                                            "parallel.logical_shards=8",
+                                            fmt::format("optim.experts.optimizer={}", experts),
+                                            "optim.adamw.state=" + std::string(state),
+                                            "model.moe.balance_loss=1e-3",
+                                            "precision.wire=" + wire};
+      if (moves) overrides.emplace_back("parallel.rebalance_every=1");
+      return config_with(ranks, with_biases(overrides));
+    };
+    const Bytes expected = whole_state(with(1), 3);
+    ASSERT_EQ(expected.count("adamw.v.layers.1.moe.experts_in_bias"), 1U);
+    for (const int64_t ranks : {2, 4}) {
+      for (const bool moves : {false, true}) {
+        EXPECT_EQ(test::differences(whole_state(with(ranks, moves), 3), expected), std::vector<std::string>())
+            << experts << ", " << state << ", " << ranks << " ranks, moving: " << moves;
+      }
+    }
+  }
+}
+
+TEST(RankEngines, BiasesOfExpertsWorkOffWhatThereIsNoRoomFor) {
+  const auto with = [](int64_t ranks, std::vector<std::string> more = {}) {
+    more.emplace_back("train.microbatch_seqs=1");
+    return config_with(ranks, with_biases(more));
   };
   FirstStep one(with(1), [](ReadyEngine& ready) { skew_routing(ready, 3, 2); });
   const Config config = with(2, {"parallel.capacity_factor=1"});

@@ -30,8 +30,9 @@ void expect_steps_without_races(const char* recompute, const char* experts, bool
   Storage storage(device, plan);
   Engine engine(config, {device, single_rank()}, storage);
   engine.initialise();
+  device.watch(storage[ArenaKind::kActivations].block(), storage[ArenaKind::kActivations].capacity());
   for (int64_t step = 1; step <= 3; ++step) {
-    const int64_t before = device.seen(Lane::kCopy, Lane::kCopy);
+    const int64_t before = device.copied();
     ASSERT_TRUE(test::random_step(engine, config, step).finite);
     EXPECT_TRUE(device.all_joined());
     EXPECT_GT(device.copied_at_norm(), before) << "step " << step;
@@ -60,8 +61,9 @@ TEST(StateLanes, InputsTravelWithoutRaces) {
     Storage storage(device, plan_engine_storage(config));
     Engine engine(config, {device, single_rank()}, storage);
     engine.initialise();
+    device.watch(storage[ArenaKind::kActivations].block(), storage[ArenaKind::kActivations].capacity());
     for (int64_t step = 1; step <= 2; ++step) {
-      const int64_t before = device.seen(Lane::kCopy, Lane::kCopy);
+      const int64_t before = device.copied();
       ASSERT_TRUE(test::random_step(engine, config, step).finite);
       EXPECT_TRUE(device.all_joined());
       EXPECT_GT(device.copied_at_norm(), before) << recompute;

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <future>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "support/errors.h"
@@ -218,6 +219,31 @@ TEST_F(StateRingFiles, AreGivenUpWhereOneRankFails) {
     EXPECT_EQ(list_checkpoints(dir).size(), 2U);
   }
   std::signal(SIGXFSZ, on_signal);
+}
+
+// A checkpoint whose state is not copied to its end is no checkpoint, also of a single rank, and takes no other's
+// place.
+TEST_F(StateRingFiles, AreNotPublishedWhereCopyingEnds) {
+  const Config config = wide(1, kRings[0]);
+  run_engines(config, [&](ReadyEngine& ready) {
+    CheckpointSaver saver(dir_, /*keep_last=*/1, ready.engine.rank());
+    saver.begin(ready.engine, {.info = {.step = 1}, .config_toml = "#"});
+    ASSERT_FALSE(saver.finish().has_value());
+    {
+      std::jthread ends([&](const std::stop_token& stop) {
+        while (!stop.stop_requested()) ready.engine.state_ring().abandon();
+      });
+      saver.begin(ready.engine, {.info = {.step = 2}, .config_toml = "#"});
+    }
+    const auto error = saver.finish();
+    ASSERT_TRUE(error.has_value());
+    EXPECT_TRUE(contains(error->what(), "was given up")) << error->what();
+    EXPECT_EQ(list_checkpoints(dir_), std::vector<fs::path>{dir_ / "step_00000001"});
+    saver.begin(ready.engine, {.info = {.step = 3}, .config_toml = "#"});
+    EXPECT_FALSE(saver.finish().has_value());
+  });
+  EXPECT_EQ(verify_checkpoint(dir_), std::nullopt);
+  EXPECT_EQ(list_checkpoints(dir_), std::vector<fs::path>{dir_ / "step_00000003"});
 }
 
 using StateRingRuns = TrainerTest;

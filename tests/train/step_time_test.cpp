@@ -90,9 +90,11 @@ TEST(StepTimeTest, MoreWorkTakesLonger) {
   EXPECT_LT(blocks, 4.0 / 3.0 * none);  // all of forward, which is a third of the products, is repeated
   EXPECT_LT(ms({"train.microbatch_seqs=8"}), ms({"train.microbatch_seqs=2"}));
   EXPECT_LT(ms({"optim.adamw.state=bf16"}), ms({}));
+  EXPECT_LT(ms({"optim.adamw.state=fp8"}), ms({"optim.adamw.state=bf16"}));
   EXPECT_LT(ms({}), ms({"train.gradients=bf16"}));
   EXPECT_LT(ms({"run.precision=fp8"}), ms({}));
   EXPECT_LT(ms({}), ms({"optim.experts.optimizer=muon"}));
+  EXPECT_LT(ms({"optim.experts.optimizer=muon", "optim.muon.products=bf16"}), ms({"optim.experts.optimizer=muon"}));
   // State that travels bounds the update by the link; little of it lies under the update.
   EXPECT_EQ(ms({}), ms({}, 0.1));
   EXPECT_NEAR(ms({}, 72.0) - ms({}), 72e3 / 50.0 - 1e3 * predict({"h200-141g", "moonlet", {}, 0.0}).update, 1e-6);
@@ -102,7 +104,9 @@ TEST(StepTimeTest, KnowsPartsByTheirNamesAndDevicesByTheirs) {
   ASSERT_NE(find_device_rates("h200-141g"), nullptr);
   EXPECT_EQ(find_device_rates("NVIDIA H200, 132 SMs"), find_device_rates("h200-141g"));
   EXPECT_EQ(find_device_rates("NVIDIA H100 80GB HBM3"), find_device_rates("h100-80g"));
-  EXPECT_EQ(find_device_rates("80GiB"), nullptr);
+  for (const char* other : {"80GiB", "NVIDIA GH200 480GB", "NVIDIA H200 NVL, 132 SMs", "NVIDIA H100 PCIe"}) {
+    EXPECT_EQ(find_device_rates(other), nullptr) << other;
+  }
   EXPECT_EQ(find_device_rates("CPU, 2 threads, fp32, AVX2"), nullptr);
 }
 

@@ -55,6 +55,17 @@ void read_magnitudes(Keys& keys, const ModelConfig& model, YarnConfig& yarn) {
   }
 }
 
+// What scales cos and sin, where a file says it: transformers derives it as nmoe does.
+void check_attention_factor(Keys& keys, double factor, const YarnConfig& yarn) {
+  const auto magnitude = [factor](double mscale) { return 0.1 * mscale * std::log(factor) + 1.0; };
+  const double derived =
+      yarn.mscale_all_dim == 0.0 ? magnitude(1.0) : magnitude(yarn.mscale) / magnitude(yarn.mscale_all_dim);
+  if (std::abs(keys.positive("attention_factor", derived) - derived) <= 1e-6 * derived) return;
+  throw keys.error("attention_factor",
+                   fmt::format("nmoe derives {} from factor, mscale and mscale_all_dim, and takes no other", derived),
+                   "remove it if the model was not trained with it");
+}
+
 double read_factor(Keys& keys) {
   const double factor = keys.positive("factor");
   if (factor < 1.0) throw keys.error("factor", "must be at least 1");
@@ -62,7 +73,6 @@ double read_factor(Keys& keys) {
 }
 
 void read_yarn(Keys& keys, ModelConfig& model) {
-  constexpr const char* kFormula = "nmoe derives it from factor, mscale and mscale_all_dim";
   const double factor = read_factor(keys);
   YarnConfig yarn;
   yarn.original_max_positions = keys.at_least(1, {"original_max_position_embeddings"});
@@ -73,10 +83,8 @@ void read_yarn(Keys& keys, ModelConfig& model) {
   } else {
     yarn.truncate = keys.flag("truncate", true);
   }
-  if (keys.has("attention_factor")) {
-    throw keys.error("attention_factor", kFormula, "remove it if it is what transformers derives as well");
-  }
   read_magnitudes(keys, model, yarn);
+  check_attention_factor(keys, factor, yarn);
   if (factor == 1.0) return;  // plain
   yarn.factor = factor;
   if (ramp_outside_head(yarn, model.rope.theta, rotated(model))) {
@@ -216,7 +224,13 @@ void read_rope(Keys& file, ModelType type, ModelConfig& model) {
 
   Keys keys(scaling, file.lacking(), name + ".");
   const bool theta_inside = keys.has("rope_theta");
-  model.rope.theta = theta_inside ? keys.positive("rope_theta") : file.positive("rope_theta");
+  if (theta_inside) {
+    model.rope.theta = keys.positive("rope_theta");
+  } else if (type == ModelType::kLlama) {  // Llama 2's files do not say it
+    model.rope.theta = file.positive("rope_theta", 10000.0);
+  } else {
+    model.rope.theta = file.positive("rope_theta");
+  }
   if (theta_inside && file.positive("rope_theta", model.rope.theta) != model.rope.theta) {
     throw file.error("rope_theta", fmt::format("{}.rope_theta = {} says otherwise", name, model.rope.theta),
                      "keep one of the two keys");

@@ -164,21 +164,26 @@ class Bias {
 // The biases of a grouped linear layer, one for each expert, on rows that its product rounded before.
 class GroupedBias {
  public:
-  // The weight [E, out] of that name (WeightList::bias).
+  // The weight [E, 1, out] of that name (WeightList::expert_bias).
   GroupedBias(WeightSet& weights, std::string_view name) : weight_(weights.at(name)) {}
 
   // For rows that have weights [N] stat, what is added is multiplied by them.
-  ExpertBias of(Tensor row_weight = {}) const { return {.values = weight_.value, .row_weight = row_weight}; }
+  ExpertBias of(Tensor row_weight = {}) const { return {.values = by_expert(weight_.value), .row_weight = row_weight}; }
   // drow_weight +=, of what was added by row_weight.
   void backward(Ops& ops, const Rows& dy, Tensor offsets, Tensor row_weight = {}, Tensor drow_weight = {}) const {
     ops.expert_bias_backward({.dy = dy.values,
                               .offsets = offsets,
                               .bias = of(row_weight),
-                              .dvalues = weight_.grad_to_add_to(ops),
+                              .dvalues = by_expert(weight_.grad_to_add_to(ops)),
                               .drow_weight = drow_weight});
   }
 
+  Weight& weight() const { return weight_; }
+
  private:
+  // [E, out]
+  static Tensor by_expert(const Tensor& x) { return x.reshape({x.dim(0), x.dim(2)}); }
+
   Weight& weight_;
 };
 

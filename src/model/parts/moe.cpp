@@ -33,6 +33,12 @@ Moe::Moe(const LayerPart& part, WeightSet& weights)
   if (config_.moe.num_shared_experts > 0) shared_.emplace(part, weights);
 }
 
+std::vector<Weight*> Moe::weights_per_expert() const {
+  std::vector<Weight*> weights = {&experts_in_.weight(), &experts_out_.weight()};
+  if (biases_) weights.insert(weights.end(), {&biases_->in.weight(), &biases_->out.weight()});
+  return weights;
+}
+
 void Moe::forward_logits(const Pass& pass, Tensor x, Tensor logits) const {
   const ArenaScope scope(pass.activations);
   router_.forward(pass.ops, x, logits, biases_ ? biases_->logits.forward_stat(pass, x.dim(0)) : Tensor());

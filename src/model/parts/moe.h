@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "model/parts/shared_experts.h"
 #include "rdep/exchange.h"
@@ -50,6 +51,8 @@ class Moe final : public Part {
   // From now on tokens go to their experts by this exchange; at first by one for experts that are all here.
   void exchange_by(std::unique_ptr<TokenExchange> exchange) { exchange_ = std::move(exchange); }
   std::array<Weight*, 2> expert_weights() const { return {&experts_in_.weight(), &experts_out_.weight()}; }
+  // What every expert has its own of, and so moves with it: those two, and biases.
+  std::vector<Weight*> weights_per_expert() const;
   const RouterStats& stats() const { return stats_; }
   const Weight& router_bias() const { return router_bias_; }
   int64_t layer() const { return layer_; }  // its index among all layers of the model

@@ -9,6 +9,7 @@ namespace {
 // One matrix per expert, started like the plain matrix of the same role.
 WeightSpec stacked(WeightSpec matrix, int64_t num_experts) {
   matrix.group = WeightGroup::kExperts;
+  matrix.per_expert = true;
   matrix.shape = {num_experts, matrix.shape[0], matrix.shape[1]};
   return matrix;
 }
@@ -61,8 +62,8 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
   weights.add(stacked(weights.output(name + "experts_out", width.travel, width.hidden), E));
   if (config.moe.biases) {
     const int64_t pre = pre_activation_width(config.activation, width.hidden);
-    weights.add(WeightList::bias(name + "experts_in_bias", {E, pre}));
-    weights.add(WeightList::bias(name + "experts_out_bias", {E, width.travel}));
+    weights.add(WeightList::expert_bias(name + "experts_in_bias", E, pre));
+    weights.add(WeightList::expert_bias(name + "experts_out_bias", E, width.travel));
   }
   if (config.moe.num_shared_experts > 0) {
     weights.begin_part(WeightPart::kShared);

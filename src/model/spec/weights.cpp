@@ -43,6 +43,12 @@ WeightSpec WeightList::bias(const std::string& name, const Shape& shape) {
   return weight;
 }
 
+WeightSpec WeightList::expert_bias(const std::string& name, int64_t num_experts, int64_t dim) {
+  WeightSpec weight = bias(name, {num_experts, 1, dim});
+  weight.per_expert = true;
+  return weight;
+}
+
 void WeightList::add(WeightSpec weight) {
   weight.layer = layer_;
   weight.num_passes = num_passes_;

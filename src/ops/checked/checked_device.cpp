@@ -134,7 +134,7 @@ std::string float_difference(const T* found, std::span<const T> expected, size_t
     if (i % width == 0) of_row = root_mean_square(expected.subspan(i, width));
     const auto a = static_cast<double>(found[i]), b = static_cast<double>(expected[i]);
     if (found[i] == expected[i] || (std::isnan(a) && std::isnan(b))) continue;
-    if (std::abs(a - b) <= tolerance * (std::abs(b) + std::max(of_all, of_row))) continue;
+    if (std::isfinite(b) && std::abs(a - b) <= tolerance * (std::abs(b) + std::max(of_all, of_row))) continue;
     return fmt::format("element {} is {}, not {}, where all have a root mean square of {}, and its row one of {}", i, a,
                        b, of_all, of_row);
   }

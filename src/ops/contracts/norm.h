@@ -31,6 +31,26 @@ struct RmsNormBackward {
   RowCodes dx_codes = {};  // = dx in FP8; undefined: not wanted
 };
 
+// The norm behind Mamba-2's scan (arXiv 2405.21060, section 7): of u = x * z sigmoid(z), in groups of consecutive
+// values of a row, y = u * rstd * gain, rstd = 1 / sqrt(mean of the group's u^2 + eps). T rows of D values in G groups.
+// The order of the sum of squares depends on D / G alone.
+struct GatedNormForward {
+  Tensor x;                // [T, D]
+  Tensor z;                // [T, D], apart
+  Tensor gain;             // [D] stat
+  int64_t num_groups = 1;  // divides D
+  double eps = 1e-5;
+  Tensor y;     // = [T, D]
+  Tensor rstd;  // = [T, G] stat, kept for backward
+};
+struct GatedNormBackward {
+  Tensor x, z, gain, rstd;  // as in forward
+  Tensor dy;                // [T, D]
+  Tensor dx;                // = [T, D]; may be the storage of dy
+  Tensor dz;                // = [T, D], apart
+  Tensor dgain;             // += [D] stat
+};
+
 // Vectors per row: H, or 1.
 inline int64_t norm_vectors_of_row(const Tensor& x) { return x.shape().rank() == 3 ? x.dim(1) : 1; }
 // N

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "ops/cpu/attention_rows.h"
+#include "ops/cpu/documents.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/operations.h"
 #include "ops/cpu/vector_math.h"
@@ -62,25 +63,19 @@ struct DocumentTables {
 // Fills the tables from shape.cu_seqlens and gives them to `g`.
 void set_documents(const AttentionShape& shape, const DocumentTables& tables, Geometry& g) {
   if (!tables.document_begin.defined()) return;
-  const std::span<const int32_t> bounds = shape.cu_seqlens.span<int32_t>();
-  const int64_t num_tokens = tables.document_begin.num_elements(), S = shape.seq_len;
-  NMOE_CHECK(!bounds.empty(), "no documents for {} tokens", num_tokens);
-  NMOE_CHECK(bounds.front() == 0 && bounds.back() == num_tokens, "documents of {} tokens from {} to {}", num_tokens,
-             bounds.front(), bounds.back());
+  const int64_t S = shape.seq_len;
   int32_t* out = tables.document_begin.data<int32_t>();
   int32_t* blocks = tables.block_begin.data<int32_t>();
   const std::span<int32_t> counts = tables.block_count.span<int32_t>();
   std::ranges::fill(counts, 0);
-  for (size_t document = 0; document + 1 < bounds.size(); ++document) {
-    const int64_t first = bounds[document], end = bounds[document + 1], place = first % S, seq = first / S;
-    NMOE_CHECK(first <= end && place + end - first <= S, "document {} is [{}, {}), with sequences of {}", document,
-               first, end, S);
+  for_each_document(shape.num_seqs, S, shape.cu_seqlens, [&](int64_t first, int64_t end) {
+    const int64_t place = first % S, seq = first / S;
     std::fill(out + first, out + end, static_cast<int32_t>(place));
     for (int64_t begin = place; begin < place + end - first; begin += kQueryBlock) {
       int32_t& count = counts[static_cast<size_t>(seq)];
       blocks[seq * (S + 1) + count++] = static_cast<int32_t>(begin);
     }
-  }
+  });
   for (int64_t seq = 0; seq < shape.num_seqs; ++seq) {
     blocks[seq * (S + 1) + counts[static_cast<size_t>(seq)]] = static_cast<int32_t>(S);
   }

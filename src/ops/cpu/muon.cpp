@@ -41,6 +41,7 @@ struct Problem {
   int64_t first;  // index, in the whole tensor, of the matrix's first element
   Real grad_scale, lr, beta, weight_decay;
   int iterations;
+  bool in_bf16;  // MuonProducts
 
   bool transposed() const { return rows > cols; }
 };
@@ -90,6 +91,17 @@ void tiled_gemm(const RunTasks& run_tasks, const Tensor& panels, bool symmetric,
   });
 }
 
+// x = x + factor * y, rounded to BF16; y may be null.
+template <class Real>
+void add_in_bf16(const RunTasks& run_tasks, int64_t size, Real* x, Real factor, const Real* y) {
+  run_tasks(ceil_div(size, kSlice), [&](int64_t slice, int) {
+    for (int64_t i = slice * kSlice; i < std::min((slice + 1) * kSlice, size); ++i) {
+      const Real sum = y == nullptr ? x[i] : std::fma(factor, y[i], x[i]);
+      x[i] = bf16_to_float(float_to_bf16(static_cast<float>(sum)));
+    }
+  });
+}
+
 // Elements [begin, end) of a momentum in BF16, and of the direction x; the sum of its squares. Fused as CUDA's.
 template <class Real>
 Real rounded_direction(const Problem<Real>& p, Real* x, int64_t begin, int64_t end) {
@@ -106,6 +118,29 @@ Real rounded_direction(const Problem<Real>& p, Real* x, int64_t begin, int64_t e
     sum += x[i] * x[i];
   }
   return sum;
+}
+
+// One iteration from x into next: gram = x x^T;  poly = a + b gram + c gram^2;  next = poly x. In BF16 poly is without
+// a, which would round away the rest, and next = a x + poly x.
+template <class Real>
+void iterate(const Problem<Real>& p, const Workspace<Real>& ws, const RunTasks& run_tasks, const Real* x, Real* next) {
+  const int64_t square = p.small * p.small;
+  const Operand<Real> x_transposed{x, p.large, Transpose::kYes};
+  tiled_gemm<Real>(run_tasks, ws.panels, true, p.small, p.small, p.large, 1, x, x_transposed, ws.gram);
+  if (p.in_bf16) add_in_bf16<Real>(run_tasks, square, ws.gram, 0, nullptr);
+  tiled_gemm<Real>(run_tasks, ws.panels, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram,
+                   {ws.gram, p.small}, ws.poly);
+  if (p.in_bf16) {
+    add_in_bf16<Real>(run_tasks, square, ws.poly, static_cast<Real>(kB), ws.gram);
+  } else {
+    run_tasks(p.small, [&](int64_t i, int) {
+      Real* row = ws.poly + i * p.small;
+      for (int64_t j = 0; j < p.small; ++j) row[j] += static_cast<Real>(kB) * ws.gram[i * p.small + j];
+      row[i] += static_cast<Real>(kA);
+    });
+  }
+  tiled_gemm<Real>(run_tasks, ws.panels, false, p.small, p.large, p.small, 1, ws.poly, {x, p.large}, next);
+  if (p.in_bf16) add_in_bf16<Real>(run_tasks, p.small * p.large, next, static_cast<Real>(kA), x);
 }
 
 // One matrix.
@@ -153,18 +188,9 @@ void update_matrix(Problem<Real> p, const Workspace<Real>& ws, const RunTasks& r
     std::swap(x, next);
   }
 
+  if (p.in_bf16) add_in_bf16<Real>(run_tasks, size, x, 0, nullptr);
   for (int iteration = 0; iteration < p.iterations; ++iteration) {
-    // gram = x x^T;  poly = a + b gram + c gram^2;  next = poly x
-    const Operand<Real> x_transposed{x, p.large, Transpose::kYes};
-    tiled_gemm<Real>(run_tasks, ws.panels, true, p.small, p.small, p.large, 1, x, x_transposed, ws.gram);
-    tiled_gemm<Real>(run_tasks, ws.panels, true, p.small, p.small, p.small, static_cast<Real>(kC), ws.gram,
-                     {ws.gram, p.small}, ws.poly);
-    run_tasks(p.small, [&](int64_t i, int) {
-      Real* row = ws.poly + i * p.small;
-      for (int64_t j = 0; j < p.small; ++j) row[j] += static_cast<Real>(kB) * ws.gram[i * p.small + j];
-      row[i] += static_cast<Real>(kA);
-    });
-    tiled_gemm<Real>(run_tasks, ws.panels, false, p.small, p.large, p.small, 1, ws.poly, {x, p.large}, next);
+    iterate(p, ws, run_tasks, x, next);
     std::swap(x, next);
   }
 
@@ -227,7 +253,8 @@ void muon_step(Context& ctx, const MuonStep& args) {
                          .lr = static_cast<Real>(*args.rates.data<double>()),
                          .beta = static_cast<Real>(args.beta),
                          .weight_decay = static_cast<Real>(args.weight_decay),
-                         .iterations = args.iterations};
+                         .iterations = args.iterations,
+                         .in_bf16 = args.products == MuonProducts::kBf16};
   };
   const auto workspace = [&](int64_t index) {
     return Workspace<Real>{.x = x[index].data<Real>(),

@@ -8,7 +8,6 @@
 #include "base/failure.h"
 #include "base/say.h"
 #include "base/thread_pool.h"
-#include "checkpoint/checkpoint.h"
 
 namespace nmoe {
 namespace {
@@ -50,7 +49,7 @@ std::vector<TensorPart> written_here(StateRing& ring, std::span<const StateTenso
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(fs::path dir, int64_t keep_last, const Rank& rank)
-    : dir_(std::move(dir)), keep_last_(keep_last), rank_(rank), writer_(dir_, keep_last) {}
+    : dir_(std::move(dir)), keep_last_(keep_last), rank_(rank) {}
 
 // Where rank 0 writes, for all; "" when it cannot.
 void CheckpointSaver::open_draft(int64_t step) {
@@ -78,15 +77,16 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
   StateRing& ring = engine.state_ring();
   ring.begin();
   begun_ = true;
+  written_.reset();
   open_draft(rank_.mesh().all().all_gather_values(head.info.step).front());
   head_ = std::move(head);
   if (draft_) {
-    // Where experts are changes while training goes on; what is read is as they were.
-    // Where training goes on meanwhile, it has the other processors.
+    // Where all of the state is copied at once, training goes on meanwhile and has the other processors.
     const int64_t share = available_cpus() / rank_.mesh().process().count();
     const int64_t threads = ring.holds_all() ? 1 : std::clamp<int64_t>(share, 1, kMostThreads);
-    writer_.submit_work([this, threads, draft = draft_, model = written_here(ring, ring.model()),
-                         rest = written_here(ring, ring.optimizer())] {
+    // Where experts are changes while training goes on: written_here() says it as it is now.
+    writer_.submit([this, threads, draft = draft_, model = written_here(ring, ring.model()),
+                    rest = written_here(ring, ring.optimizer())] {
       ThreadPool pool(static_cast<int>(threads));
       written_ = draft->write({.index = static_cast<int>(rank_.index()), .count = static_cast<int>(rank_.count())},
                               model, rest, pool);
@@ -96,8 +96,17 @@ void CheckpointSaver::begin(Engine& engine, CheckpointHead head) {
     hand_over(ring);
   } catch (...) {
     ring.abandon();  // the writer must not wait for what nobody will copy
+    drop();
     throw;
   }
+}
+
+// Gives up the checkpoint that was begun, on this rank: it cannot be published any more.
+void CheckpointSaver::drop() {
+  wait_for_writer();
+  failure_ = nullptr;  // what ended the checkpoint is on its way to the caller
+  draft_ = nullptr;
+  begun_ = false;
 }
 
 // Fills the ring until it has had all of the state, on all ranks. They keep meeting meanwhile, and if one of them
@@ -122,11 +131,15 @@ std::optional<Error> CheckpointSaver::publish() {
   begun_ = false;
   const auto draft = std::exchange(draft_, nullptr);
   std::vector<std::string> texts;
-  if (auto error = gather(draft ? print_written_part(written_) : "", texts)) return error;
+  if (auto error = gather(written_ ? print_written_part(*written_) : "", texts)) return error;
+  if (std::ranges::find(texts, "") != texts.end()) {
+    return runtime_error("a checkpoint was given up: its state was not copied to its end",
+                         "the next one is written as if this one had not been begun");
+  }
   if (!rank_.is_first()) return std::nullopt;
   std::vector<WrittenPart> parts;
   for (const std::string& text : texts) parts.push_back(parse_written_part(text));
-  writer_.submit_work([this, draft, parts = std::move(parts)] {
+  writer_.submit([this, draft, parts = std::move(parts)] {
     ThreadPool pool(1);
     draft->publish(head_, parts, {}, pool);
     try {

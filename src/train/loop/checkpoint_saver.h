@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/async_writer.h"
+#include "checkpoint/checkpoint.h"
 #include "train/step/engine.h"
 
 namespace nmoe {
@@ -44,6 +45,7 @@ class CheckpointSaver {
  private:
   void open_draft(int64_t step);
   void hand_over(StateRing& ring);
+  void drop();
   void wait_for_writer();
   void wait_for_all_writers();
   std::optional<Error> gather(const std::string& mine, std::vector<std::string>& all);
@@ -55,8 +57,8 @@ class CheckpointSaver {
   std::shared_ptr<CheckpointDraft> draft_;  // of the checkpoint begun; null if that failed
   std::exception_ptr failure_;              // of this rank, not yet reported
   CheckpointHead head_;
-  WrittenPart written_;           // by writer_'s thread
-  AsyncCheckpointWriter writer_;  // last: it uses all of the above
+  std::optional<WrittenPart> written_;  // of the checkpoint begun, by writer_'s thread once it has all of it
+  AsyncCheckpointWriter writer_;        // last: it uses all of the above
 };
 
 }  // namespace nmoe

@@ -12,7 +12,7 @@ namespace {
 // them, beside what they took.
 constexpr DeviceRates kRates[] = {
     {.part = "h100-80g",
-     .device = "H100",
+     .device = "NVIDIA H100 80GB HBM3",
      .product = 690e12,
      .low_product = 1000e12,
      .muon_product = 400e12,
@@ -22,7 +22,7 @@ constexpr DeviceRates kRates[] = {
      .host_link = 46e9,
      .device_link = 320e9},
     {.part = "h200-141g",
-     .device = "H200",
+     .device = "NVIDIA H200",
      .product = 690e12,
      .low_product = 1000e12,
      .muon_product = 400e12,
@@ -37,7 +37,8 @@ constexpr DeviceRates kRates[] = {
 
 const DeviceRates* find_device_rates(std::string_view name) {
   const auto found = std::ranges::find_if(kRates, [&](const DeviceRates& rates) {
-    return name == rates.part || name.find(rates.device) != std::string_view::npos;
+    const std::string_view begin = name.substr(0, name.find(','));  // what follows is not the part's name
+    return begin == rates.part || begin == rates.device;
   });
   return found == std::end(kRates) ? nullptr : found;
 }

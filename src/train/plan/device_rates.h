@@ -8,7 +8,7 @@ namespace nmoe {
 
 struct DeviceRates {
   std::string_view part;    // as GpuPart::name
-  std::string_view device;  // what a device's name has in it
+  std::string_view device;  // as such a device calls itself, to a comma: others of a like name are slower
   // Products of bf16 and of fp8 operands, and Muon's in TF32, without what they read and write; FLOP/s.
   double product = 0.0, low_product = 0.0, muon_product = 0.0;
   // Attention between its projections: FLOP/s of ModelCost's count, and seconds more for each pair of positions of each

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/process.h"
 #include "base/text.h"
 #include "model/experts_exchange.h"
+#include "ops/planned/gpu_part.h"
 #include "train/plan/rehearsal.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
@@ -16,9 +18,18 @@ namespace nmoe {
 
 namespace {
 
-// What the arenas of `plan` take of a device's own memory.
-int64_t arena_bytes_on(Device& device, const StoragePlan& plan) {
-  int64_t bytes = 0;
+// Of a GPU's memory, by which it reaches pinned memory of the host: all that the ranks of this process have.
+int64_t page_table_bytes(const StoragePlan& plan, int64_t ranks) {
+  int64_t pinned = 0;
+  for (const ArenaDescription& arena : arena_table()) {
+    if (arena.placement != Placement::kDevice) pinned += ranks * plan[arena.kind];
+  }
+  return pinned / kPinnedBytesPerTableByte;
+}
+
+// What the arenas of `plan`, one rank's, take of a GPU's own memory.
+int64_t arena_bytes_on(Device& device, const StoragePlan& plan, int64_t ranks) {
+  int64_t bytes = page_table_bytes(plan, ranks);
   for (const ArenaDescription& arena : arena_table()) {
     if (arena.placement != Placement::kDevice || plan[arena.kind] == 0) continue;
     bytes += device.memory().allocation_bytes(plan[arena.kind]);
@@ -33,7 +44,8 @@ int64_t memory_limit(const Config& config, int64_t machine) {
 
 // OptimConfig::state_on_device of optim.offload = "fit": all of it, or what is left beside everything else and a
 // hundredth of the memory, by which a plan may be wrong.
-int64_t fitting_state(Config config, Device& device, const std::function<StoragePlan(const Config&)>& plan) {
+int64_t fitting_state(Config config, Device& device, int64_t ranks,
+                      const std::function<StoragePlan(const Config&)>& plan) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   // Of which allocations are multiples: the optimizer's arena is larger by these bytes and no more.
   constexpr int64_t kGranularity = int64_t{2} << 20;
@@ -42,7 +54,7 @@ int64_t fitting_state(Config config, Device& device, const std::function<Storage
   const int64_t limit = memory_limit(config, use->used_bytes + use->free_bytes);
   const auto left_with = [&](int64_t state) {
     config.optim.state_on_device = state;
-    return limit - use->used_bytes - arena_bytes_on(device, plan(config));
+    return limit - use->used_bytes - arena_bytes_on(device, plan(config), ranks);
   };
   if (left_with(kAll) >= 0) return kAll;
   const auto rounded = [](int64_t bytes) { return std::max<int64_t>(0, bytes / kGranularity * kGranularity); };
@@ -80,7 +92,8 @@ MemoryPlan MemoryPlanner::plan(const Config& given) const {
   Config config = given;
   MemoryPlan plan{.ranks = ranks_};
   if (config.optim.offload == Offload::kFit) {
-    plan.state_on_device = fitting_state(config, *device_, [&](const Config& fitted) { return storage(fitted); });
+    plan.state_on_device =
+        fitting_state(config, *device_, ranks_, [&](const Config& fitted) { return storage(fitted); });
     config.optim.state_on_device = plan.state_on_device;
   }
   plan.storage = storage(config);
@@ -103,6 +116,8 @@ MemoryPlan MemoryPlanner::plan(const Config& given) const {
   if (use) {
     // The rehearsal has loaded what a run loads.
     plan.lines.push_back({"context", use->used_bytes, "CUDA context, libraries, others on the device", true});
+    plan.lines.push_back(
+        {"page tables", page_table_bytes(plan.storage, ranks_), "by which it reaches pinned memory of the host", true});
     plan.device_limit = use->used_bytes + use->free_bytes;
     plan.device_flops = device_->peak_flops();
   }
@@ -136,7 +151,7 @@ ExpertElements expert_elements(const Config& config, int64_t ranks) {
   ExpertElements elements;
   if (config.model.moe.num_experts == 0) return elements;
   for (const WeightSpec& weight : describe_model(config.model).weights) {
-    if (weight.group != WeightGroup::kExperts) continue;
+    if (!weight.per_expert) continue;
     const int64_t here = weight.shape.num_elements() / ranks;
     elements.all += here;
     elements.largest = std::max(elements.largest, here);
@@ -146,14 +161,14 @@ ExpertElements expert_elements(const Config& config, int64_t ranks) {
 
 // What ranks put into each other's memory, where they share experts.
 std::string describe_exchange(const Config& config, int64_t ranks) {
-  const std::vector<LayerSpec> specs = all_layer_specs(config.model);
-  const int64_t layers = count_parts(specs, PartKind::kMoe);
+  const std::vector<int64_t> passes = moe_passes(config.model);
+  const int64_t layers = std::reduce(passes.begin(), passes.end());
   if (ranks == 1 || layers == 0) return "";
   const std::vector<ExchangeCost> costs = exchange_costs(config, device_options(config.run).compute_dtype, ranks);
   const double tokens = static_cast<double>(step_tokens(config)) / static_cast<double>(config.parallel.ranks);
   double sum = 0.0;
   for (size_t i = 0; i < costs.size(); ++i) {
-    if (count_parts({&specs[i], 1}, PartKind::kMoe) > 0) sum += costs[i].bytes_per_token() * tokens;
+    if (passes[i] > 0) sum += static_cast<double>(passes[i]) * costs[i].bytes_per_token() * tokens;
   }
   return fmt::format(
       "  of each rank a step puts {} to others, {} a layer with experts: {:.2f} ranks a token, each way, if all "

@@ -1,6 +1,7 @@
 #include "train/plan/step_time.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 
 #include "model/experts_exchange.h"
@@ -8,6 +9,7 @@
 #include "model/spec/moe.h"
 #include "model/spec/operand_formats.h"
 #include "model/spec/spec.h"
+#include "ops/moment_codes.h"
 #include "optim/optimizer.h"
 #include "train/step/batch_shape.h"
 
@@ -15,6 +17,7 @@ namespace nmoe {
 namespace {
 
 constexpr double kActBytes = 2.0, kStatBytes = 4.0;
+constexpr double kCodeBytes = 1.0 + 1.0 / static_cast<double>(moments::kBlock);
 
 // The share of what products read and write that shows: the rest is in the cache, or lies under the product.
 constexpr double kVisible = 0.45;
@@ -30,8 +33,8 @@ constexpr double kLogitBytes = 6.0;
 constexpr double kCastBytes = 3.0;
 // For each pre-activation that waits as codes: those, written and read.
 constexpr double kSavedBytes = 2.0;
-// An iteration of Newton-Schulz for each element, in fp32: docs/log/optimizer.md.
-constexpr double kIterationBytes = 20.0;
+// Values that an iteration of Newton-Schulz reads and writes for each element: docs/log/optimizer.md.
+constexpr double kIterationValues = 5.0;
 // Forward's share of attention (two products of seven).
 constexpr double kForwardAttention = 0.3;
 // docs/scale.md: the share of transfers between ranks that no work hides; how much longer the products of experts take
@@ -101,7 +104,8 @@ class StepModel {
       time.repeated += microbatches_ * of_all / static_cast<double>(layers);
     }
     if (host_state_bytes > 0) {
-      time.update = std::max(time.update, static_cast<double>(host_state_bytes) / rates_.host_link);
+      time.update = std::max(time.update, transfer_seconds(static_cast<double>(host_state_bytes),
+                                                           time.products + time.attention + time.memory));
     }
     if (ranks_ > 1.0) time.exchange = exchange_seconds(seconds(experts, rates_));
     return time;
@@ -109,7 +113,7 @@ class StepModel {
 
  private:
   static bool is_multiplied(const WeightSpec& weight) {
-    return weight.is_trained() && weight.shape.rank() > 1 && !weight.is_looked_up;
+    return weight.is_trained() && weight.shape.rank() > 1 && !weight.is_stat && !weight.is_looked_up;
   }
   // Whether it is the first of a feed-forward's two.
   static bool gives_pre_activations(const WeightSpec& weight) {
@@ -195,17 +199,9 @@ class StepModel {
     return {};
   }
 
-  // How often tokens go through the experts of a layer, and through any.
-  int64_t moe_passes_of(std::span<const LayerSpec> specs, size_t layer) const {
-    const bool is_ahead = layer >= model_.layers.size();
-    return count_parts(specs.subspan(layer, 1), PartKind::kMoe) *
-           (is_ahead ? config_.model.mtp.passes_of_a_module() : 1);
-  }
   int64_t num_moe_passes() const {
-    const std::vector<LayerSpec> specs = all_layer_specs(config_.model);
-    int64_t sum = 0;
-    for (size_t layer = 0; layer < specs.size(); ++layer) sum += moe_passes_of(specs, layer);
-    return sum;
+    const std::vector<int64_t> passes = moe_passes(config_.model);
+    return std::reduce(passes.begin(), passes.end());
   }
 
   // Rows of experts into sums of tokens, forward and backward.
@@ -230,18 +226,32 @@ class StepModel {
     return flops / rates_.attention + flops / of_pair * rates_.attention_pair;
   }
 
+  // What state in host memory takes longer than forward and backward, of `computing` seconds a step: as much as may is
+  // written back beside the first forward, and while the update goes on the rest is, beside what is fetched.
+  double transfer_seconds(double bytes, double computing) const {
+    const BatchShape shape = batch_shape(config_, config_.data.seq_len);
+    const double held = std::min(bytes, static_cast<double>(state_bytes_beside_forward(config_, shape)));
+    const double forward = computing / 3.0 / microbatches_;
+    return (bytes - held) / rates_.host_link + std::max(0.0, held / rates_.host_link - forward);
+  }
+
   double update_seconds() const {
     double bytes = 0.0, flops = 0.0;
+    const bool in_bf16 = config_.optim.muon.products == MuonProducts::kBf16;
     for (const WeightSpec& weight : model_.weights) {
       if (!weight.is_trained()) continue;
       const double here = static_cast<double>(weight.shape.num_elements()) / ranks_;
       const bool rounds = config_.train.gradients == GradientFormat::kBf16 && weight.group == WeightGroup::kExperts;
       // The gradient for its norm and for the update; both halves of masters.
       double of_element = 2.0 * (rounds ? kActBytes : kStatBytes) + 2.0 * kStatBytes;
-      const auto moment = [](MomentFormat format) { return format == MomentFormat::kBf16 ? kActBytes : kStatBytes; };
+      const auto moment = [](MomentFormat format) {
+        if (format == MomentFormat::kFp8) return kCodeBytes;
+        return format == MomentFormat::kBf16 ? kActBytes : kStatBytes;
+      };
       if (group_of(config_.optim, weight.group).optimizer == OptimizerKind::kMuon && weight.shape.rank() > 1) {
         const auto iterations = static_cast<double>(config_.optim.muon.iterations);
-        of_element += 2.0 * moment(config_.optim.muon.state) + iterations * kIterationBytes;
+        of_element +=
+            2.0 * moment(config_.optim.muon.state) + iterations * kIterationValues * (in_bf16 ? kActBytes : kStatBytes);
         const double rows = outputs(weight) / static_cast<double>(weight.num_matrices);
         const double low = std::min(rows, inputs(weight)), high = std::max(rows, inputs(weight));
         // Two products with the Gram matrix's side twice, and its square.
@@ -251,21 +261,21 @@ class StepModel {
       }
       bytes += of_element * here;
     }
-    return bytes / rates_.memory + flops / rates_.muon_product;
+    return bytes / rates_.memory + flops / (in_bf16 ? rates_.product : rates_.muon_product);
   }
 
   double exchange_seconds(double experts) const {
     const auto layers = static_cast<double>(num_moe_passes());
-    const std::vector<LayerSpec> specs = all_layer_specs(config_.model);
+    const std::vector<int64_t> passes = moe_passes(config_.model);
     const std::vector<ExchangeCost> costs = exchange_costs(config_, DType::kBF16, config_.parallel.ranks);
     double bytes = 0.0;
-    for (size_t layer = 0; layer < specs.size(); ++layer) {
-      const auto passes = static_cast<double>(moe_passes_of(specs, layer));
-      if (passes > 0.0) bytes += passes * tokens_ * microbatches_ * costs[layer].bytes_per_token();
+    for (size_t layer = 0; layer < passes.size(); ++layer) {
+      if (passes[layer] == 0) continue;
+      bytes += static_cast<double>(passes[layer]) * tokens_ * microbatches_ * costs[layer].bytes_per_token();
     }
     double update = 0.0;  // values that come back, and the embedding's gradient, which is complete last
     for (const WeightSpec& weight : model_.weights) {
-      if (!weight.is_trained() || weight.group == WeightGroup::kExperts) continue;
+      if (!weight.is_trained() || weight.per_expert) continue;
       update +=
           (kActBytes + (weight.is_looked_up ? kStatBytes : 0.0)) * static_cast<double>(weight.shape.num_elements());
     }

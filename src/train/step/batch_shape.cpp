@@ -3,9 +3,14 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/spec/cost.h"
 
 namespace nmoe {
 namespace {
+
+// Bytes that the link to the host moves while a GPU computes a FLOP, of which an H100 reaches some 400e12 a second
+// where the link has 50 GB/s; times 1.5, as bytes too many delay forward's end by no more than they shorten the update.
+constexpr double kLinkBytesPerFlop = 1.5 * 50e9 / 400e12;
 
 void check_length(const Config& config, const MixtureStage& stage) {
   const int64_t tokens = step_tokens(config), ranks = config.parallel.ranks;
@@ -65,6 +70,14 @@ std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64
   std::vector<BatchShape> shapes;
   for (const int64_t seq_len : seq_lens) shapes.push_back(batch_shape(config, seq_len));
   return shapes;
+}
+
+int64_t state_bytes_beside_forward(const Config& config, const BatchShape& shape) {
+  if (config.train.recompute.any([](Recompute level) { return level == Recompute::kHost; })) return 0;
+  constexpr double kForward = 1.0 / 3.0;  // of training
+  const double flops = kForward * model_cost(config.model).flops_per_token(shape.seq_len) *
+                       static_cast<double>(shape.microbatch_tokens());
+  return static_cast<int64_t>(kLinkBytesPerFlop * flops);
 }
 
 ExchangeLimits exchange_limits(const Config& config, std::span<const BatchShape> shapes) {

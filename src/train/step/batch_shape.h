@@ -35,6 +35,10 @@ int64_t step_tokens(const Config& config);
 BatchShape batch_shape(const Config& config, int64_t seq_len);
 // The shapes of an engine's steps, one for each sequence length, of which data.seq_len is the first; none: that alone.
 std::vector<BatchShape> batch_shapes(const Config& config, std::span<const int64_t> seq_lens);
+// Of a rank's optimizer state in host memory, the bytes that are to be written back beside a step's first forward, in
+// microbatches of that shape. None where inputs of blocks are sent to the host meanwhile, on the same lane: each would
+// wait for all of that.
+int64_t state_bytes_beside_forward(const Config& config, const BatchShape& shape);
 // What ranks exchange at most, in microbatches of these shapes.
 ExchangeLimits exchange_limits(const Config& config, std::span<const BatchShape> shapes);
 

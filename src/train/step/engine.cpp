@@ -31,6 +31,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
                 .updates = {.index = domain_.shards().index(),
                             .count = domain_.shards().count(),
                             .by_matrix = Optimizer::by_matrix(config_.optim),
+                            .narrowest = Optimizer::narrowest_state(config_.optim, ops_.stat_dtype()),
                             .bucket_bytes = config_.parallel.bucket_bytes,
                             .in_order = in_order()},
                 .data = {.index = rank.mesh().data().index(), .count = rank.mesh().data().count()}}),
@@ -57,7 +58,8 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
   allocate_exchange(step_state);  // which has room for rows' codes if weights have codes
   precision_ = PrecisionChecks::make(config_, weights_, step_state);
   for (const Batch& batch : inputs_.batches[0]) fill_positions(batch, upload_);
-  const StateMemory state_memory{storage[ArenaKind::kOptimizer], storage[ArenaKind::kHostState]};
+  const StateMemory state_memory{storage[ArenaKind::kOptimizer], storage[ArenaKind::kHostState],
+                                 state_bytes_beside_forward(config_, shapes_[0])};
   optimizer_ =
       std::make_unique<Optimizer>(config_.optim, weights_, ops_, state_memory, inputs_.rates, inputs_.rounding_key);
   for (int64_t i = 0; i < kMaxPending; ++i) {
@@ -182,7 +184,7 @@ void Engine::set_places(ExpertPlacement places) {
   if (!square_order_.defined()) return;
   std::map<const Weight*, size_t> layer_of;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
-    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) layer_of.emplace(weight, layer);
+    for (const Weight* weight : model_.moe_layers()[layer]->weights_per_expert()) layer_of.emplace(weight, layer);
   }
   std::vector<int32_t> order;
   for (const Weight& weight : weights_.all()) {
@@ -210,7 +212,7 @@ void Engine::place_experts(const ExpertState& experts) {
 std::vector<MovableExperts> Engine::movable_experts() {
   std::vector<MovableExperts> all;
   for (size_t layer = 0; layer < experts_.places.size(); ++layer) {
-    for (const Weight* weight : model_.moe_layers()[layer]->expert_weights()) {
+    for (const Weight* weight : model_.moe_layers()[layer]->weights_per_expert()) {
       MovableExperts& experts =
           all.emplace_back(MovableExperts{.layer = layer, .staging = weight->grad, .turns = {{weight->value}}});
       if (weight->low.defined()) experts.turns[0].push_back(weight->low);
@@ -231,6 +233,7 @@ Rebalancing Engine::rebalance() {
   Rebalancing done;
   if (experts_.rows.empty()) return done;
   NMOE_CHECK(num_pending() == 0, "experts are moved while {} steps are pending", num_pending());
+  settle();
   ExpertPlacement places;
   for (size_t i = 0; i < experts_.places.size(); ++i) {
     const auto& before = experts_.places[i];
@@ -251,6 +254,7 @@ Rebalancing Engine::rebalance() {
 }
 
 StateRing& Engine::state_ring() {
+  settle();
   if (state_ring_ != nullptr) return *state_ring_;
   // Replicas of a shard have the same; each writes some of it, in turn.
   const AcrossGroup replicas = domain_.shard_replicas();
@@ -275,7 +279,15 @@ StateRing& Engine::state_ring() {
   return *state_ring_;
 }
 
+void Engine::settle() { optimizer_->settle(activations_); }
+
+RunnerRoom Engine::room_between_steps() {
+  settle();
+  return RunnerRoom::between_passes(storage_);
+}
+
 void Engine::initialise() {
+  settle();
   weights_.initialise(ops_, static_cast<uint64_t>(config_.run.seed), config_.model.init.truncation);
   gather_values();
   ops_.fill({stopped_, 0.0});
@@ -302,6 +314,7 @@ void Engine::load(int64_t index, const Microbatch& microbatch) {
   NMOE_CHECK(static_cast<int64_t>(microbatch.tokens.size()) == batch.num_tokens(), "a microbatch of {} tokens, not {}",
              microbatch.tokens.size(), batch.num_tokens());
   fill_batch(batch, microbatch, write_);
+  fill_ahead(batch, microbatch, write_);
 }
 
 void Engine::enqueue_inputs(const Progress& progress, const StepTargets& targets) {
@@ -323,6 +336,7 @@ void Engine::enqueue_inputs(const Progress& progress, const StepTargets& targets
 void Engine::enqueue_begin() {
   const auto microbatches = std::ssize(inputs_.batches[inputs_shape_]);
   weights_.set_gradient_products(in_order() ? microbatches * rank_.count() : microbatches);
+  optimizer_->write_held(activations_);
   model_.begin_step();
   ops_.fill({partial_sums_, 0.0});
   if (checks_) precision_->begin(ops_, /*dense=*/!in_order() || rank_.is_first());
@@ -346,13 +360,19 @@ void Engine::enqueue_gradients(const Marker& mark) {
   int64_t first = 0;  // of the rank's tokens
   for (const Batch& batch : batches) {
     const int64_t T = batch.num_tokens();
+    const bool is_last = &batch == &batches.back();
+    // What they take is known from the second on: it stands for all up to the last, which has more to do.
+    if (ops_.counting() && !is_last && &batch - batches.data() >= 2) {
+      first += T;
+      shard += rank_.count();
+      continue;
+    }
     const auto of_batch = [&](const Tensor& all, int64_t rows) {
       return all.rows(first * rows, (first + T) * rows).reshape({rows, T});
     };
     const Tensor losses = of_batch(losses_, num_losses);
     const Tensor predictions = depth > 0 ? of_batch(depth_predictions_, depth) : Tensor();
     first += T;
-    const bool is_last = &batch == &batches.back();
     model_.forward_backward(batch, step_scale(inputs_shape_), activations_, losses,
                             {.mark = mark, .gradients_ready = is_last ? in_last : GradientsReady()}, predictions);
     for (int64_t i = 0; i < num_losses; ++i) {
@@ -379,7 +399,7 @@ void Engine::sum_gradients(size_t first_weight, size_t end_weight) {
   }
   for (size_t i = first_weight; i < end_weight; ++i) {
     const Weight& weight = weights.all()[i];
-    if (weight.spec.group == WeightGroup::kExperts) experts.push_back(weight.grad);
+    if (weight.spec.per_expert) experts.push_back(weight.grad);
   }
   device_.order(Lane::kCompute, Lane::kCommunication);
   Ops& ops = device_.ops(Lane::kCommunication);
@@ -434,6 +454,7 @@ void Engine::step(const Progress& progress, const StepTargets& targets, bool in_
   // The first step of a shape is not recorded: libraries load their kernels then, which a recording cannot hold.
   Steps& alike = steps_[2 * inputs_shape_ + (checks_ ? 1 : 0)];
   or_failure([&] {
+    optimizer_->hold(activations_);
     if (!alike.warm) {
       work();
       alike.warm = true;
@@ -515,6 +536,7 @@ std::vector<RouterHealth> Engine::router_health() {
 
 NonFinite Engine::find_non_finite() {
   NMOE_CHECK(num_taken_ > 0, "no step's result was taken");
+  settle();
   const StepSlot& bad = slot(num_taken_ - 1);
   device_.upload(inputs_.block, bad.inputs().block.raw());
   inputs_shape_ = bad.shape();
@@ -555,8 +577,10 @@ NonFinite Engine::find_non_finite() {
   return first;
 }
 
-// In the place of a step's microbatch, which the next step brings anew.
+// In the place of a step's microbatch, which the next step brings anew. What is computed then may have all of the
+// stack.
 Batch Engine::place(const Microbatch& microbatch) {
+  settle();
   const Batch& where = inputs_.batches[0][0];
   if (inputs_shape_ != 0) fill_positions(where, upload_);
   inputs_shape_ = 0;

@@ -146,7 +146,7 @@ class Engine {
   void set_patience(std::chrono::milliseconds patience) const { domain_.set_patience(patience); }
 
   // Where something else runs the weights until the next pass (train/step/live_generation.h).
-  RunnerRoom room_between_steps() { return RunnerRoom::between_passes(storage_); }
+  RunnerRoom room_between_steps();
 
   const Rank& rank() const { return rank_; }
   bool masks_documents() const { return config_.data.mask_documents; }
@@ -168,6 +168,7 @@ class Engine {
   void sum_gradients(size_t first_weight, size_t end_weight);
   void enqueue_update();
   void enqueue_results(bool in_detail);
+  void settle();  // state that a step left on the device, before anything else uses the stack or host memory
   Batch place(const Microbatch& microbatch);
   void forget_recordings();
   void or_failure(const std::function<void()>& work) const;

@@ -27,19 +27,6 @@ std::vector<AheadRows> allocate_ahead(const Config& config, int64_t num_tokens, 
   return ahead;
 }
 
-void fill_ahead(Batch& batch, const Microbatch& microbatch, const PutBytes& put) {
-  if (batch.ahead.empty()) return;
-  const size_t count = microbatch.tokens.size();
-  std::vector<int32_t> tokens(count), targets(count);
-  for (size_t i = 0; i < batch.ahead.size(); ++i) {
-    AheadRows& rows = batch.ahead[i];
-    look_ahead(microbatch, batch.seq_len, static_cast<int64_t>(i) + 1, tokens, targets);
-    rows = {.tokens = rows.tokens.rows(0, std::ssize(tokens)), .targets = rows.targets.rows(0, std::ssize(tokens))};
-    put(rows.tokens, std::as_bytes(std::span(tokens)));
-    put(rows.targets, std::as_bytes(std::span(targets)));
-  }
-}
-
 }  // namespace
 
 int64_t num_losses(const Config& config) { return std::ssize(objectives_of(config.train)) + config.model.mtp.depth; }
@@ -106,7 +93,6 @@ Batch fill_batch(Batch batch, const Microbatch& microbatch, const PutBytes& put)
     batch.rows[row] = batch.rows[row].rows(0, T);
     put(batch.rows[row], values);
   }
-  fill_ahead(batch, microbatch, put);
   if (masks_documents) {
     const Documents& documents = *microbatch.documents;
     const auto capacity = static_cast<size_t>(batch.cu_seqlens.dim(0));
@@ -119,6 +105,16 @@ Batch fill_batch(Batch batch, const Microbatch& microbatch, const PutBytes& put)
     put(batch.positions, std::as_bytes(std::span(documents.positions)));
   }
   return batch;
+}
+
+void fill_ahead(const Batch& batch, const Microbatch& microbatch, const PutBytes& put) {
+  const size_t count = batch.ahead.empty() ? 0 : microbatch.tokens.size();
+  std::vector<int32_t> tokens(count), targets(count);
+  for (size_t i = 0; i < batch.ahead.size(); ++i) {
+    look_ahead(microbatch, batch.seq_len, static_cast<int64_t>(i) + 1, tokens, targets);
+    put(batch.ahead[i].tokens, std::as_bytes(std::span(tokens)));
+    put(batch.ahead[i].targets, std::as_bytes(std::span(targets)));
+  }
 }
 
 void fill_positions(const Batch& batch, const PutBytes& put) {

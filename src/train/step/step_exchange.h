@@ -47,8 +47,11 @@ StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<co
 using PutBytes = std::function<void(Tensor destination, std::span<const std::byte> values)>;
 
 // `batch` filled through `put` with a microbatch of at most as many tokens as it has room for, as that many sequences.
-// The microbatch has the rows of the batch and no others.
+// The microbatch has the rows of the batch and no others. Rows of further tokens, which only training reads, stay as
+// they are.
 Batch fill_batch(Batch batch, const Microbatch& microbatch, const PutBytes& put);
+// Those, of a microbatch of as many tokens as `batch` has.
+void fill_ahead(const Batch& batch, const Microbatch& microbatch, const PutBytes& put);
 // The positions of sequences that are one document each, which fill_batch() leaves as they are.
 void fill_positions(const Batch& batch, const PutBytes& put);
 

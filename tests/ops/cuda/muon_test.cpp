@@ -56,6 +56,34 @@ TEST_F(CudaMuon, StepsAreThoseOfTheCpuInDoublePrecision) {
   }
 }
 
+// The same roundings as the CPU's, but for those that sums in another order turn: as far apart as the CPU's own in fp32
+// and fp64 (tests/ops/muon_test.cpp), whatever the weights are.
+TEST_F(CudaMuon, ProductsInBf16AreThoseOfTheCpu) {
+  for (const Shape& shape : kMatrixShapes) {
+    const Tensor grad = normal(shape), momentum = normal(shape), scale = f64({0.5}), rates = f64({1.0});
+    for (const DType dtype : kActDTypes) {
+      for (const int iterations : {1, 5}) {
+        SCOPED_TRACE(fmt::format("{}, {}, {} iterations", shape, dtype_name(dtype), iterations));
+        const Tensor w = pool_.zeros(DType::kF32, shape), cpu_momentum = pool_.clone(momentum);
+        const Tensor gpu_momentum = up(momentum);
+        const Weight gpu_w = weight(w, dtype);
+        const auto args = [&](Tensor w_of, Tensor low, Tensor momentum_of, auto place) {
+          MuonStep of{.w = w_of, .low = low, .grad = place(grad), .momentum = momentum_of};
+          of.grad_scale = place(scale);
+          of.rates = place(rates);
+          of.iterations = iterations;
+          of.products = MuonProducts::kBf16;
+          return of;
+        };
+        cpu().muon_step(args(w, {}, cpu_momentum, [](Tensor x) { return x; }));
+        gpu().muon_step(args(gpu_w.w, gpu_w.low, gpu_momentum, [&](Tensor x) { return up(x); }));
+        EXPECT_LE(relative_distance(values(master(gpu_w)), values(w)), most_bf16_distance(iterations));
+        EXPECT_LE(distance(down(gpu_momentum), values(cpu_momentum)), 1e-6);
+      }
+    }
+  }
+}
+
 // Sizes that 16 bytes divide, and others; experts of two matrices in any slots, or one range. The momentum has the
 // CPU's bits; weights are as near as those of a momentum in F32.
 TEST_F(CudaMuon, AMomentumInBf16IsThatOfTheCpu) {
@@ -136,10 +164,13 @@ TEST_F(CudaMuon, ScratchIsWhatACountingRunSays) {
   args.momentum = up(normal({4, 30, 50}));
   args.grad_scale = up(f64({1}));
   args.rates = up(f64({0.1}));
-  const int64_t counted = counted_scratch([&](Ops& ops) { ops.muon_step(args); });
-  gpu().muon_step(args);
-  EXPECT_GT(counted, 0);
-  EXPECT_EQ(counted, gpu().scratch().high_water());
+  for (const MuonProducts products : {MuonProducts::kBf16, MuonProducts::kDevice}) {  // which needs more
+    args.products = products;
+    const int64_t counted = counted_scratch([&](Ops& ops) { ops.muon_step(args); });
+    gpu().muon_step(args);
+    EXPECT_GT(counted, 0);
+    EXPECT_EQ(counted, gpu().scratch().high_water());
+  }
 }
 
 }  // namespace

@@ -9,8 +9,9 @@
 namespace nmoe::cuda {
 
 struct MuonPlan {
-  Tensor x, next;        // [stack, rows * cols] F32
-  Tensor gram, poly;     // [stack, min(rows, cols), min(rows, cols)] F32
+  Tensor direction;      // [stack, rows * cols] F32
+  Tensor x, next;        // the same in the products' format; one of them in the direction's memory
+  Tensor gram, poly;     // [stack, min(rows, cols), min(rows, cols)], as x
   Tensor partials;       // [stack, slices] F32
   Tensor inverse_norms;  // [stack] F32
   Tensor workspace;      // of products
@@ -28,10 +29,14 @@ inline MuonPlan plan(Planner& to, const MuonStep& args) {
   const Shape& w = args.w.shape();
   const int64_t stack = muon_stack(w), size = w[-2] * w[-1], small = std::min(w[-2], w[-1]);
   MuonPlan scratch;
-  scratch.x = to.scope.allocate(DType::kF32, {stack, size});
-  scratch.next = to.scope.allocate(DType::kF32, {stack, size});
-  scratch.gram = to.scope.allocate(DType::kF32, {stack, small, small});
-  scratch.poly = to.scope.allocate(DType::kF32, {stack, small, small});
+  const bool in_bf16 = args.products == MuonProducts::kBf16;
+  const DType format = in_bf16 ? DType::kBF16 : DType::kF32;
+  scratch.direction = to.scope.allocate(DType::kF32, {stack, size});
+  const Tensor reused(scratch.direction.raw(), format, {stack, size}), other = to.scope.allocate(format, {stack, size});
+  scratch.x = in_bf16 ? other : reused;  // which the direction is scaled into: in place, if it keeps its format
+  scratch.next = in_bf16 ? reused : other;
+  scratch.gram = to.scope.allocate(format, {stack, small, small});
+  scratch.poly = to.scope.allocate(format, {stack, small, small});
   scratch.partials = to.scope.allocate(DType::kF32, {stack, blocks_for(size, kMuonSlice)});
   scratch.inverse_norms = to.scope.allocate(DType::kF32, {stack});
   scratch.workspace = to.scope.allocate(DType::kU8, {kMuonWorkspaceBytes});

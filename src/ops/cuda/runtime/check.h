@@ -5,7 +5,8 @@
 
 namespace nmoe::cuda {
 
-// Throws CheckFailure with CUDA's own words unless `status` is cudaSuccess.
+// Throws CheckFailure with CUDA's own words unless `status` is cudaSuccess; Error (runtime) where the GPU has no memory
+// left.
 void check_status(cudaError_t status, const char* call, const char* file, int line);
 
 }  // namespace nmoe::cuda

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <utility>
+
 #include "base/text.h"
 #include "ops/cuda/kernel_set.h"
 #include "ops/cuda/runtime/check.h"
@@ -10,6 +12,21 @@
 
 namespace nmoe::cuda {
 namespace {
+
+// Pages of the host that go back unless they are taken.
+class Pages {
+ public:
+  explicit Pages(int64_t bytes) : bytes_(bytes), block_(PageMemory().allocate(bytes)) {}
+  ~Pages() { PageMemory().release(block_, bytes_); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  void* get() const { return block_; }
+  void* take() { return std::exchange(block_, nullptr); }
+
+ private:
+  int64_t bytes_;
+  void* block_;
+};
 
 // False where the host has no more memory to lock.
 bool lock_pages(int device_index, void* block, int64_t bytes) {
@@ -61,9 +78,8 @@ void DeviceMemory::release(void* block, int64_t) noexcept {
 int64_t DeviceMemory::allocation_bytes(int64_t bytes) const { return device_allocation_bytes(bytes); }
 
 void* MappedMemory::allocate(int64_t bytes) {
-  void* const block = PageMemory().allocate(bytes);
-  if (block == nullptr || lock_pages(device_index_, block, bytes)) return block;
-  PageMemory().release(block, bytes);
+  Pages pages(bytes);
+  if (bytes == 0 || lock_pages(device_index_, pages.get(), bytes)) return pages.take();
   throw runtime_error(fmt::format("cannot pin {} of host memory, which GPUs then reach", human_bytes(bytes)),
                       "free memory of the host, or raise the memory limit of this process or container");
 }
@@ -75,9 +91,9 @@ void MappedMemory::release(void* block, int64_t bytes) noexcept {
 }
 
 void* TransferMemory::allocate(int64_t bytes) {
-  void* const block = PageMemory().allocate(bytes);
-  if (block != nullptr) lock_pages(device_index_, block, bytes);
-  return block;
+  Pages pages(bytes);
+  if (bytes > 0) lock_pages(device_index_, pages.get(), bytes);
+  return pages.take();
 }
 
 void TransferMemory::release(void* block, int64_t bytes) noexcept {

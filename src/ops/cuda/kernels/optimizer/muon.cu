@@ -1,5 +1,6 @@
 // Muon. Everything but the three products of an iteration is memory-bound; these take most of the time. They are fp32
-// for fp32 weights and TF32 for BF16 ones, on tensor cores: the recipe itself iterates in BF16, which rounds more.
+// for fp32 weights and TF32 for BF16 ones, on tensor cores, or in BF16 (MuonProducts), as the recipe's authors iterate:
+// half the bytes, and twice the tensor cores' rate.
 //
 // With x [rows, cols] and G the Gram matrix of its shorter side, an iteration is
 //   wide  x = a x + (b G + c G^2) x, G = x x^T        tall  x = a x + x (b G + c G^2), G = x^T x
@@ -131,18 +132,21 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) inverse_norms[blockIdx.x] = 1.0F / (sqrtf(squares) + kNormEpsilon);
 }
 
-__global__ void __launch_bounds__(kThreads) scale_kernel(float* x, const float* inverse_norms, int64_t size) {
+// x = direction * its inverse norm; in place, if they have one format.
+template <class Iterate>
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(const float* direction, const float* inverse_norms, Iterate* x, int64_t size) {
   const Slice slice = own_slice(size, kShortSlice);
   const float factor = inverse_norms[blockIdx.y];
   float value[kAtOnce];
-  for_each_own(slice, [&](int j, int64_t i) { value[j] = x[i]; });
-  for_each_own(slice, [&](int j, int64_t i) { x[i] = value[j] * factor; });
+  for_each_own(slice, [&](int j, int64_t i) { value[j] = direction[i]; });
+  for_each_own(slice, [&](int j, int64_t i) { x[i] = from_float<Iterate>(value[j] * factor); });
 }
 
 // w -= lr * (step * x + weight_decay * w). `first` is the stack's first element among the weights.
-template <class Weights>
+template <class Weights, class Iterate>
 __global__ void __launch_bounds__(kThreads)
-    apply_kernel(Weights w, int64_t first, const float* x, const double* grad_scale, const double* rates, float step,
+    apply_kernel(Weights w, int64_t first, const Iterate* x, const double* grad_scale, const double* rates, float step,
                  float weight_decay, int64_t size) {
   if (!isfinite(*grad_scale)) return;
   const auto lr = static_cast<float>(rates[0]);
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
   float weight[kAtOnce][1], direction[kAtOnce];
   for_each_own(slice, [&](int j, int64_t i) {
     w.load(first + i, weight[j]);
-    direction[j] = x[i];
+    direction[j] = to_float(x[i]);
   });
   for_each_own(slice, [&](int j, int64_t i) {
     weight[j][0] = keep * weight[j][0] - rate * direction[j];
@@ -159,16 +163,26 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// A product of stacks of F32 matrices: [rows, depth] by [depth, cols].
-GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t depth, bool tf32) {
+// What the matrices of products are.
+struct Format {
+  DType dtype;
+  bool tf32;
+};
+
+// A product of stacks of matrices: [rows, depth] by [depth, cols].
+GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t depth, const Format& format) {
   // Every matrix of the stacks begins at a multiple of 16 bytes, or only the first does.
-  const bool aligned = batch == 1 || (rows * depth % 4 == 0 && depth * cols % 4 == 0 && rows * cols % 4 == 0);
-  const uint32_t alignment = aligned ? 16 : sizeof(float);
+  const auto bytes = static_cast<int64_t>(dtype_bytes(format.dtype));
+  const auto whole = [&](int64_t size) { return size * bytes % 16 == 0; };
+  const bool aligned = batch == 1 || (whole(rows * depth) && whole(depth * cols) && whole(rows * cols));
+  const uint32_t alignment = aligned ? 16 : static_cast<uint32_t>(bytes);
   return {.batch = batch,
           .rows = rows,
           .cols = cols,
           .depth = depth,
-          .tf32 = tf32,
+          .input = format.dtype,
+          .output = format.dtype,
+          .tf32 = format.tf32,
           .align_a = alignment,
           .align_b = alignment,
           .align_d = alignment,
@@ -177,29 +191,29 @@ GemmProblem stacked_product(int64_t batch, int64_t rows, int64_t cols, int64_t d
 
 // Scratch of an iteration.
 struct Buffers {
-  float* gram;  // [batch, small, small], as is poly
-  float* poly;
+  void* gram;  // [batch, small, small], as is poly
+  void* poly;
   void* workspace;
 };
 
 // One iteration on a stack of x [rows, cols] into next.
-void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, bool tf32, const float* x, float* next,
-             const Buffers& buffers) {
+void iterate(const Context& ctx, int64_t batch, int64_t rows, int64_t cols, const Format& format, const void* x,
+             void* next, const Buffers& buffers) {
   const bool tall = rows > cols;
   const int64_t small = std::min(rows, cols), large = std::max(rows, cols);
   const auto multiply = [&](const GemmProblem& problem, GemmOperands operands) {
     operands.workspace = buffers.workspace;
     ctx.cublas_lt.multiply(problem, operands, ctx.stream);
   };
-  GemmProblem gram = stacked_product(batch, small, small, large, tf32);
+  GemmProblem gram = stacked_product(batch, small, small, large, format);
   gram.transpose_a = tall;
   gram.transpose_b = !tall;
   multiply(gram, {.a = x, .b = x, .d = buffers.gram});
 
-  multiply(stacked_product(batch, small, small, small, tf32),
+  multiply(stacked_product(batch, small, small, small, format),
            {.a = buffers.gram, .b = buffers.gram, .c = buffers.gram, .d = buffers.poly, .alpha = kC, .beta = kB});
 
-  multiply(stacked_product(batch, rows, cols, small, tf32),
+  multiply(stacked_product(batch, rows, cols, small, format),
            {.a = tall ? x : buffers.poly, .b = tall ? buffers.poly : x, .c = x, .d = next, .alpha = 1.0F, .beta = kA});
 }
 
@@ -222,7 +236,7 @@ void update_momentum(const Context& ctx, const MuonStep& args, const Stack& stac
           .begin = stack.begin,
           .key = args.random.key.data<int64_t>(),
           .stream = args.random.stream,
-          .matrices = matrices.defined() ? matrices.data<int32_t>() : nullptr,
+          .matrices = matrices.data_or_null<int32_t>(),
           .first = args.random.first,
           .matrix_size = matrices.defined() ? args.w.num_elements() / matrices.num_elements() : 0};
       const bool vector = can_vectorise(stack.size, args.grad, args.momentum) && args.random.first % 8 == 0;
@@ -247,28 +261,35 @@ void muon_step(Context& ctx, const MuonStep& args, const MuonPlan& scratch) {
   const auto step = static_cast<float>(0.2 * std::sqrt(static_cast<double>(std::max(rows, cols))));
   const auto* grad_scale = args.grad_scale.data<double>();
 
+  const Format format{scratch.x.dtype(), args.w.dtype() == DType::kBF16 && scratch.x.dtype() == DType::kF32};
+  const Buffers buffers{scratch.gram.raw(), scratch.poly.raw(), scratch.workspace.raw()};
+
   dispatch_weights(args.w, args.low, [&](auto weights) {
-    const Buffers buffers{scratch.gram.data<float>(), scratch.poly.data<float>(), scratch.workspace.raw()};
-    for (int64_t begin = 0; begin < batch; begin += stack) {
-      const int64_t count = std::min(stack, batch - begin), first = begin * size;
-      const dim3 grid(grid_size(num_slices), short_grid_size(count));
-      const dim3 short_grid(grid_size(ceil_div(size, kShortSlice)), grid.y);
-      float* x = scratch.x.data<float>();
-      float* next = scratch.next.data<float>();
-      update_momentum(ctx, args, {.begin = begin, .size = size, .grid = grid}, x, scratch.partials.data<float>());
-      norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(scratch.partials.data<float>(), num_slices,
-                                                                 scratch.inverse_norms.data<float>());
-      NMOE_CUDA_CHECK(cudaGetLastError());
-      scale_kernel<<<short_grid, kThreads, 0, ctx.stream>>>(x, scratch.inverse_norms.data<float>(), size);
-      NMOE_CUDA_CHECK(cudaGetLastError());
-      for (int iteration = 0; iteration < args.iterations; ++iteration) {
-        iterate(ctx, count, rows, cols, args.w.dtype() == DType::kBF16, x, next, buffers);
-        std::swap(x, next);
+    dispatch_act(format.dtype, [&](auto element) {
+      using Iterate = decltype(element);
+      for (int64_t begin = 0; begin < batch; begin += stack) {
+        const int64_t count = std::min(stack, batch - begin), first = begin * size;
+        const dim3 grid(grid_size(num_slices), short_grid_size(count));
+        const dim3 short_grid(grid_size(ceil_div(size, kShortSlice)), grid.y);
+        auto* const direction = scratch.direction.data<float>();
+        auto* x = scratch.x.data<Iterate>();
+        auto* next = scratch.next.data<Iterate>();
+        update_momentum(ctx, args, {.begin = begin, .size = size, .grid = grid}, direction,
+                        scratch.partials.data<float>());
+        norm_kernel<<<grid_size(count), kThreads, 0, ctx.stream>>>(scratch.partials.data<float>(), num_slices,
+                                                                   scratch.inverse_norms.data<float>());
+        NMOE_CUDA_CHECK(cudaGetLastError());
+        scale_kernel<<<short_grid, kThreads, 0, ctx.stream>>>(direction, scratch.inverse_norms.data<float>(), x, size);
+        NMOE_CUDA_CHECK(cudaGetLastError());
+        for (int iteration = 0; iteration < args.iterations; ++iteration) {
+          iterate(ctx, count, rows, cols, format, x, next, buffers);
+          std::swap(x, next);
+        }
+        apply_kernel<<<short_grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(),
+                                                              step, static_cast<float>(args.weight_decay), size);
+        NMOE_CUDA_CHECK(cudaGetLastError());
       }
-      apply_kernel<<<short_grid, kThreads, 0, ctx.stream>>>(weights, first, x, grad_scale, args.rates.data<double>(),
-                                                            step, static_cast<float>(args.weight_decay), size);
-      NMOE_CUDA_CHECK(cudaGetLastError());
-    }
+    });
   });
 }
 
