@@ -42,7 +42,7 @@ enum class PrecisionFallback {
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
-enum class MomentFormat { kFp32, kBf16 };
+enum class MomentFormat { kFp32, kBf16, kFp8 };
 // Which state of optimizers lies in host memory: none of it, what has no room on the device, or all.
 enum class Offload { kNone, kFit, kState };
 
@@ -256,7 +256,7 @@ struct AdamWConfig {
   double eps = 1e-8;
 };
 struct MuonConfig {
-  MomentFormat state = MomentFormat::kFp32;  // of the momentum
+  MomentFormat state = MomentFormat::kFp32;  // of the momentum; not fp8
   MuonProducts products = MuonProducts::kDevice;
   double momentum = 0.95;
   int64_t iterations = 5;  // Newton-Schulz steps

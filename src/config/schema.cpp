@@ -141,7 +141,9 @@ constexpr Named<AttentionBias> kAttentionBiases[] = {
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
 constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kFit, "fit"}, {Offload::kState, "state"}};
-constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
+constexpr Named<MomentFormat> kMomentFormats[] = {
+    {MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}, {MomentFormat::kFp8, "fp8"}};
+constexpr Named<MomentFormat> kMomentumFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<GradientFormat> kGradientFormats[] = {{GradientFormat::kFp32, "fp32"}, {GradientFormat::kBf16, "bf16"}};
 constexpr Named<MuonProducts> kMuonProducts[] = {{MuonProducts::kDevice, "device"}, {MuonProducts::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
@@ -429,7 +431,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
-  f.key("state", optim.adamw.state, kMomentFormats, "format of the moments; bf16: rounded stochastically")
+  f.key("state", optim.adamw.state, kMomentFormats,
+        "format of the moments; bf16, fp8 (codes, and a scale for 128): rounded stochastically")
       .leave_out_if(optim.adamw.state == MomentFormat::kFp32);
   f.key("beta1", optim.adamw.beta1, kBelowOne, "decay rate of the first moment");
   f.key("beta2", optim.adamw.beta2, kBelowOne, "decay rate of the second moment");
@@ -439,7 +442,7 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.following_need(optim.matrices.optimizer == OptimizerKind::kMuon ||
                        (has_experts && optim.experts.optimizer == OptimizerKind::kMuon),
                    "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
-  f.key("state", optim.muon.state, kMomentFormats, "format of the momentum; bf16: rounded stochastically")
+  f.key("state", optim.muon.state, kMomentumFormats, "format of the momentum; bf16: rounded stochastically")
       .leave_out_if(optim.muon.state == MomentFormat::kFp32);
   f.key("products", optim.muon.products, kMuonProducts,
         "format of Newton-Schulz's matrices; device: fp32, multiplied as TF32 by GPUs with bf16 weights")

@@ -346,7 +346,7 @@ Rows<T> rows_of(const ConvolutionInputs& in) {
           .seq_len = static_cast<int>(in.seq_len),
           .bounds = has_documents ? in.cu_seqlens.data<int32_t>() : nullptr,
           .capacity = has_documents ? static_cast<int>(in.cu_seqlens.dim(0)) : 0,
-          .before = in.before.defined() ? in.before.data<T>() : nullptr,
+          .before = in.before.data_or_null<T>(),
           .weight = in.weight.data<float>(),
           .bias = in.bias.data<float>(),
           .vector = false};
@@ -401,7 +401,7 @@ void convolution_backward(Context& ctx, const ConvolutionBackward& args, const T
     rows.vector = aligned(in.x) && aligned(in.before);
     const Gradients<T> of{
         .dy = args.dy.data<T>(),
-        .dafter = args.dafter.defined() ? args.dafter.data<T>() : nullptr,
+        .dafter = args.dafter.data_or_null<T>(),
         .dx = args.dx.rows_data<T>(),
         .dx_stride = args.dx.stride(),
         .vector = aligned(args.dy) && aligned(args.dafter) && aligned(args.dx) && aligned(args.dbefore)};
