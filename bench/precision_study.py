@@ -47,6 +47,7 @@ VARIANTS = {
     "nvfp4-no-random": (NVFP4 | {"precision.nvfp4_random_rounding": "false"}, None),
     "nvfp4-no-tail": (NVFP4 | {"precision.keep_last": "0"}, None),
     "moments-bf16": ({"optim.adamw.state": "bf16"}, None),
+    "moments-fp8": ({"optim.adamw.state": "fp8"}, 0.3),
     "momentum-bf16": ({"optim.muon.state": "bf16"}, None),
     "products-bf16": ({"optim.muon.products": "bf16"}, None),
     "gradients-bf16": ({"train.gradients": "bf16"}, None),

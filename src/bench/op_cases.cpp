@@ -10,6 +10,7 @@
 
 #include "bench/moe_layer.h"
 #include "bench/op_sizes.h"
+#include "bench/optimizer_cases.h"
 
 namespace nmoe {
 namespace {
@@ -26,6 +27,7 @@ class Cases {
         format_(format),
         act_(static_cast<double>(dtype_bytes(ops.compute_dtype()))),
         stat_(static_cast<double>(dtype_bytes(ops.stat_dtype()))),
+        stat_dtype_(ops.stat_dtype()),
         has_masters_(ops.compute_dtype() != ops.stat_dtype()),
         has_codes_(ops.weight_rounding(OperandFormat::kFp8) == WeightRounding::kCodes) {}
 
@@ -60,7 +62,7 @@ class Cases {
       add_activation(cases, experts);
     }
     for (const auto& size : sizes_.heads) add_head(cases, size);
-    add_weights(cases), add_muon(cases, sizes_.layers.front());
+    add_weights(cases);
     for (const int64_t tokens : sizes_.generated) {
       for (const auto& [in, out] : sizes_.generating) add_generation(cases, {tokens, in, out});
       add_generation_experts(cases, tokens, sizes_.layers.front());
@@ -567,53 +569,13 @@ class Cases {
                        const Tensor x = w.stat({n}), out = w.f64({0.0});
                        return [&w, x, out] { w.ops().sums_of_squares({.all = {{x, out}}}); };
                      }});
-    // A master weight takes as much as one of stat; it and both moments are read and written, and the gradient read.
-    for (const bool rounds : {false, true}) {
-      const std::string name = rounds ? "AdamW, moments in bf16" : "AdamW";
-      const double bytes = 3 * stat_ + 4 * (rounds ? static_cast<double>(dtype_bytes(DType::kBF16)) : stat_);
-      cases.push_back({name, shape, 0.0, bytes * count(n), [n, rounds, masters = has_masters_](Workbench& w) -> Work {
-                         const auto moment = [&] {
-                           return rounds ? w.arena().allocate(DType::kBF16, {n}) : w.empty_stat({n});
-                         };
-                         AdamWStep args = {.w = w.act({n}, 0.02),
-                                           .low = masters ? w.arena().allocate(DType::kI16, {n}) : Tensor(),
-                                           .grad = w.stat({n}),
-                                           .m = moment(),
-                                           .v = moment(),
-                                           .grad_scale = w.f64({1.0}),
-                                           .rates = w.f64({1e-4, 1.0, 1.0})};
-                         if (rounds) args.random.key = w.arena().allocate(DType::kI64, {1});
-                         w.ops().fill({args.m, 0.0});
-                         w.ops().fill({args.v, 1.0});
-                         return [&w, args] { w.ops().adamw_steps({.all = {args}}); };
-                       }});
-    }
-  }
-
-  // Of the experts' second products, in which gradients and a momentum are fp32.
-  void add_muon(std::vector<OpCase>& cases, const Sizes::Layer& size) const {
-    const int64_t E = size.E, D = size.D, F = size.F, low = std::min(D, F), high = std::max(D, F);
-    const MuonStep settings;
-    const double flops = settings.iterations * (4 * count(E, low, low, high) + 2 * count(E, low, low, low));
-    for (const MuonProducts products : {MuonProducts::kDevice, MuonProducts::kBf16}) {
-      const char* const name = products == MuonProducts::kBf16 ? "Muon, products in bf16" : "Muon";
-      cases.push_back({name, fmt::format("{} x {} x {}", E, D, F), flops, 5 * stat_ * count(E, D, F),
-                       [E, D, F, products, masters = has_masters_](Workbench& w) -> Work {
-                         const MuonStep args = {.w = w.act({E, D, F}, 0.02),
-                                                .low = masters ? w.arena().allocate(DType::kI16, {E, D, F}) : Tensor(),
-                                                .grad = w.stat({E, D, F}),
-                                                .momentum = w.stat({E, D, F}),
-                                                .grad_scale = w.f64({1.0}),
-                                                .rates = w.f64({1e-4}),
-                                                .products = products};
-                         return [&w, args] { w.ops().muon_step(args); };
-                       }});
-    }
+    add_optimizer_cases(sizes_, stat_dtype_, has_masters_, cases);
   }
 
   Sizes sizes_;
   OperandFormat format_;
   double act_, stat_;  // bytes of an element
+  DType stat_dtype_;
   bool has_masters_, has_codes_;
 };
 

@@ -18,8 +18,9 @@ namespace nmoe {
 // The kinds of parts that layers are made of (config/layers.h).
 enum class PartKind {
   // Mixers, in which the positions of a sequence see each other.
-  kMla,  // multi-head latent attention: model/parts/mla.h
-  kGqa,  // grouped-query attention: model/parts/gqa.h
+  kMla,     // multi-head latent attention: model/parts/mla.h
+  kGqa,     // grouped-query attention: model/parts/gqa.h
+  kMamba2,  // state-space duality: model/parts/mamba2.h
   // Feed-forward parts, which work on each position separately.
   kDense,  // an MLP: model/parts/mlp.h
   kMoe,    // a mixture of experts: model/parts/moe.h
@@ -41,7 +42,7 @@ enum class PrecisionFallback {
 enum class ScheduleUnit { kSteps, kTokens };
 enum class DecayShape { kCosine, kLinear, kSqrt };  // kSqrt: 1 - sqrt(progress)
 enum class OptimizerKind { kAdamW, kMuon };
-enum class MomentFormat { kFp32, kBf16 };
+enum class MomentFormat { kFp32, kBf16, kFp8 };
 // Which state of optimizers lies in host memory: none of it, what has no room on the device, or all.
 enum class Offload { kNone, kFit, kState };
 
@@ -134,6 +135,22 @@ struct GqaConfig {
   int64_t rotated() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
 
+// Mamba-2 (arXiv 2405.21060).
+struct Mamba2Config {
+  int64_t num_heads = 8;
+  int64_t head_dim = 64;    // values of a head; all heads' together are the width of the scan, whatever dim is
+  int64_t state_dim = 128;  // values of state to each of these
+  int64_t num_groups = 1;   // of heads that share B and C, and whose values are normed together
+  int64_t conv_width = 4;   // tokens that the convolution sees, the token itself included
+  int64_t chunk = 128;      // tokens of a chunk of the scan, counted from a document's beginning
+  // Between which the steps of a model with random weights are, when nothing is added to their biases.
+  double step_min = 0.001, step_max = 0.1;
+
+  int64_t width() const { return num_heads * head_dim; }
+  int64_t group_width() const { return num_groups * state_dim; }  // of B, or of C
+  int64_t conv_channels() const { return width() + 2 * group_width(); }
+};
+
 struct MoeConfig {
   int64_t num_experts = 0;  // routed experts; 0: every layer is dense
   int64_t top_k = 2;
@@ -202,6 +219,7 @@ struct ModelConfig {
   YarnConfig yarn;
   MlaConfig mla;
   GqaConfig gqa;
+  Mamba2Config mamba2;
   MoeConfig moe;
   MtpConfig mtp;
   InitConfig init;
@@ -238,7 +256,7 @@ struct AdamWConfig {
   double eps = 1e-8;
 };
 struct MuonConfig {
-  MomentFormat state = MomentFormat::kFp32;  // of the momentum
+  MomentFormat state = MomentFormat::kFp32;  // of the momentum; not fp8
   MuonProducts products = MuonProducts::kDevice;
   double momentum = 0.95;
   int64_t iterations = 5;  // Newton-Schulz steps

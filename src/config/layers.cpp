@@ -18,6 +18,7 @@ constexpr int kMaxDepth = 16;            // of parentheses
 constexpr Named<PartSpec> kPartNames[] = {{{.kind = PartKind::kMla}, "mla"},
                                           {{.kind = PartKind::kGqa}, "gqa"},
                                           {{.kind = PartKind::kGqa, .rotates = false}, "gqa_nope"},
+                                          {{.kind = PartKind::kMamba2, .rotates = false}, "mamba2"},
                                           {{.kind = PartKind::kDense}, "dense"},
                                           {{.kind = PartKind::kMoe}, "moe"}};
 
@@ -55,6 +56,11 @@ class PatternReader {
   }
   static bool is_digit(char c) { return '0' <= c && c <= '9'; }
   static bool is_letter(char c) { return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || c == '_'; }
+  std::string_view take_name() {
+    skip_spaces();
+    if (at_ == text_.size() || !is_letter(text_[at_])) return {};
+    return take_while([](char c) { return is_letter(c) || is_digit(c); });
+  }
 
   // `what` is what the number stands for.
   int64_t read_number(std::string_view what) {
@@ -73,7 +79,7 @@ class PatternReader {
   PartSpec read_part(bool only_feed_forward) {
     skip_spaces();
     const size_t begin = at_;
-    const std::string_view name = take_while(is_letter);
+    const std::string_view name = take_name();
     std::vector<std::string> names;
     for (const Named<PartSpec>& part : kPartNames) {
       if (only_feed_forward && is_mixer(part.value.kind)) continue;
@@ -86,7 +92,9 @@ class PatternReader {
             fmt::format("write {}", join_or(names)));
   }
   PartSpec with_number(PartSpec part) {
+    const size_t colon = at_;
     if (!take(':')) return part;
+    if (part.kind == PartKind::kMamba2) fail_at(colon, "mamba2 has no window", "write mamba2 alone");
     if (is_mixer(part.kind)) {
       part.window = read_number("a window");
     } else {

@@ -141,7 +141,9 @@ constexpr Named<AttentionBias> kAttentionBiases[] = {
 constexpr Named<ScoreFunction> kScoreFunctions[] = {{ScoreFunction::kSigmoid, "sigmoid"},
                                                     {ScoreFunction::kSoftmax, "softmax"}};
 constexpr Named<Offload> kOffloads[] = {{Offload::kNone, "none"}, {Offload::kFit, "fit"}, {Offload::kState, "state"}};
-constexpr Named<MomentFormat> kMomentFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
+constexpr Named<MomentFormat> kMomentFormats[] = {
+    {MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}, {MomentFormat::kFp8, "fp8"}};
+constexpr Named<MomentFormat> kMomentumFormats[] = {{MomentFormat::kFp32, "fp32"}, {MomentFormat::kBf16, "bf16"}};
 constexpr Named<GradientFormat> kGradientFormats[] = {{GradientFormat::kFp32, "fp32"}, {GradientFormat::kBf16, "bf16"}};
 constexpr Named<MuonProducts> kMuonProducts[] = {{MuonProducts::kDevice, "device"}, {MuonProducts::kBf16, "bf16"}};
 constexpr Named<OptimizerKind> kOptimizers[] = {{OptimizerKind::kAdamW, "adamw"}, {OptimizerKind::kMuon, "muon"}};
@@ -280,6 +282,19 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
   f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax").leave_out_if(!gqa.sinks);
 }
 
+void describe_mamba2(FieldList& f, Mamba2Config& mamba2, const LayerUse& layers, const ModelConfig& model) {
+  f.section("model.mamba2");
+  f.following_need(layers.has_mixer(model, PartKind::kMamba2), "a layer with mamba2 in model.layers");
+  f.key("num_heads", mamba2.num_heads, kSize, "number of heads of the scan");
+  f.key("head_dim", mamba2.head_dim, kSize, "values of a head");
+  f.key("state_dim", mamba2.state_dim, kSize, "values of state to each of them");
+  f.key("num_groups", mamba2.num_groups, kSize, "groups of heads that share B and C and have a norm of their own");
+  f.key("conv_width", mamba2.conv_width, Integers{2, 8}, "tokens that the convolution sees, the token itself included");
+  f.key("chunk", mamba2.chunk, Integers{1, 256}, "tokens of a chunk of the scan; part of its arithmetic");
+  f.key("step_min", mamba2.step_min, kPositive, "least step that random weights begin with");
+  f.key("step_max", mamba2.step_max, kPositive, "largest step that they begin with");
+}
+
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.section("model.moe");
   f.key("num_experts", moe.num_experts, kSizeOrNone, "number of routed experts; 0: every layer is dense");
@@ -365,6 +380,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("norm_eps", model.norm_eps, kPositive, "epsilon of RMSNorm, added to the mean square");
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
+  describe_mamba2(f, model.mamba2, layers, model);
   describe_moe(f, model.moe, layers);
   describe_mtp(f, model.mtp);
 
@@ -415,7 +431,8 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
       .needs(!model.tied_head, "model.tied_head = false");
 
   f.section("optim.adamw");
-  f.key("state", optim.adamw.state, kMomentFormats, "format of the moments; bf16: rounded stochastically")
+  f.key("state", optim.adamw.state, kMomentFormats,
+        "format of the moments; bf16, fp8 (codes, and a scale for 128): rounded stochastically")
       .leave_out_if(optim.adamw.state == MomentFormat::kFp32);
   f.key("beta1", optim.adamw.beta1, kBelowOne, "decay rate of the first moment");
   f.key("beta2", optim.adamw.beta2, kBelowOne, "decay rate of the second moment");
@@ -425,7 +442,7 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.following_need(optim.matrices.optimizer == OptimizerKind::kMuon ||
                        (has_experts && optim.experts.optimizer == OptimizerKind::kMuon),
                    "optim.matrices.optimizer or optim.experts.optimizer = \"muon\"");
-  f.key("state", optim.muon.state, kMomentFormats, "format of the momentum; bf16: rounded stochastically")
+  f.key("state", optim.muon.state, kMomentumFormats, "format of the momentum; bf16: rounded stochastically")
       .leave_out_if(optim.muon.state == MomentFormat::kFp32);
   f.key("products", optim.muon.products, kMuonProducts,
         "format of Newton-Schulz's matrices; device: fp32, multiplied as TF32 by GPUs with bf16 weights")
@@ -436,9 +453,11 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   ScheduleConfig& schedule = optim.schedule;
   const bool decays = schedule.decay > 0;
   f.section("optim.schedule");
-  f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold and decay, and of model.mtp.later_from")
-      .needs(schedule.warmup > 0 || decays || model.mtp.later_from > 0,
+  const bool rates_change = schedule.warmup > 0 || decays;
+  Field& unit = f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold, decay, model.mtp.later_from");
+  unit.needs(rates_change || model.mtp.later_from > 0,
              "optim.schedule.warmup, optim.schedule.decay or model.mtp.later_from > 0");
+  if (!rates_change) unit.not_in_fingerprint();  // as model.mtp.later_from, which alone asks for it then
   f.key("warmup", schedule.warmup, kSpan, "length of the linear rise from 0 to the peak");
   f.key("hold", schedule.hold, kSpan, "length at the peak, between warmup and decay")
       .needs(decays, "optim.schedule.decay > 0");

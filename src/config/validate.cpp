@@ -60,7 +60,7 @@ bool check_pattern(Rules& rules, const ModelConfig& model) {
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.layers"},
-                "in no layer do positions see each other", "write mla or gqa in some layer");
+                "in no layer do positions see each other", "write mla, gqa or mamba2 in some layer");
   return true;
 }
 
@@ -105,6 +105,17 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
                   "the ramp goes from kept to slowed wavelengths",
                   "raise model.yarn.beta_fast to model.yarn.beta_slow or more");
   }
+}
+
+void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  if (count_parts(layers, PartKind::kMamba2) == 0) return;
+  const Mamba2Config& mamba2 = config.model.mamba2;
+  rules.require(mamba2.num_heads % mamba2.num_groups == 0, {"model.mamba2.num_groups", "model.mamba2.num_heads"},
+                "groups share the heads evenly", "let model.mamba2.num_groups divide model.mamba2.num_heads");
+  rules.require(mamba2.step_min <= mamba2.step_max, {"model.mamba2.step_min", "model.mamba2.step_max"},
+                "no step is between them", "raise model.mamba2.step_max");
+  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "mamba2 does not run on GPUs yet",
+                "set run.device = \"cpu\"");
 }
 
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
@@ -159,7 +170,7 @@ void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>&
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.mtp.layers"},
-                "in no layer of a module do positions see each other", "write mla or gqa in some layer");
+                "in no layer of a module do positions see each other", "write mla, gqa or mamba2 in some layer");
   const bool are_known =
       std::ranges::all_of(parts, [&](const PartSpec& part) { return count_parts(layers, part.kind) > 0; });
   rules.require(are_known, {"model.mtp.layers"}, "it has a part of a kind that no layer of the model has",
@@ -275,6 +286,7 @@ std::vector<Issue> find_issues(const Config& config) {
   if (check_pattern(rules, config.model)) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
+    check_mamba2(rules, config, layers);
     check_moe(rules, config.model, layers);
     check_mtp(rules, config, layers);
     check_precision(rules, config, layers.size());

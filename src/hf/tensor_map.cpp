@@ -274,6 +274,8 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
       return map_latent_attention(part.config, order, name, pieces);
     case PartKind::kGqa:
       return map_grouped_attention(part.config, order, name, pieces);
+    case PartKind::kMamba2:
+      return false;
     case PartKind::kDense:
       return map_dense(part, name, pieces);
     case PartKind::kMoe:

@@ -6,6 +6,7 @@
 
 #include "model/experts_exchange.h"
 #include "model/parts/rope_table.h"
+#include "model/upload_reals.h"
 #include "rdep/placement.h"
 
 namespace nmoe {
@@ -29,15 +30,6 @@ std::vector<std::unique_ptr<PredictionModule>> make_modules(const ModelConfig& c
         static_cast<int64_t>(i), std::span(layers).subspan(i * count, count), weights, routing));
   }
   return modules;
-}
-
-void upload_reals(Ops& ops, Tensor destination, const std::vector<double>& values) {
-  if (ops.stat_dtype() == DType::kF64) {
-    ops.device().upload(destination, values.data());
-  } else {
-    const std::vector<float> narrow(values.begin(), values.end());
-    ops.device().upload(destination, narrow.data());
-  }
 }
 
 // Every row is a sequence of one position.

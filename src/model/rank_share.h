@@ -19,6 +19,7 @@ struct ExpertShare {
 struct UpdateShare {
   int64_t index = 0, count = 1;
   std::vector<WeightGroup> by_matrix = {};                     // groups that are updated by whole matrices (Muon)
+  DType narrowest = DType::kF32;                               // elements that are kept of a weight that ranks cut
   int64_t bucket_bytes = std::numeric_limits<int64_t>::max();  // model/spec/flat_weights.h
   // Gradients are those of one microbatch, which the engine adds up shard by shard; those of experts are added up over
   // microbatches as always (train/step/engine.h).

@@ -1,8 +1,25 @@
 #include "model/weight.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/random_math.h"
+#include "model/upload_reals.h"
 
 namespace nmoe {
+namespace {
+
+// What spec.init makes of a uniform number in (0, 1).
+double uniform_value(const WeightSpec& spec, double u) {
+  const double low = spec.init_low, high = spec.init_high;
+  if (spec.init == InitKind::kUniform) return low + u * (high - low);
+  if (spec.init == InitKind::kLogOfUniform) return std::log(low + u * (high - low));
+  const double x = std::exp(std::log(low) + u * (std::log(high) - std::log(low)));
+  return x + std::log(-std::expm1(-x));
+}
+
+}  // namespace
 
 Tensor Weight::updated(ElementRange elements) const {
   return shard.updated_of(value).reshape({shard.updated.extent}).rows(elements.offset, elements.end());
@@ -46,6 +63,19 @@ void Weight::begin_download(Ops& ops, ElementRange elements, void* host) const {
   });
 }
 
+void Weight::initialise_uniform(Ops& ops, uint64_t seed) {
+  NMOE_CHECK(spec.is_stat, "{} is initialised as statistics are", spec.name);
+  if (ops.counting()) return;
+  std::vector<double> values;
+  for (const auto& [offset, extent] : shard.updated_elements()) {
+    for (int64_t i = offset; i < offset + extent; ++i) {
+      const double u = random::to_unit(random::bits(seed, fnv1a64(spec.name), static_cast<uint64_t>(i)));
+      values.push_back(uniform_value(spec, u));
+    }
+  }
+  upload_reals(ops, shard.updated_of(value), values);
+}
+
 void Weight::initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room) {
   if (shard.updated.extent == 0) return;
   const Tensor mine = shard.updated_of(value);
@@ -54,6 +84,10 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation, const Master
       return ops.fill({.x = mine, .value = 0.0});
     case InitKind::kOnes:
       return ops.fill({.x = mine, .value = 1.0});
+    case InitKind::kUniform:
+    case InitKind::kLogOfUniform:
+    case InitKind::kInverseSoftplus:
+      return initialise_uniform(ops, seed);
     case InitKind::kTruncatedNormal:
       break;
   }

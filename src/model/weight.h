@@ -64,6 +64,7 @@ class Weight : public Parameter {
   void initialise(Ops& ops, uint64_t seed, double truncation, const MasterRoom& room = {});
 
  private:
+  void initialise_uniform(Ops& ops, uint64_t seed);
   // Some of the elements that this rank updates, flat, and room for their masters in the gradient's memory.
   struct MasterPart {
     ElementRange elements;

@@ -43,7 +43,8 @@ void WeightSet::allocate(Ops& ops, Arena& values, Arena& grads, Masters masters,
   std::vector<WeightSpec> specs;
   for (const Weight& weight : weights_) specs.push_back(weight.spec);
   const std::vector<FlatRegion> regions =
-      deal_weights(specs, mine.by_matrix, mine.count, mine.bucket_bytes, ops.compute_dtype(), ops.stat_dtype());
+      deal_weights(specs, mine.by_matrix, mine.count, mine.bucket_bytes, ops.compute_dtype(), ops.stat_dtype(),
+                   dtype_bytes(mine.narrowest) < dtype_bytes(ops.stat_dtype()) ? mine.narrowest : ops.stat_dtype());
   for (const FlatRegion& region : regions) {
     flat_.push_back({.values = values.allocate(region.values, {region.num_elements}),
                      .grads = grads.allocate(ops.stat_dtype(), {region.num_elements}),

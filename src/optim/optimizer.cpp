@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/rng.h"
+#include "ops/moment_codes.h"
 
 namespace nmoe {
 namespace {
@@ -20,12 +23,33 @@ MomentRounding random_of(MomentRounding whole, int64_t size, ElementRange elemen
   return whole;
 }
 
+// The scales of some of a weight's elements' codes, of which there are `size`; undefined if moments are no codes.
+Tensor scales_of(const Tensor& scales, const MomentRounding& whole, int64_t size, ElementRange elements) {
+  if (!scales.defined()) return {};
+  if (!whole.matrices.defined())
+    return scales.rows(elements.offset / moments::kBlock, moments::num_blocks(elements.end()));
+  const int64_t one = size / whole.matrices.num_elements(), blocks = moments::num_blocks(one);
+  return scales.rows(elements.offset / one * blocks, elements.end() / one * blocks);
+}
+
 // Bytes of state that this rank keeps on the device: of weights in definition order, while it has room.
 int64_t state_on_device(const OptimConfig& config) {
   if (config.offload == Offload::kNone) return std::numeric_limits<int64_t>::max();
   if (config.offload == Offload::kState) return 0;
   NMOE_CHECK(config.state_on_device >= 0, "optim.offload = \"fit\" without a plan");
   return config.state_on_device;
+}
+
+DType moments_of(MomentFormat format, DType stat) {
+  switch (format) {
+    case MomentFormat::kFp32:
+      break;
+    case MomentFormat::kBf16:
+      return DType::kBF16;
+    case MomentFormat::kFp8:
+      return DType::kU8;
+  }
+  return stat;
 }
 
 int64_t arena_bytes(DType dtype, const Shape& shape) {
@@ -58,6 +82,8 @@ std::vector<WeightGroup> Optimizer::by_matrix(const OptimConfig& config) {
   return groups;
 }
 
+DType Optimizer::narrowest_state(const OptimConfig& config, DType stat) { return moments_of(config.adamw.state, stat); }
+
 Tensor Optimizer::allocate_rates(Arena& arena) {
   constexpr int64_t kTrainedGroups = 4;
   return arena.allocate(DType::kF64, {kTrainedGroups, 3});
@@ -84,7 +110,7 @@ void OptimizerState::upload(Ops& ops, ElementRange elements, const void* host) c
 Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, StateMemory memory, Tensor rates,
                      Tensor rounding_key)
     : config_(config), ops_(ops) {
-  constexpr int64_t kAnyElements = 64;  // of a tensor that may be cut anywhere: whole cache lines of all
+  constexpr int64_t kAnyElements = moments::kBlock;  // of a tensor that may be cut anywhere: whole cache lines of all
   int64_t left = state_on_device(config_);
   std::vector<HostState::Weight> hosted;
   for (Weight& weight : weights.all()) {
@@ -99,16 +125,16 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
     if (index == groups_.end()) index = groups_.insert(index, &settings);
     const bool is_muon = settings.optimizer == OptimizerKind::kMuon;
     const MomentFormat format = is_muon ? config_.muon.state : config_.adamw.state;
-    const DType dtype = format == MomentFormat::kBf16 ? DType::kBF16 : ops.stat_dtype();
+    const DType dtype = moments_of(format, ops.stat_dtype());
     const int64_t bytes =
         (has_rest ? arena_bytes(DType::kI16, shape) : 0) + (is_muon ? 1 : 2) * arena_bytes(dtype, shape);
     const bool in_host = bytes > left;
     if (!in_host) left -= bytes;
     Arena& arena = in_host ? memory.host : memory.device;
     if (has_rest) weight.low = arena.allocate(DType::kI16, shape);
-    Slot slot{.weight = &weight, .rates = rates[index - groups_.begin()], .random = {}};
+    Slot slot{.weight = &weight, .rates = rates[index - groups_.begin()], .random = {}, .m_scales = {}, .v_scales = {}};
     int64_t together = is_muon ? weight.shard.updated.extent : kAnyElements;
-    if (dtype == DType::kBF16) {
+    if (format != MomentFormat::kFp32) {
       slot.random = {.key = rounding_key,
                      .stream = fnv1a64((is_muon ? "muon." : "adamw.") + weight.spec.name),
                      .first = weight.shard.updated.offset,
@@ -125,6 +151,16 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
       state.v = arena.allocate(dtype, shape);
       state_.push_back({{"adamw.m." + weight.spec.name, state.m}, &weight, in_host});
       state_.push_back({{"adamw.v." + weight.spec.name, state.v}, &weight, in_host});
+    }
+    if (format == MomentFormat::kFp8) {
+      const StateLayout layout{moments::kBlock};
+      const auto allocate_scales = [&](const char* prefix) {
+        const Tensor scales = memory.device.allocate(DType::kU8, layout.shape_here(weight.spec, weight.shard));
+        state_.push_back({{prefix + weight.spec.name, scales}, &weight, /*in_host=*/false, layout});
+        return scales.reshape({scales.num_elements()});
+      };
+      slot.m_scales = allocate_scales("adamw.m_scales.");
+      slot.v_scales = allocate_scales("adamw.v_scales.");
     }
     if (weight.shard.updated.extent == 0) continue;
     if (in_host) {
@@ -159,8 +195,22 @@ void Optimizer::write_rates(const Progress& progress, int64_t step_tokens, Tenso
 }
 
 void Optimizer::step(Tensor grad_scale, Arena& room) {
-  update(on_device_, grad_scale);
-  in_host_->update(room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); });
+  std::span<const StatePart> left = on_device_;
+  const auto num_elements = [](std::span<const StatePart> parts) {
+    return std::transform_reduce(parts.begin(), parts.end(), int64_t{0}, std::plus<>(),
+                                 [](const StatePart& part) { return part.elements.extent; });
+  };
+  const auto all = static_cast<double>(num_elements(left));
+  // Whole parts, until no more than this share of all elements is left.
+  const auto update_until = [&](double share) {
+    size_t count = 0;
+    while (count < left.size() && static_cast<double>(num_elements(left.subspan(count))) > share * all) ++count;
+    if (count > 0) update(left.first(count), grad_scale);
+    left = left.subspan(count);
+  };
+  in_host_->update(
+      room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); }, update_until);
+  update_until(0.0);
 }
 
 void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
@@ -195,6 +245,8 @@ void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
                            .grad = part(weight.total),
                            .m = state.m,
                            .v = state.v,
+                           .m_scales = scales_of(slot.m_scales, slot.random, w.num_elements(), elements),
+                           .v_scales = scales_of(slot.v_scales, slot.random, w.num_elements(), elements),
                            .grad_scale = grad_scale,
                            .rates = slot.rates,
                            .random = random_of(slot.random, w.num_elements(), elements),

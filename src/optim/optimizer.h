@@ -14,6 +14,7 @@
 #include "ops/ops.h"
 #include "optim/host_state.h"
 #include "optim/schedule.h"
+#include "optim/state_layout.h"
 #include "tensor/arena.h"
 #include "tensor/named_tensor.h"
 
@@ -22,10 +23,11 @@ namespace nmoe {
 // The settings of a trained group.
 const GroupConfig& group_of(const OptimConfig& config, WeightGroup group);
 
-// Of the elements of a weight that this rank updates: as large as those, or empty.
+// Of the elements of a weight that this rank updates: as `layout` has it, or empty.
 struct OptimizerState : NamedTensor {
   Weight* weight = nullptr;
   bool in_host = false;
+  StateLayout layout = {};
 
   // Copies `elements` of it to and from host memory, as Device::begin_download() and upload() say. What lives in the
   // host's goes there by way of the weight's gradient, which it overwrites, so that the host waits for nothing.
@@ -44,6 +46,9 @@ class Optimizer {
  public:
   // Groups of weights whose matrices are updated whole.
   static std::vector<WeightGroup> by_matrix(const OptimConfig& config);
+  // The narrowest elements that are kept of weights which ranks cut: between its chunks they do so. `stat`: the
+  // device's.
+  static DType narrowest_state(const OptimConfig& config, DType stat);
 
   // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
   static Tensor allocate_rates(Arena& arena);
@@ -62,7 +67,9 @@ class Optimizer {
   void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
   // Not finite: nothing is changed. Borrows of `room`, a device's arena, for state that lives in host memory, and gives
-  // it back but for what is held.
+  // it back but for what is held. What lives on the device is updated between blocks of what lives in the host's, as
+  // evenly as whole weights allow, so that neither the lanes that move blocks nor the one that computes waits for the
+  // other's end.
   void step(Tensor grad_scale, Arena& room);
   // Begins to fetch what step() will need of that, into the last `bytes` of `room`, as HostState::prefetch() says.
   void prefetch(Arena& room, int64_t bytes) { in_host_->prefetch(room, bytes); }
@@ -72,14 +79,16 @@ class Optimizer {
   void write_held(Arena& room) { in_host_->write_held(room); }
 
   // Everything a checkpoint must hold for the next step to be the same, named after the weight:
-  // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....".
+  // "adamw.m.layers.0.attention.q", "adamw.v...." or "muon.momentum....", and "adamw.m_scales....",
+  // "adamw.v_scales...." of moments in 8 bits.
   const std::vector<OptimizerState>& state() const { return state_; }
 
  private:
   struct Slot {
     Weight* weight;
-    Tensor rates;           // [3] f64
-    MomentRounding random;  // of BF16 moments
+    Tensor rates;               // [3] f64
+    MomentRounding random;      // of moments that are rounded
+    Tensor m_scales, v_scales;  // [blocks] u8 and padding, of codes; on the device, wherever those are
   };
   void update(std::span<const StatePart> parts, Tensor grad_scale);
 

@@ -64,6 +64,11 @@ class Tensor {
       rows_lie_apart();
     return rows_data<T>();
   }
+  // The same; null where it is undefined.
+  template <class T>
+  T* data_or_null() const {
+    return defined() ? data<T>() : nullptr;
+  }
   template <class T>
   std::span<T> span() const {
     return {data<T>(), static_cast<size_t>(num_elements())};

@@ -100,9 +100,18 @@ inline Config predicting_config() {
                       "predicting.toml");
 }
 
+inline Config recurrent_config() {
+  return parse_config(R"toml(
+    [model]
+    layers = "3 x (mamba2, moe), gqa, moe"
+    [model.moe]
+    num_experts = 8)toml",
+                      "recurrent.toml");
+}
+
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(),       dense_gqa_config(), mla_moe_config(),   hybrid_config(), low_precision_config(),
-          nvfp4_config(), long_rope_config(), predicting_config()};
+  return {Config(),       dense_gqa_config(), mla_moe_config(),    hybrid_config(),   low_precision_config(),
+          nvfp4_config(), long_rope_config(), predicting_config(), recurrent_config()};
 }
 
 // The values of all keys, those without effect included.

@@ -51,11 +51,12 @@ const std::set<std::string> kFree = {"run.name",
                                      "train.sample_tokens",
                                      "model.max_positions"};
 // Whether a key may change in a run so configured: between what devices compute in, precision may, and how closely it
-// is looked at while nobody acts on it.
+// is looked at while nobody acts on it; and the unit that model.mtp.later_from alone is in.
 bool is_free(const std::string& key, const Config& config) {
   if (key == "precision.fallback" || key == "precision.check_every") {
     return config.precision.fallback != PrecisionFallback::kAct;
   }
+  if (key == "optim.schedule.unit") return config.optim.schedule.warmup == 0 && config.optim.schedule.decay == 0;
   return kFree.contains(key) && !(key == "run.precision" && is_low(config.run.precision));
 }
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.

@@ -41,6 +41,12 @@ TEST(LayerPattern, AttentionMayBeWithoutRotaryPositions) {
   EXPECT_NE(layers_of("gqa"), layers_of("gqa_nope"));
 }
 
+TEST(LayerPattern, RecurrentLayersAreMixersOfTheirOwn) {
+  const PartSpec mamba2{.kind = PartKind::kMamba2, .rotates = false};
+  EXPECT_EQ(layers_of("mamba2, 2 x mamba2/moe"),
+            (std::vector<LayerSpec>{{{mamba2}}, {{mamba2, {.kind = kMoe}}}, {{mamba2, {.kind = kMoe}}}}));
+}
+
 TEST(LayerPattern, SaysWhereItCannotBeRead) {
   struct Case {
     const char* pattern;
@@ -50,9 +56,10 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
   };
   for (const Case& c : {
            Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is not a part of a layer",
-                "write mla, gqa, gqa_nope, dense or moe"},
-           Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, gqa_nope, dense or moe"},
+                "write mla, gqa, gqa_nope, mamba2, dense or moe"},
+           Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, gqa_nope, mamba2, dense or moe"},
            Case{"gqa/mla", 5, "\"mla\" is not a feed-forward kind", "write dense or moe"},
+           Case{"2 x mamba2:64", 11, "mamba2 has no window", "write mamba2 alone"},
            Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
            Case{"gqa/mo", 5, "\"mo\" is not a feed-forward kind", "write dense or moe"},
            Case{"gqa:0/moe", 5, "a window must be an integer from 1 to 1048576", "write such a number here"},
@@ -99,7 +106,7 @@ TEST(LayerSpecs, TheLastLayerIsAlwaysGlobal) {
 TEST(LayerPattern, IsWrittenFromLayers) {
   for (const char* pattern :
        {"gqa/moe", "mla/dense, 26 x mla/moe", "4 x (3 x gqa:512/moe, gqa/moe)", "2 x (gqa/dense, gqa:8/moe)",
-        "gqa, moe, dense, gqa_nope", "2 x gqa:4096/moe", "gqa/moe, gqa/dense, gqa/moe"}) {
+        "gqa, moe, dense, gqa_nope", "4 x (2 x mamba2, moe)", "2 x gqa:4096/moe", "gqa/moe, gqa/dense, gqa/moe"}) {
     EXPECT_EQ(write_layer_pattern(read_layer_pattern(pattern).layers), pattern);
   }
   EXPECT_EQ(write_layer_pattern(read_layer_pattern("gqa/moe, gqa/moe, 2 x gqa/dense").layers),
@@ -121,7 +128,7 @@ TEST(WithoutPattern, IsTheSameModelOrNone) {
   EXPECT_EQ(same->moe.expert_dim, 40);
   EXPECT_EQ(layer_specs(*same), layer_specs(config));
   for (const char* other : {"gqa/moe, mla/moe", "gqa:4/moe, gqa/moe", "gqa/moe, gqa/dense", "gqa/moe:8, gqa/moe:16",
-                            "gqa, moe", "gqa/moe, moe", "dense, gqa/moe", "2 x gqa_nope/moe"}) {
+                            "gqa, moe", "gqa/moe, moe", "dense, gqa/moe", "2 x gqa_nope/moe", "2 x mamba2/moe"}) {
     config.layers = other;
     EXPECT_FALSE(without_pattern(config)) << other;
   }
@@ -192,10 +199,10 @@ TEST(LayersKey, TheLastLayerMayHaveAWindow) {
 TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense, mlx/dense", "",
                  "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is not a part of a layer",
-                 "write mla, gqa, gqa_nope, dense or moe");
+                 "write mla, gqa, gqa_nope, mamba2, dense or moe");
   expect_refused("dense, 2 x dense:8", "",
                  "x.toml:1: model.layers = \"dense, 2 x dense:8\": in no layer do positions see each other",
-                 "write mla or gqa in some layer");
+                 "write mla, gqa or mamba2 in some layer");
   expect_refused("gqa, dense", "model.moe.num_experts = 4",
                  "x.toml:2: model.layers = \"gqa, dense\" with model.moe.num_experts = 4: no layer has experts",
                  "write moe for dense in some layer, or set model.moe.num_experts = 0");
@@ -207,6 +214,13 @@ TEST(LayersKey, IsChecked) {
                  "write moe for dense in some layer, or set model.moe.num_experts = 0");
   expect_refused("mla/dense, gqa/dense", "model.gqa.head_dim = 3",
                  "x.toml:2: model.gqa.head_dim = 3: RoPE rotates pairs", "make it even");
+  expect_refused("2 x mamba2/dense", "model.mamba2.num_groups = 3",
+                 "x.toml:2: model.mamba2.num_groups = 3 with model.mamba2.num_heads = 8: groups share the heads evenly",
+                 "let model.mamba2.num_groups divide model.mamba2.num_heads");
+  expect_refused(
+      "2 x mamba2/dense", "run.device = \"cuda\"",
+      "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x mamba2/dense\": mamba2 does not run on GPUs yet",
+      "set run.device = \"cpu\"");
 }
 
 TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {

@@ -106,7 +106,8 @@ TEST(Load, OtherBytesThanUtf8AreRefusedByName) {
 TEST(Load, UnknownSections) {
   expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]", "did you mean [optim.muon]?");
   const std::string sections =
-      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.moe, model.mtp, "
+      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.mamba2, model.moe, "
+      "model.mtp, "
       "model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
       "optim.muon, optim.schedule, train, parallel, eval, generation, checkpoint, track";

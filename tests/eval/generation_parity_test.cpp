@@ -33,6 +33,11 @@ TEST(GenerationParity, OfLatentExpertsIsExact) {
                  options_of(GenerationArithmetic::kTraining));
   }
 }
+TEST(GenerationParity, OfRecurrentLayersIsExact) {
+  expect_equal(nemotron_shaped(), options_of());
+  expect_equal(nemotron_shaped({"model.mamba2.chunk=256", "model.mamba2.num_groups=1", "model.mamba2.conv_width=2"}),
+               options_of());
+}
 TEST(GenerationParity, OfWindowsIsExact) {
   expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}), options_of());
 }

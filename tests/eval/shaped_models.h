@@ -1,4 +1,4 @@
-// Models shaped like DeepSeek's and Qwen's whose generation is compared with their training.
+// Models shaped like DeepSeek's, Qwen's and Nemotron's whose generation is compared with their training.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,14 +13,15 @@
 namespace nmoe::test {
 
 // Weights large enough for routers and attention that are anything but even; documents of more than one block of keys.
-inline Config shaped_config(const std::string& model, const std::vector<std::string>& overrides = {}) {
+// `layers`: keys of [model] that say what its layers are.
+inline Config shaped_config(const std::string& layers, const std::string& model,
+                            const std::vector<std::string>& overrides = {}) {
   return parse_config(R"(
     [model]
     vocab_size = 272
     dim = 40
     num_heads = 4
-    num_dense_layers = 1
-    dense_dim = 56
+    )" + layers + R"(
     init.std = 0.25
     init.embedding_std = 1
     init.router_std = 0.5
@@ -36,8 +37,10 @@ inline Config shaped_config(const std::string& model, const std::vector<std::str
                       "shaped.toml", overrides);
 }
 
+inline constexpr const char* kOneDenseLayer = "num_dense_layers = 1\n dense_dim = 56";
+
 inline Config deepseek_shaped(const std::vector<std::string>& overrides = {}) {
-  return shaped_config(R"(
+  return shaped_config(kOneDenseLayer, R"(
     [model.mla]
     q_lora_rank = 20
     kv_lora_rank = 24
@@ -58,7 +61,7 @@ inline Config deepseek_shaped(const std::vector<std::string>& overrides = {}) {
 }
 
 inline Config qwen_shaped(const std::vector<std::string>& overrides = {}) {
-  return shaped_config(R"(
+  return shaped_config(kOneDenseLayer, R"(
     [model.gqa]
     num_kv_heads = 2
     head_dim = 18
@@ -75,6 +78,32 @@ inline Config qwen_shaped(const std::vector<std::string>& overrides = {}) {
                          all.insert(all.end(), overrides.begin(), overrides.end());
                          return all;
                        }());
+}
+
+// Recurrent layers beside attention and experts, as in Nemotron 3; chunks that texts end in the middle of.
+inline Config nemotron_shaped(const std::vector<std::string>& overrides = {}) {
+  return shaped_config(R"(
+    layers = "mamba2, moe, mamba2/moe, gqa_nope, moe, mamba2"
+    activation = "relu_squared")",
+                       R"(
+    [model.gqa]
+    num_kv_heads = 2
+    head_dim = 16
+    [model.mamba2]
+    num_heads = 6
+    head_dim = 10
+    state_dim = 20
+    num_groups = 2
+    chunk = 48
+    step_max = 0.5
+    [model.moe]
+    num_experts = 8
+    top_k = 3
+    expert_dim = 20
+    latent_dim = 24
+    num_shared_experts = 1
+    )",
+                       overrides);
 }
 
 // No value of generation is another than training's; what fails names the first that is.

@@ -29,7 +29,7 @@ const std::vector<WeightSpec> kSpecs = {
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 std::vector<FlatRegion> deal(int64_t num_ranks, std::vector<WeightGroup> by_matrix = {}, int64_t bucket_bytes = kAll) {
-  return deal_weights(kSpecs, by_matrix, num_ranks, bucket_bytes, DType::kBF16, DType::kF32);
+  return deal_weights(kSpecs, by_matrix, num_ranks, bucket_bytes, DType::kBF16, DType::kF32, DType::kF32);
 }
 
 // What a rank updates in all regions.
@@ -119,7 +119,7 @@ TEST(DealWeights, StackedMatricesCostWhatEachDoes) {
                                          {.name = "b", .shape = {400, 512}}};
   std::vector<bool> is_of_first(specs.size());
   for (const FlatRegion& region :
-       deal_weights(specs, std::vector{WeightGroup::kMatrices}, 2, kAll, DType::kBF16, DType::kF32)) {
+       deal_weights(specs, std::vector{WeightGroup::kMatrices}, 2, kAll, DType::kBF16, DType::kF32, DType::kF32)) {
     for (const FlatRegion::Place& place : region.places) {
       is_of_first[place.spec] = region.part_of(place, specs[place.spec].shape.num_elements(), 0).extent > 0;
     }
@@ -156,7 +156,7 @@ TEST(DealWeights, JoinedWeightsStayTogether) {
       for (const int64_t bucket_bytes : {int64_t{1}, int64_t{1} << 19, kAll}) {
         size_t seen = 0;
         for (const FlatRegion& region :
-             deal_weights(layers, by_matrix, ranks, bucket_bytes, DType::kBF16, DType::kF32)) {
+             deal_weights(layers, by_matrix, ranks, bucket_bytes, DType::kBF16, DType::kF32, DType::kF32)) {
           for (size_t i = 0; i < region.places.size(); ++i) {
             const FlatRegion::Place& place = region.places[i];
             ++seen;
@@ -180,7 +180,7 @@ TEST(DealWeights, JoinedWeightsStayTogether) {
 TEST(DealWeights, RoundingDoesNotAddUp) {
   constexpr int64_t kLayers = 64, kChunks = 4, kRanks = 64;
   const std::vector<WeightSpec> layers(kLayers, {.name = "q", .shape = {kChunks * kChunk / 512, 512}});
-  const auto regions = deal_weights(layers, {}, kRanks, 1, DType::kBF16, DType::kF32);
+  const auto regions = deal_weights(layers, {}, kRanks, 1, DType::kBF16, DType::kF32, DType::kF32);
   ASSERT_EQ(regions.size(), static_cast<size_t>(kLayers));
   for (int64_t rank = 0; rank < kRanks; ++rank) {
     EXPECT_LE(std::abs(elements_of(regions, rank) - kLayers * kChunks / kRanks * kChunk), kChunk) << "rank " << rank;

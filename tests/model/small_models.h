@@ -124,6 +124,30 @@ inline std::vector<SmallModel> small_models() {
     c.activation = Activation::kClampedSwiGlu;
     c.init.std = 1.5;
   });
+  // Recurrent layers alone and beside others: chunks shorter than a sequence, groups, and more taps than tokens.
+  add("mamba2", [](ModelConfig& c) {
+    c.layers = "mamba2, dense, mamba2";
+    c.mamba2 = {.num_heads = 2,
+                .head_dim = 3,
+                .state_dim = 2,
+                .num_groups = 1,
+                .conv_width = 4,
+                .chunk = 2,
+                .step_min = 0.2,
+                .step_max = 0.5};
+    c.moe.num_experts = 0;
+  });
+  add("mamba2_hybrid", [](ModelConfig& c) {
+    c.layers = "mamba2, moe, gqa_nope, mamba2/moe, moe";
+    c.mamba2 = {.num_heads = 4,
+                .head_dim = 2,
+                .state_dim = 3,
+                .num_groups = 2,
+                .conv_width = 3,
+                .chunk = 4,
+                .step_min = 0.2,
+                .step_max = 0.5};
+  });
   add("gated_shared_experts", [](ModelConfig& c) {
     c.moe.num_shared_experts = 1;
     c.moe.shared_dim = 5;

@@ -169,6 +169,15 @@ TEST(MemoryPlanTest, MomentsInBf16TakeHalf) {
   }
 }
 
+TEST(MemoryPlanTest, MomentsInFp8TakeAQuarterAndTheirScales) {
+  const auto with = [&](const std::string& state) {
+    return static_cast<double>(plan_engine_storage(
+        planned_config({"model.dim=256", "optim.matrices.optimizer=adamw", "optim.experts.optimizer=adamw",
+                        "optim.adamw.state=" + state}))[ArenaKind::kOptimizer]);
+  };
+  EXPECT_NEAR(with("fp8"), (0.25 + 0.25 / 128) * with("fp32"), 0.01 * with("fp32"));
+}
+
 // Of experts alone; the product that is added borrows room from activations.
 TEST(MemoryPlanTest, GradientsOfExpertsInBf16TakeHalf) {
   const auto with = [](const std::string& format) {

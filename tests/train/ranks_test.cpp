@@ -318,17 +318,19 @@ TEST(RankEngines, MovedExpertsAreWhatTheyWere) {
 
 // And the format of their moments.
 constexpr std::pair<const char*, const char*> kOptimizersOfExperts[] = {
-    {"muon", "fp32"}, {"muon", "bf16"}, {"adamw", "fp32"}, {"adamw", "bf16"}};
+    {"muon", "fp32"}, {"muon", "bf16"}, {"adamw", "fp32"}, {"adamw", "bf16"}, {"adamw", "fp8"}};
 
-// Under routing that gives experts few rows of a shard, or none; with a weight that is cut, and with Muon.
+// Under routing that gives experts few rows of a shard, or none; with a weight that is cut, which has to be larger
+// where state is narrower, and with Muon.
 TEST(RankEngines, WithLogicalShardsTheBitsAreThoseOfOneRank) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
     const std::string_view products = state == std::string_view("bf16") ? "bf16" : "device";
     const auto with = [&](int64_t ranks) {
       return test::tiny_config(
           "/nowhere",
-          {"model.vocab_size=5000", "model.dim=64", "model.moe.num_experts=16", "model.moe.balance_loss=1e-3",
-           "train.microbatch_seqs=1", "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
+          {fmt::format("model.vocab_size={}", state == std::string_view("fp8") ? 20'000 : 5000), "model.dim=64",
+           "model.moe.num_experts=16", "model.moe.balance_loss=1e-3", "train.microbatch_seqs=1",
+           "parallel.logical_shards=8", fmt::format("parallel.ranks={}", ranks),
            fmt::format("optim.experts.optimizer={}", experts), fmt::format("optim.{}.state={}", experts, state),
            fmt::format("optim.muon.products={}", products)});
     };
@@ -384,10 +386,14 @@ std::vector<std::string> with_biases(std::vector<std::string> more) {
 
 TEST(RankEngines, BiasesOfExpertsHaveTheBitsOfOneRank) {
   for (const auto& [experts, state] : kOptimizersOfExperts) {
+    const std::string wire = std::string_view(experts) == "muon" ? "device" : "fp8";
     const auto with = [&](int64_t ranks, bool moves = false) {
-      std::vector<std::string> overrides = {"train.microbatch_seqs=1", "parallel.logical_shards=8",
+      std::vector<std::string> overrides = {"train.microbatch_seqs=1",
+                                            "parallel.logical_shards=8",
                                             fmt::format("optim.experts.optimizer={}", experts),
-                                            "optim.adamw.state=" + std::string(state), "model.moe.balance_loss=1e-3"};
+                                            "optim.adamw.state=" + std::string(state),
+                                            "model.moe.balance_loss=1e-3",
+                                            "precision.wire=" + wire};
       if (moves) overrides.emplace_back("parallel.rebalance_every=1");
       return config_with(ranks, with_biases(overrides));
     };

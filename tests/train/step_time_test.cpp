@@ -90,6 +90,7 @@ TEST(StepTimeTest, MoreWorkTakesLonger) {
   EXPECT_LT(blocks, 4.0 / 3.0 * none);  // all of forward, which is a third of the products, is repeated
   EXPECT_LT(ms({"train.microbatch_seqs=8"}), ms({"train.microbatch_seqs=2"}));
   EXPECT_LT(ms({"optim.adamw.state=bf16"}), ms({}));
+  EXPECT_LT(ms({"optim.adamw.state=fp8"}), ms({"optim.adamw.state=bf16"}));
   EXPECT_LT(ms({}), ms({"train.gradients=bf16"}));
   EXPECT_LT(ms({"run.precision=fp8"}), ms({}));
   EXPECT_LT(ms({}), ms({"optim.experts.optimizer=muon"}));

@@ -131,6 +131,33 @@ TEST_F(TrainerTest, AMomentumInBf16IsKeptAsItIs) {
       contains(error_of([&] { resume("halves", {"train.steps=9"}); }).what(), "optim.muon.state: \"bf16\" != unused"));
 }
 
+TEST_F(TrainerTest, MomentsInFp8AreKeptAsTheyAre) {
+  const std::string codes = "optim.adamw.state=fp8", adamw = "optim.experts.optimizer=adamw";
+  run("straight", {codes, adamw, "train.steps=8"});
+  run("halves", {codes, adamw, "train.steps=3"});
+  resume("halves", {codes, adamw, "train.steps=8"});
+  expect_same_state(checkpoints("straight"), checkpoints("halves"));
+  const CheckpointReader reader = CheckpointReader::open(checkpoints("straight"));
+  std::map<std::string, int64_t> elements;
+  int64_t bytes = 0;
+  const auto count = [&](const ManifestTensor& tensor) {
+    elements[tensor.name] = tensor.shape.num_elements();
+    bytes += tensor.shape.num_elements() * static_cast<int64_t>(dtype_bytes(tensor.dtype));
+  };
+  for (const ManifestTensor& tensor : reader.optimizer()) {
+    EXPECT_EQ(tensor.dtype, tensor.name.starts_with("muon.") ? DType::kF32 : DType::kU8) << tensor.name;
+    count(tensor);
+  }
+  for (const ManifestTensor& tensor : reader.model()) count(tensor);
+  EXPECT_EQ(elements.at("adamw.m.embedding"), elements.at("embedding"));
+  EXPECT_EQ(elements.at("adamw.v_scales.embedding"), (elements.at("embedding") + 127) / 128);
+  EXPECT_EQ(checkpoint_bytes(parse_config(reader.config_toml(), "config.toml")), bytes);
+  EXPECT_TRUE(contains(error_of([&] {
+                         resume("halves", {adamw, "train.steps=9"});
+                       }).what(),
+                       "optim.adamw.state: \"fp8\" != unused"));
+}
+
 TEST_F(TrainerTest, GoesOnWithTheProductsItBeganWith) {
   const std::string rounded = "optim.muon.products=bf16";
   run("straight", {rounded, "train.steps=6"});

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "model/parts/gqa.h"
+#include "model/parts/mamba2.h"
 #include "model/parts/mla.h"
 #include "model/parts/mlp.h"
 #include "model/parts/moe.h"
@@ -15,6 +16,8 @@ std::unique_ptr<Part> make_part(const LayerPart& part, WeightSet& weights, std::
       return std::make_unique<LatentAttention>(part, weights);
     case PartKind::kGqa:
       return std::make_unique<GroupedQueryAttention>(part, weights);
+    case PartKind::kMamba2:
+      return std::make_unique<Mamba2>(part, weights);
     case PartKind::kDense:
       return std::make_unique<Mlp>(part, mlp_prefix(part), part.spec.hidden, weights, Intermediate::kMlpHidden);
     case PartKind::kMoe: {

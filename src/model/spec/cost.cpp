@@ -13,11 +13,20 @@ double visible_pairs(int64_t length, int64_t window) {
   return reach * (reach + 1.0) / 2.0 + (static_cast<double>(length) - reach) * reach;
 }
 
+double visible_pairs(int64_t length, const ModelCost::Attention& layers) {
+  if (layers.chunk == 0) return visible_pairs(length, layers.window);
+  const auto whole = static_cast<double>(length / layers.chunk);
+  return whole * visible_pairs(layers.chunk, 0) + visible_pairs(length % layers.chunk, 0);
+}
+
 }  // namespace
 
 double ModelCost::document_flops(int64_t num_tokens) const {
   double flops = 6.0 * static_cast<double>(active_matrix_parameters) * static_cast<double>(num_tokens);
-  for (const Attention& layers : attention) flops += layers.flops_per_pair * visible_pairs(num_tokens, layers.window);
+  for (const Attention& layers : attention) {
+    flops += layers.flops_per_pair * visible_pairs(num_tokens, layers);
+    flops += layers.flops_per_token * static_cast<double>(num_tokens);
+  }
   return flops;
 }
 
@@ -37,10 +46,13 @@ ModelCost model_cost(const ModelConfig& config) {
   const auto add_attention = [&](const std::vector<DescribedPart>& parts, int64_t num_passes) {
     for (const DescribedPart& part : parts) {
       if (!is_mixer(part.spec.kind)) continue;
-      const int64_t window = part.spec.window;
-      auto alike = std::ranges::find(cost.attention, window, &ModelCost::Attention::window);
-      if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window});
+      const int64_t window = part.spec.window, chunk = part.traits.chunk;
+      auto alike = std::ranges::find_if(cost.attention, [&](const ModelCost::Attention& layers) {
+        return layers.window == window && layers.chunk == chunk;
+      });
+      if (alike == cost.attention.end()) alike = cost.attention.insert(alike, {.window = window, .chunk = chunk});
       alike->flops_per_pair += part.traits.flops_per_position * static_cast<double>(num_passes);
+      alike->flops_per_token += part.traits.flops_per_token * static_cast<double>(num_passes);
     }
   };
   add_attention(model.parts(), 1);

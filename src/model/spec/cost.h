@@ -9,10 +9,12 @@
 namespace nmoe {
 
 struct ModelCost {
-  // For the layers with the same window.
+  // For the mixers that see the same positions.
   struct Attention {
-    int64_t window = 0;           // most positions that a query sees, itself included; 0: all before it
-    double flops_per_pair = 0.0;  // training FLOPs for each position that a query sees
+    int64_t window = 0;            // most positions that a query sees, itself included; 0: all before it
+    int64_t chunk = 0;             // of a scan: it sees those of its chunk, and what is before as a state; 0: no scan
+    double flops_per_pair = 0.0;   // training FLOPs for each position that a query sees
+    double flops_per_token = 0.0;  // and for each token, whatever it sees: a scan's states
   };
   int64_t parameters = 0;         // trained parameters
   int64_t active_parameters = 0;  // those that a token uses: routed experts count as top_k / num_experts of them
@@ -23,8 +25,8 @@ struct ModelCost {
 
   // Training FLOPs of one document of `num_tokens` tokens, forward and backward: 6 per token and active matrix
   // parameter (without the embedding look-up, with the head), plus attention over the positions that each query really
-  // sees, by causality and window: 6 * heads * (Dqk + Dv) per layer and position. A document here is what attends only
-  // to itself: a whole sequence, unless data.mask_documents is set.
+  // sees, by causality, window and chunk: 6 * heads * (Dqk + Dv) per layer and position, and a scan's states. A
+  // document here is what attends only to itself: a whole sequence, unless data.mask_documents is set.
   double document_flops(int64_t num_tokens) const;
   // The mean per token of such a document.
   double flops_per_token(int64_t num_tokens) const {

@@ -26,13 +26,13 @@ FlatRegion lay_out(std::span<const WeightSpec> specs, std::span<const size_t> ch
 // Cut so that ranks have equally much of this region and those before it: what rounding to an edge takes from a rank
 // the next region gives back. first_of [W + 1]: elements of those regions that the ranks before one have; += this
 // region's.
-FlatRegion cut_evenly(std::span<const WeightSpec> specs, std::span<const size_t> chosen, DType values, DType stat,
+FlatRegion cut_evenly(std::span<const WeightSpec> specs, std::span<const size_t> chosen, DType values, DType narrowest,
                       std::vector<int64_t>& first_of) {
   FlatRegion region = lay_out(specs, chosen, values);
   const auto num_ranks = static_cast<int64_t>(first_of.size()) - 1;
   std::vector<int64_t> edges;
   for (const FlatRegion::Place& place : region.places) {
-    const TensorChunks chunks(stat, specs[place.spec].shape);
+    const TensorChunks chunks(narrowest, specs[place.spec].shape);
     for (int64_t i = 0; i < chunks.count(); ++i) edges.push_back(place.first + chunks[i].offset);
   }
   edges.push_back(region.num_elements);
@@ -110,7 +110,8 @@ ElementRange FlatRegion::part_of(const Place& place, int64_t size, int64_t rank)
 }
 
 std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::span<const WeightGroup> by_matrix,
-                                     int64_t num_ranks, int64_t bucket_bytes, DType compute, DType stat) {
+                                     int64_t num_ranks, int64_t bucket_bytes, DType compute, DType stat,
+                                     DType narrowest) {
   std::vector<size_t> bucketed, cut_stat, whole;
   const auto is_whole = [&](size_t i) { return std::ranges::find(by_matrix, specs[i].group) != by_matrix.end(); };
   for (size_t i = 0; i < specs.size(); ++i) {
@@ -133,11 +134,11 @@ std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::spa
     const auto bucket = std::span(bucketed).subspan(begin, end - begin);
     const auto rest = std::ranges::stable_partition(bucket, [&](size_t i) { return !is_whole(i); });
     const std::span<const size_t> cut(bucket.begin(), rest.begin());
-    regions.push_back(cut_evenly(specs, cut, compute, stat, first_of));
+    regions.push_back(cut_evenly(specs, cut, compute, narrowest, first_of));
     regions.push_back(keep_whole(specs, std::span<const size_t>(rest), compute, num_ranks, rank_of));
     end = begin;
   }
-  regions.push_back(cut_evenly(specs, cut_stat, stat, stat, first_of));
+  regions.push_back(cut_evenly(specs, cut_stat, stat, narrowest, first_of));
   std::erase_if(regions, [](const FlatRegion& region) { return region.num_elements == 0; });
   return regions;
 }

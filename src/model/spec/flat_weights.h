@@ -36,11 +36,12 @@ struct FlatRegion {
 
 // The regions of the trained weights among `specs` that are not stacked experts, in definition order. A weight of the
 // groups `by_matrix` goes to one rank as a whole, with those joined to it, balanced by the cost of Newton-Schulz; all
-// others are cut at the bounds of chunks of `stat` (tensor/chunks.h) so that ranks own equal amounts over all regions,
-// as far as these bounds allow. Values have the dtype `compute`, or `stat` where the weight says so: the latter are few
-// and form one region. Every other region is a bucket of at least `bucket_bytes` of gradients, except the first
-// weights'.
+// others are cut at the bounds of chunks of `narrowest` (tensor/chunks.h), the narrowest elements that ranks keep of
+// them, so that ranks own equal amounts over all regions, as far as these bounds allow. Values have the dtype
+// `compute`, or `stat` where the weight says so: the latter are few and form one region. Every other region is a bucket
+// of at least `bucket_bytes` of gradients, except the first weights'.
 std::vector<FlatRegion> deal_weights(std::span<const WeightSpec> specs, std::span<const WeightGroup> by_matrix,
-                                     int64_t num_ranks, int64_t bucket_bytes, DType compute, DType stat);
+                                     int64_t num_ranks, int64_t bucket_bytes, DType compute, DType stat,
+                                     DType narrowest);
 
 }  // namespace nmoe

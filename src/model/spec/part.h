@@ -25,7 +25,9 @@ struct LayerPart {
 struct PartTraits {
   // Training FLOPs per token, forward and backward, for each position that it sees, besides those of its weights.
   double flops_per_position = 0.0;
-  int64_t rope_dim = 0;  // number of values of a head that RoPE rotates; 0: none
+  int64_t chunk = 0;             // tokens of chunks in which positions are seen; 0: all before it, or in its window
+  double flops_per_token = 0.0;  // the same for each token, whatever it sees
+  int64_t rope_dim = 0;          // number of values of a head that RoPE rotates; 0: none
   StateSpec state = {};
   // Where generation in training's arithmetic keeps something else (GenerationArithmetic).
   std::optional<StateSpec> training_state = {};

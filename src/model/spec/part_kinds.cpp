@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "model/spec/gqa.h"
+#include "model/spec/mamba2.h"
 #include "model/spec/mla.h"
 #include "model/spec/mlp.h"
 #include "model/spec/moe.h"
@@ -14,6 +15,8 @@ PartTraits describe_part(const LayerPart& part, WeightList& weights) {
       return describe_mla(part, weights);
     case PartKind::kGqa:
       return describe_gqa(part, weights);
+    case PartKind::kMamba2:
+      return describe_mamba2(part, weights);
     case PartKind::kDense:
       return describe_dense(part, weights);
     case PartKind::kMoe:

@@ -17,7 +17,7 @@ enum class WeightGroup {
   kMatrices,  // 2-D weights of attention, dense MLPs and shared experts
   kExperts,   // routed experts, [E, out, in]
   kRouter,    // router weights, and those of the shared experts' gate
-  kRest,      // embedding, head, norms, biases, sinks
+  kRest,      // embedding, head, norms, biases, sinks, what a recurrence has beside its projections
   kBuffer,    // state without a gradient: the router's selection bias
 };
 
@@ -30,7 +30,15 @@ enum class WeightPart {
   kExperts,  // routed experts
 };
 
-enum class InitKind { kZeros, kOnes, kTruncatedNormal };
+enum class InitKind {
+  kZeros,
+  kOnes,
+  kTruncatedNormal,  // of init_std
+  // Of a number between init_low and init_high, of weights that are stat:
+  kUniform,          // the number, uniform
+  kLogOfUniform,     // its logarithm
+  kInverseSoftplus,  // x with softplus(x) of it, whose logarithm is uniform
+};
 
 struct WeightSpec {
   std::string name;  // "layers.3.attention.out"
@@ -42,6 +50,7 @@ struct WeightSpec {
   bool per_expert = false;    // [E, rows, cols], one for each routed expert: ranks share it by experts
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
+  double init_low = 0.0, init_high = 0.0;
   int64_t layer = kNoLayer;  // to which it belongs
   WeightPart part = WeightPart::kOther;
   bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)

@@ -9,7 +9,8 @@
 
 namespace nmoe {
 
-// Stochastic rounding of moments, and of gradients (contracts/gradient.h), in BF16 (ops/moment_rounding.h). Random bits
+// Stochastic rounding of moments, and of gradients (contracts/gradient.h), in BF16 (ops/moment_rounding.h), and of
+// moments in 8 bits (ops/moment_codes.h). Random bits
 // belong to the elements of whole tensors: they do not depend on which of these elements this rank has, or where.
 struct MomentRounding {
   Tensor key;           // [1] i64, different for each step
@@ -23,12 +24,13 @@ struct MomentRounding {
 //   w -= lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * w)
 // The same bits on every device.
 struct AdamWStep {
-  Tensor w, low;          // updated
-  Tensor grad;            // stat, or BF16, which is widened; read only
-  Tensor m, v;            // stat, or BF16 both; updated
-  Tensor grad_scale;      // [1] f64: gradients are first multiplied by it (clipping). Not finite: nothing changes
-  Tensor rates;           // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
-  MomentRounding random;  // for moments in BF16
+  Tensor w, low;              // updated
+  Tensor grad;                // stat, or BF16, which is widened; read only
+  Tensor m, v;                // stat, or BF16 both, or U8 both: codes; updated
+  Tensor m_scales, v_scales;  // [blocks] u8, of codes, whose blocks begin with each matrix; else undefined. Updated
+  Tensor grad_scale;          // [1] f64: gradients are first multiplied by it (clipping). Not finite: nothing changes
+  Tensor rates;               // [3] f64: lr, 1 / (1 - beta1^t) and 1 / (1 - beta2^t) for step t, from 1
+  MomentRounding random;      // for moments in BF16 or codes, of which `first` begins a block
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
 };
 // Many tensors at once, which do not overlap.

@@ -114,7 +114,7 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   if (ctx.counting()) return;
   const int64_t num_rows = count_rows(args.num_rows, h.dim(0)), width = h.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
-  const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
+  const Real* weights = row_weight.data_or_null<Real>();
   Real* outputs = h.data<Real>();
   parallel_blocks(ctx, num_rows, task_rows(pre_width), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
@@ -149,11 +149,11 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   }
   const int64_t num_rows = count_rows(args.num_rows, dh.dim(0)), width = dh.dim(1), pre_width = pre.dim(1);
   const Real* inputs = pre.data<Real>();
-  const Real* weights = row_weight.defined() ? row_weight.data<Real>() : nullptr;
+  const Real* weights = row_weight.data_or_null<Real>();
   const Real* dhs = dh.data<Real>();
   Real* dpres = dpre.data<Real>();
-  Real* hs = args.h.defined() ? args.h.data<Real>() : nullptr;
-  Real* dweights = drow_weight.defined() ? drow_weight.data<Real>() : nullptr;
+  Real* hs = args.h.data_or_null<Real>();
+  Real* dweights = drow_weight.data_or_null<Real>();
   parallel_blocks(ctx, num_rows, task_rows(pre_width), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const Real weight = weights != nullptr ? weights[row] : Real{1};

@@ -4,6 +4,7 @@
 
 #include "ops/adamw_math.h"
 #include "ops/cpu/operations.h"
+#include "ops/moment_codes.h"
 #include "ops/moment_rounding.h"
 #include "tensor/convert.h"
 
@@ -48,6 +49,61 @@ void update_rounded(const AdamWStep& args, const adamw::Constants<Real>& constan
   }
 }
 
+// Elements [begin, end) of moments in codes, which are block number `block`, with their gradients; element i is number
+// `index` + i - begin of the whole tensor.
+template <class Real>
+void update_codes(const AdamWStep& args, const adamw::Constants<Real>& constants, const adamw::Rates<Real>& rates,
+                  int64_t begin, int64_t end, const Real* grad, int64_t block, int64_t index) {
+  auto* const m_codes = args.m.data<uint8_t>() + begin;
+  auto* const v_codes = args.v.data<uint8_t>() + begin;
+  uint8_t& m_scale = args.m_scales.data<uint8_t>()[block];
+  uint8_t& v_scale = args.v_scales.data<uint8_t>()[block];
+  Real* const w = args.w.data<Real>() + begin;
+  std::array<float, moments::kBlock> m, v;
+  uint32_t m_most = 0, v_most = 0;
+  for (int64_t i = 0; i < end - begin; ++i) {
+    Real first = e4m3_to_float(m_codes[i]) * e8m0_to_float(m_scale);
+    Real second = moments::ue5m3_to_float(v_codes[i]) * e8m0_to_float(v_scale);
+    adamw::update(constants, rates, grad[i], first, second, w[i]);
+    const auto at = static_cast<size_t>(i);
+    m[at] = static_cast<float>(first), v[at] = static_cast<float>(second);
+    m_most = std::max(m_most, magnitude_bits(m[at])), v_most = std::max(v_most, magnitude_bits(v[at]));
+  }
+  m_scale = moments::first_scale(amax_of_bits(m_most));
+  v_scale = moments::second_scale(amax_of_bits(v_most));
+  const float m_inverse = e8m0_to_inverse(m_scale), v_inverse = e8m0_to_inverse(v_scale);
+  const auto key = static_cast<uint64_t>(*args.random.key.data<int64_t>());
+  random::Words words{};
+  for (int64_t i = 0; i < end - begin; ++i, ++index) {
+    if (i == 0 || index % 8 == 0) words = moments::rounding_words(key, args.random.stream, index / 8);
+    const uint32_t random = moments::first_bits(words, static_cast<int>(index % 8));
+    const auto at = static_cast<size_t>(i);
+    m_codes[i] = moments::first_code(m[at] * m_inverse, random);
+    v_codes[i] = moments::second_code(v[at] * v_inverse, moments::second_bits(random));
+  }
+}
+
+// All of a step with moments in codes.
+template <class Real>
+void step_codes(Context& ctx, const AdamWStep& args, const adamw::Constants<Real>& constants,
+                const adamw::Rates<Real>& rates) {
+  if (args.w.num_elements() == 0) return;
+  const Tensor& matrices = args.random.matrices;
+  const int64_t size = args.w.num_elements() / (matrices.defined() ? matrices.num_elements() : 1);
+  const int64_t blocks = moments::num_blocks(size);
+  parallel_blocks(
+      ctx, args.m_scales.num_elements(), kTaskElements / moments::kBlock, [&](int64_t first, int64_t last, int) {
+        for (int64_t block = first; block < last; ++block) {
+          const int64_t matrix = block / blocks, at = block % blocks * moments::kBlock;
+          const int64_t begin = matrix * size + at, end = begin + std::min(moments::kBlock, size - at);
+          const int64_t whole = matrices.defined() ? matrices.data<int32_t>()[matrix] * size : args.random.first;
+          with_gradients<Real>(args.grad, begin, end, [&](int64_t from, int64_t to, const Real* grad) {
+            update_codes(args, constants, rates, from, to, grad, block, whole + at);
+          });
+        }
+      });
+}
+
 template <class Real>
 void step(Context& ctx, const AdamWStep& args) {
   if (ctx.counting() || !std::isfinite(*args.grad_scale.data<double>())) return;
@@ -56,6 +112,7 @@ void step(Context& ctx, const AdamWStep& args) {
   const adamw::Constants<Real> constants{real(args.beta1),     real(args.beta2), real(1 - args.beta1),
                                          real(1 - args.beta2), real(args.eps),   real(args.weight_decay)};
   const adamw::Rates<Real> rates{real(*args.grad_scale.data<double>()), real(rate[0]), real(rate[1]), real(rate[2])};
+  if (args.m.dtype() == DType::kU8) return step_codes(ctx, args, constants, rates);
   const int64_t size = args.w.num_elements();
   if (args.m.dtype() == DType::kBF16) {
     const Tensor& matrices = args.random.matrices;

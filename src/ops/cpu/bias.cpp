@@ -9,7 +9,7 @@ void bias_forward(Context& ctx, const BiasForward& args) {
   if (ctx.counting()) return;
   const int64_t num_rows = args.y.dim(0), width = args.y.dim(1);
   const Real* const bias = args.bias.data<Real>();
-  const Real* const x = args.x.defined() ? args.x.data<Real>() : nullptr;
+  const Real* const x = args.x.data_or_null<Real>();
   Real* const y = args.y.data<Real>();
   parallel_blocks(ctx, num_rows, task_rows(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {

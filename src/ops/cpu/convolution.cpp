@@ -57,7 +57,7 @@ class Inputs {
         stride_(in.x.stride()),
         width_(in.x.dim(1)),
         seq_len_(in.seq_len),
-        before_(in.before.defined() ? in.before.data<Real>() : nullptr),
+        before_(in.before.data_or_null<Real>()),
         num_taps_(in.weight.dim(1)),
         document_begin_(document_begin.data<int32_t>()) {
     for_each_document(in.num_seqs, in.seq_len, in.cu_seqlens, [&](int64_t begin, int64_t end) {

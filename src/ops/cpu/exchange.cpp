@@ -115,8 +115,8 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args) {
   int32_t* num_sent = plan.num_sent.data<int32_t>();
   std::fill_n(num_sent, num_ranks, 0);
   std::fill_n(send_row, num_tokens * num_ranks, -1);
-  int32_t* counts = args.counts.defined() ? args.counts.data<int32_t>() : nullptr;
-  int32_t* traffic = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
+  int32_t* counts = args.counts.data_or_null<int32_t>();
+  int32_t* traffic = args.traffic.data_or_null<int32_t>();
   for (int64_t token = 0; token < num_tokens; ++token) {
     for (int64_t k = 0; k < top_k; ++k) {
       const int32_t expert = experts[token * top_k + k];
@@ -160,7 +160,7 @@ void exchange_send(Context& ctx, const ExchangeSend& args) {
   }
   const auto tokens = with_choices && args.inbox.tokens.defined() ? pointers_of<int32_t>(peers, args.inbox.tokens)
                                                                   : std::vector<int32_t*>();
-  const int32_t* loads = args.loads.defined() ? args.loads.data<int32_t>() : nullptr;
+  const int32_t* loads = args.loads.data_or_null<int32_t>();
   const int64_t width = as_codes ? args.codes.values.dim(1) : args.x.dim(1);
   parallel_blocks(ctx, num_tokens, task_rows(width * num_ranks), [&](int64_t begin, int64_t end, int) {
     for (int64_t token = begin; token < end; ++token) {

@@ -29,7 +29,7 @@ template <class Real>
 void add_expert_bias(Context& ctx, const ExpertBias& bias, Tensor offsets, Tensor y) {
   if (ctx.counting() || !bias.defined()) return;
   const int64_t width = y.dim(1);
-  const Real* const weights = bias.row_weight.defined() ? bias.row_weight.data<Real>() : nullptr;
+  const Real* const weights = bias.row_weight.data_or_null<Real>();
   for_each_row(ctx, offsets, width, [&](int64_t expert, int64_t row) {
     const Real* const values = bias.values.data<Real>() + expert * width;
     const Real weight = weights != nullptr ? weights[row] : Real{1};
@@ -48,8 +48,8 @@ void expert_bias_backward(Context& ctx, const ExpertBiasBackward& args) {
   const Tensor sums = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), 2, width});  // of a chunk, of chunks
   if (ctx.counting()) return;
   const int32_t* const offset = args.offsets.data<int32_t>();
-  const int32_t* const index = args.dy.index.defined() ? args.dy.index.data<int32_t>() : nullptr;
-  const Real* const weights = args.bias.row_weight.defined() ? args.bias.row_weight.data<Real>() : nullptr;
+  const int32_t* const index = args.dy.index.data_or_null<int32_t>();
+  const Real* const weights = args.bias.row_weight.data_or_null<Real>();
   const auto dy_row = [&](int64_t row) {
     return args.dy.source.data<Real>() + (index != nullptr ? index[row] : row) * width;
   };

@@ -10,7 +10,7 @@ void add_gradient(Context& ctx, const AddGradient& args) {
   const MomentRounding& random = args.random;
   const int64_t num_experts = args.sum.dim(0), size = args.sum.num_elements() / num_experts;
   const int32_t* const offset = args.offsets.data<int32_t>();
-  const int32_t* const matrix = random.matrices.defined() ? random.matrices.data<int32_t>() : nullptr;
+  const int32_t* const matrix = random.matrices.data_or_null<int32_t>();
   const bool stochastic = random.key.defined();
   const uint64_t key = stochastic ? static_cast<uint64_t>(*random.key.data<int64_t>()) : 0;
   const int64_t blocks = ceil_div(size, kTaskElements);

@@ -98,7 +98,7 @@ void measure_product(Context& ctx, const MeasureProduct& args) {
     abs_max<Real>(ctx, {.x = args.w, .amax = w_amax});
   }
   if (ctx.counting()) return;
-  const int32_t* const offsets = args.offsets.defined() ? args.offsets.data<int32_t>() : nullptr;
+  const int32_t* const offsets = args.offsets.data_or_null<int32_t>();
   const int64_t depth = args.x.width(), cols = args.over_out ? in : out;
   const int64_t across = sampled_runs_of_columns(offsets != nullptr), tiles = kSampledRuns * across;
   const auto amax_of = [](const Tensor& amax, int64_t i) {

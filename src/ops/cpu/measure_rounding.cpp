@@ -55,7 +55,7 @@ void measure_rounding(Context& ctx, const MeasureRounding& args) {
   }
   if (ctx.counting()) return;
   const std::span<const int32_t> offsets = args.offsets.defined() ? args.offsets.span<int32_t>() : std::span<int32_t>();
-  const int32_t* const index = args.index.defined() ? args.index.data<int32_t>() : nullptr;
+  const int32_t* const index = args.index.data_or_null<int32_t>();
   const int64_t rows = offsets.empty() ? N : offsets.back(), room = index == nullptr ? N : args.index.dim(0);
   NMOE_CHECK(rows >= 0 && rows <= room, "{} rows of {}", rows, room);
   const int64_t height = args.blocks == BlockShape::kTiles ? n : 1, down = ceil_div(rows, height);

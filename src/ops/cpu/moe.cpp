@@ -44,7 +44,7 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   });
 
   int32_t* offsets = plan.offsets.data<int32_t>();
-  int32_t* loads = counts.defined() ? counts.data<int32_t>() : nullptr;
+  int32_t* loads = counts.data_or_null<int32_t>();
   int32_t row = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     offsets[expert] = row;
@@ -59,7 +59,7 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args) {
   offsets[num_experts] = row;
 
   int32_t* row_of = plan.row_of.data<int32_t>();
-  int32_t* token_of = plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr;
+  int32_t* token_of = plan.token_of.data_or_null<int32_t>();
   parallel_blocks(ctx, num_tokens, chunk_tokens, [&](int64_t begin, int64_t end, int) {
     int32_t* chunk_rows = next_rows + begin / chunk_tokens * num_experts;
     for (int64_t token = begin; token < end; ++token) {
@@ -120,7 +120,7 @@ void moe_dispatch(Context& ctx, const MoeDispatch& args) {
   const Tensor rows = args.rows;
   const int64_t num_tokens = plan.row_of.dim(0), width = rows.dim(1), top_k = plan.row_of.dim(1);
   if (ctx.counting()) return;
-  const Real* tokens = args.x.defined() ? args.x.data<Real>() : nullptr;
+  const Real* tokens = args.x.data_or_null<Real>();
   const int32_t* row_of = plan.row_of.data<int32_t>();
   Real* out = rows.data<Real>();
   const RowPart part(plan, rows.dim(0));

@@ -183,7 +183,7 @@ template <class Real>
 void sum_in_order(Context& ctx, const SumInOrder& args) {
   if (ctx.counting()) return;
   const auto x = args.x.span<double>();
-  const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
+  const int32_t* order = args.order.data_or_null<int32_t>();
   double sum = 0.0;
   for (size_t i = 0; i < x.size(); ++i) sum += x[order == nullptr ? i : static_cast<size_t>(order[i])];
   *args.out.data<double>() = sum;

@@ -40,7 +40,11 @@ struct Rounding {
 const std::vector<Rounding>& all_roundings() {
   static const std::vector<Rounding> all = {
       {{"optim.adamw.state", "optim.muon.state"},
-       [](Config& config) { config.optim.adamw.state = config.optim.muon.state = MomentFormat::kBf16; }},
+       [](Config& config) {
+         for (MomentFormat* state : {&config.optim.adamw.state, &config.optim.muon.state}) {
+           if (*state == MomentFormat::kFp32) *state = MomentFormat::kBf16;
+         }
+       }},
       {{"train.gradients"}, [](Config& config) { config.train.gradients = GradientFormat::kBf16; }},
       {{"precision.saved"}, [](Config& config) { config.precision.saved = RowFormat::kFp8; }},
   };

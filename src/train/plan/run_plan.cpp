@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "model/spec/spec.h"
+#include "ops/moment_codes.h"
 #include "optim/optimizer.h"
 #include "train/plan/run_folder.h"
 #include "train/step/batch_shape.h"
@@ -72,15 +73,19 @@ std::string describe_checkpoints(const Config& config) {
 
 int64_t checkpoint_bytes(const Config& config) {
   constexpr int64_t kMasterBytes = 4;
-  const auto moment_bytes = [](MomentFormat format) { return format == MomentFormat::kBf16 ? 2 : 4; };
+  // A moment of a weight, with its scales.
+  const auto moment_bytes = [](MomentFormat format, const WeightSpec& weight) {
+    const int64_t size = weight.shape.num_elements();
+    if (format == MomentFormat::kFp8) return size + StateLayout{moments::kBlock}.shape(weight).num_elements();
+    return size * (format == MomentFormat::kBf16 ? 2 : 4);
+  };
   int64_t bytes = 0;
   for (const WeightSpec& weight : describe_model(config.model).weights) {
-    int64_t of_value = kMasterBytes;
-    if (weight.is_trained()) {
-      const bool is_muon = group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
-      of_value += is_muon ? moment_bytes(config.optim.muon.state) : 2 * moment_bytes(config.optim.adamw.state);
-    }
-    bytes += of_value * weight.shape.num_elements();
+    bytes += kMasterBytes * weight.shape.num_elements();
+    if (!weight.is_trained()) continue;
+    const bool is_muon = group_of(config.optim, weight.group).optimizer == OptimizerKind::kMuon;
+    bytes +=
+        is_muon ? moment_bytes(config.optim.muon.state, weight) : 2 * moment_bytes(config.optim.adamw.state, weight);
   }
   return bytes;
 }

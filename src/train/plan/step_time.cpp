@@ -9,6 +9,7 @@
 #include "model/spec/moe.h"
 #include "model/spec/operand_formats.h"
 #include "model/spec/spec.h"
+#include "ops/moment_codes.h"
 #include "optim/optimizer.h"
 #include "train/step/batch_shape.h"
 
@@ -16,6 +17,7 @@ namespace nmoe {
 namespace {
 
 constexpr double kActBytes = 2.0, kStatBytes = 4.0;
+constexpr double kCodeBytes = 1.0 + 1.0 / static_cast<double>(moments::kBlock);
 
 // The share of what products read and write that shows: the rest is in the cache, or lies under the product.
 constexpr double kVisible = 0.45;
@@ -242,7 +244,10 @@ class StepModel {
       const bool rounds = config_.train.gradients == GradientFormat::kBf16 && weight.group == WeightGroup::kExperts;
       // The gradient for its norm and for the update; both halves of masters.
       double of_element = 2.0 * (rounds ? kActBytes : kStatBytes) + 2.0 * kStatBytes;
-      const auto moment = [](MomentFormat format) { return format == MomentFormat::kBf16 ? kActBytes : kStatBytes; };
+      const auto moment = [](MomentFormat format) {
+        if (format == MomentFormat::kFp8) return kCodeBytes;
+        return format == MomentFormat::kBf16 ? kActBytes : kStatBytes;
+      };
       if (group_of(config_.optim, weight.group).optimizer == OptimizerKind::kMuon && weight.shape.rank() > 1) {
         const auto iterations = static_cast<double>(config_.optim.muon.iterations);
         of_element +=

@@ -31,6 +31,7 @@ Engine::Engine(const Config& config, const Rank& rank, Storage& storage, std::sp
                 .updates = {.index = domain_.shards().index(),
                             .count = domain_.shards().count(),
                             .by_matrix = Optimizer::by_matrix(config_.optim),
+                            .narrowest = Optimizer::narrowest_state(config_.optim, ops_.stat_dtype()),
                             .bucket_bytes = config_.parallel.bucket_bytes,
                             .in_order = in_order()},
                 .data = {.index = rank.mesh().data().index(), .count = rank.mesh().data().count()}}),

@@ -41,7 +41,7 @@ std::vector<StateRing::Segment> StateRing::pack(std::span<const StateTensor> ten
     const auto element_bytes = static_cast<int64_t>(dtype_bytes(tensor.dtype));
     const int64_t chunk = TensorChunks(tensor.dtype, tensor.shape()).chunk_elements();
     const int64_t together = chunk <= room / element_bytes ? chunk : kAnyElements;
-    const int64_t size = tensor.weight->shard.updated.extent;
+    const int64_t size = tensor.num_elements();
     for (int64_t begin = 0; begin < size;) {
       const int64_t fitting = (room - used) / element_bytes;
       const int64_t count = fitting >= size - begin ? size - begin : fitting / together * together;

@@ -28,7 +28,7 @@
 
 namespace nmoe {
 
-// A rank's part of a checkpoint's tensor: the elements that it updates.
+// A rank's part of a checkpoint's tensor: what it has for the elements that it updates.
 struct StateTensor {
   std::string name;
   DType dtype;
@@ -36,11 +36,13 @@ struct StateTensor {
   const OptimizerState* state;  // null: the master
   bool is_written;              // by this rank: of ranks that have the same elements, one writes them
 
-  Shape shape_here() const { return weight->shard.updated_shape(); }
-  const Shape& shape() const { return weight->spec.shape; }  // of the whole tensor
+  StateLayout layout() const { return state != nullptr ? state->layout : StateLayout(); }
+  Shape shape_here() const { return layout().shape_here(weight->spec, weight->shard); }
+  Shape shape() const { return layout().shape(weight->spec); }  // of the whole tensor
   // Where this rank's elements are in the whole, slice by slice. Moves of experts change it.
-  std::vector<ElementRange> slices() const { return weight->shard.updated_elements(); }
-  int64_t num_bytes() const { return weight->shard.updated.extent * static_cast<int64_t>(dtype_bytes(dtype)); }
+  std::vector<ElementRange> slices() const { return layout().slices(weight->spec, weight->shard); }
+  int64_t num_elements() const { return layout().part(weight->spec, weight->shard.updated).extent; }
+  int64_t num_bytes() const { return num_elements() * static_cast<int64_t>(dtype_bytes(dtype)); }
 
   // Copies `elements` of those that this rank stores, as Weight::begin_download() and upload() do.
   void begin_download(Ops& ops, ElementRange elements, void* host) const;

@@ -1,4 +1,5 @@
 #include "ops/cuda/optimizer_test.h"
+#include "ops/moment_codes.h"
 
 namespace nmoe::test {
 namespace {
@@ -118,6 +119,67 @@ TEST_F(CudaAdamW, MomentsInBf16AreThoseOfTheCpu) {
       EXPECT_TRUE(same_bits(down(device_m), widened(m))) << c.size;
       EXPECT_TRUE(same_bits(down(device_v), widened(v))) << c.size;
     }
+  }
+}
+
+// Codes and scales to the bit, of ranges and of matrices, whose sizes eight or a block divide, or do not; and of many
+// tensors, more than a launch takes.
+TEST_F(CudaAdamW, MomentsInFp8AreThoseOfTheCpu) {
+  struct Case {
+    int64_t size, first;
+    std::vector<double> matrices;
+  };
+  std::vector<Case> cases = {{0, 0, {}},
+                             {1, 128, {}},
+                             {70'000, 1 << 20, {}},
+                             {1023, 256, {}},
+                             {4 * 1024, 0, {}},
+                             {3 * 24'576, 0, {5, 0, 2}},
+                             {4 * 301, 0, {1, 3, 0, 2}},
+                             {3 * 792, 0, {2, 0, 1}}};
+  for (int64_t i = 0; i < 150; ++i) cases.push_back({8 * i, 0, {}});
+  AdamWSteps here, there;
+  std::vector<Weight> weights;
+  const Tensor key = pool_.zeros(DType::kI64, {1}), scale = f64({0.7});
+  for (const DType dtype : kActDTypes) {
+    for (const Case& c : cases) {
+      AdamWStep one = with_settings({.w = normal({c.size})});
+      const Tensor matrices =
+          c.matrices.empty() ? Tensor() : pool_.ints({static_cast<int64_t>(c.matrices.size())}, c.matrices);
+      const int64_t count = matrices.defined() ? matrices.num_elements() : 1;
+      for (Tensor* moment : {&one.m, &one.v}) *moment = pool_.zeros(DType::kU8, {c.size});
+      for (Tensor* scales : {&one.m_scales, &one.v_scales}) {
+        *scales = pool_.zeros(DType::kU8, {count * moments::num_blocks(c.size / count)});
+      }
+      one.grad_scale = scale;
+      one.random = {.key = key, .stream = here.all.size() + 1, .first = c.first, .matrices = matrices};
+      here.all.push_back(one);
+      const Weight& w = weights.emplace_back(weight(one.w, dtype));
+      one.w = w.w, one.low = w.low;
+      for (Tensor* state : {&one.m, &one.v, &one.m_scales, &one.v_scales}) *state = up(*state);
+      one.grad_scale = up(scale), one.random.matrices = up(matrices);
+      there.all.push_back(one);
+    }
+  }
+  for (int step = 1; step <= 3; ++step) {
+    const Tensor rates = f64({1e-2, 1 / (1 - std::pow(0.9, step)), 1 / (1 - std::pow(0.95, step))});
+    *key.data<int64_t>() = 0x123456789ABCDEF0 + step;
+    const Tensor device_rates = up(rates), device_key = up(key);
+    for (size_t i = 0; i < here.all.size(); ++i) {
+      const Tensor grad = normal(here.all[i].w.shape());
+      here.all[i].grad = grad, here.all[i].rates = rates;
+      there.all[i].grad = up(grad), there.all[i].rates = device_rates, there.all[i].random.key = device_key;
+    }
+    cpu().adamw_steps(here);
+    gpu().adamw_steps(there);
+  }
+  for (size_t i = 0; i < here.all.size(); ++i) {
+    const AdamWStep &expected = here.all[i], &actual = there.all[i];
+    EXPECT_TRUE(same_bits(master(weights[i]), expected.w)) << i;
+    EXPECT_TRUE(same_bits(down(actual.m), expected.m)) << i;
+    EXPECT_TRUE(same_bits(down(actual.v), expected.v)) << i;
+    EXPECT_TRUE(same_bits(down(actual.m_scales), expected.m_scales)) << i;
+    EXPECT_TRUE(same_bits(down(actual.v_scales), expected.v_scales)) << i;
   }
 }
 

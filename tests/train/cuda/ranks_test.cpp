@@ -187,6 +187,20 @@ TEST_F(CudaRanks, WithLogicalShardsEveryNumberOfGpusEndsWithTheSameBits) {
   expect_same_state(checkpoints("turns"), checkpoints("one"));
 }
 
+// Each rank moves its own shard of the optimizer's state to and from the host.
+TEST_F(CudaRanks, StateInHostMemoryChangesNoBit) {
+  const auto with = [](int64_t ranks, const std::string& offload, int64_t steps) {
+    return on(ranks, {"parallel.logical_shards=8", "train.batch_seqs=16", "optim.router.lr=1e-4",
+                      "optim.offload=" + offload, fmt::format("train.steps={}", steps)});
+  };
+  run("device", with(2, "none", 10));
+  run("host", with(2, "state", 10));
+  run("turns", with(2, "state", 4));
+  resume("turns", with(1, "none", 7));
+  resume("turns", with(2, "state", 10));
+  for (const char* name : {"host", "turns"}) expect_same_state(checkpoints(name), checkpoints("device"));
+}
+
 TEST_F(CudaRanks, BiasesOfExpertsHaveTheBitsOfOneGpu) {
   const auto with = [](int64_t ranks, std::vector<std::string> more) {
     more.insert(more.end(), {"parallel.logical_shards=8", "train.batch_seqs=16", "train.steps=6",

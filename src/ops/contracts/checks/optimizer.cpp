@@ -1,6 +1,7 @@
 #include "base/error.h"
 #include "ops/contracts/checks.h"
 #include "ops/contracts/checks/tensors.h"
+#include "ops/moment_codes.h"
 
 namespace nmoe {
 
@@ -20,11 +21,29 @@ void check_trained(const char* optimizer, const Tensor& w, const Tensor& low, co
 
 // The random bits of moments of `moments`, of `size` elements.
 void check_random(const char* optimizer, DType moments, int64_t size, const MomentRounding& random) {
-  NMOE_CHECK((moments == DType::kBF16) == random.key.defined(), "{} of moments in {}, {} random bits", optimizer,
+  NMOE_CHECK(is_stat(moments) != random.key.defined(), "{} of moments in {}, {} random bits", optimizer,
              dtype_name(moments), random.key.defined() ? "with" : "without");
   const Tensor& matrices = random.matrices;
   NMOE_CHECK(!matrices.defined() || (size % matrices.num_elements() == 0 && random.first == 0),
              "{} of {} elements from {} on, in {} matrices", optimizer, size, random.first, matrices.shape());
+}
+
+// The scales of moments' codes.
+void check_scales(const AdamWStep& args) {
+  const bool has_codes = args.m.dtype() == DType::kU8;
+  int64_t blocks = 0;
+  if (has_codes) {
+    const Tensor& matrices = args.random.matrices;
+    const int64_t count = matrices.defined() ? matrices.num_elements() : 1;
+    if (args.m.num_elements() > 0) blocks = count * moments::num_blocks(args.m.num_elements() / count);
+    NMOE_CHECK(args.random.first % moments::kBlock == 0, "AdamW of codes from element {} on", args.random.first);
+  }
+  for (const Tensor* scales : {&args.m_scales, &args.v_scales}) {
+    const bool fits = blocks == 0 ? has_codes || !scales->defined()
+                                  : scales->dtype() == DType::kU8 && scales->num_elements() == blocks;
+    NMOE_CHECK(fits, "AdamW of moments in {}, scales {} of {} blocks", dtype_name(args.m.dtype()), scales->shape(),
+               blocks);
+  }
 }
 
 void check_step(const AdamWStep& args) {
@@ -37,6 +56,7 @@ void check_step(const AdamWStep& args) {
   NMOE_CHECK(args.m.dtype() == args.v.dtype(), "AdamW of moments in {} and {}", dtype_name(args.m.dtype()),
              dtype_name(args.v.dtype()));
   check_random("AdamW", args.m.dtype(), size, args.random);
+  check_scales(args);
 }
 
 }  // namespace

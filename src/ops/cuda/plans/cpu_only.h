@@ -11,21 +11,11 @@ namespace nmoe::cuda {
 template <class Arguments>
 inline constexpr bool kCpuOnly = false;
 template <>
-inline constexpr bool kCpuOnly<ConvolutionForward> = true;
-template <>
-inline constexpr bool kCpuOnly<ConvolutionBackward> = true;
-template <>
-inline constexpr bool kCpuOnly<CachedConvolution> = true;
-template <>
 inline constexpr bool kCpuOnly<SsdForward> = true;
 template <>
 inline constexpr bool kCpuOnly<SsdBackward> = true;
 template <>
 inline constexpr bool kCpuOnly<CachedSsd> = true;
-template <>
-inline constexpr bool kCpuOnly<GatedNormForward> = true;
-template <>
-inline constexpr bool kCpuOnly<GatedNormBackward> = true;
 
 [[noreturn]] inline void refuse_cpu_only(std::string_view operation) {
   throw usage_error(fmt::format("{} is not available on GPUs yet", operation), "set run.device = \"cpu\"");

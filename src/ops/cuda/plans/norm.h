@@ -21,4 +21,13 @@ inline Tensor plan(Planner& to, const RmsNormBackward& args) {
   return to.scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, width)), width});
 }
 
+constexpr int64_t kMaxGatedGroup = 8192;  // what a block's threads hold of a group
+// [chunks, D] F32
+inline Tensor plan(Planner& to, const GatedNormBackward& args) {
+  const int64_t rows = args.x.dim(0), width = args.x.dim(1), size = width / args.rstd.dim(1);
+  NMOE_CHECK(size <= kMaxGatedGroup, "the gradient of a gated norm over {} values: {} are possible", size,
+             kMaxGatedGroup);
+  return to.scope.allocate(DType::kF32, {blocks_for(rows, gain_chunk_rows(rows, width)), width});
+}
+
 }  // namespace nmoe::cuda

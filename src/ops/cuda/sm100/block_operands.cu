@@ -244,7 +244,7 @@ Groups groups_of_weights(const Tensor& w, int64_t num_experts) {
 Source source_of(const OperandRows& x, const Groups& groups) {
   NMOE_CHECK(x.source.dtype() == DType::kBF16, "{} is not rounded on Blackwell", dtype_name(x.source.dtype()));
   return {.x = x.source.data<__nv_bfloat16>(),
-          .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
+          .index = x.index.data_or_null<int32_t>(),
           .width = x.width(),
           .num_groups = static_cast<int>(groups.count),
           .vector = can_vectorise(x.width(), x.source)};
@@ -255,10 +255,10 @@ Target target_of(const BlockOperand& to, const RandomRounding& random) {
           .scales = to.scales.data<uint8_t>(),
           .row_bytes = to.values.dim(1),
           .scales_across = to.scales.dim(1),
-          .amax = to.amax.defined() ? to.amax.data<float>() : nullptr,
-          .key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+          .amax = to.amax.data_or_null<float>(),
+          .key = random.key.data_or_null<int64_t>(),
           .stream = random.stream,
-          .experts = random.experts.defined() ? random.experts.data<int32_t>() : nullptr};
+          .experts = random.experts.data_or_null<int32_t>()};
 }
 
 template <class W>

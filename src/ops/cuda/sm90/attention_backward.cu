@@ -44,11 +44,11 @@ void launch(Context& ctx, const Operands& args, const Tensor& first_keys, const 
   const int64_t row_threads = int64_t{B} * padded * H * (L::kValueSize / 8),
                 row_tiles = int64_t{B} * H * tiles.row_tiles();
   NMOE_CHECK(row_threads / 256 < INT32_MAX && row_tiles < INT32_MAX, "attention of {} tiles", row_tiles);
-  int32_t* const lows = scratch.lows.defined() ? scratch.lows.data<int32_t>() : nullptr;
+  int32_t* const lows = scratch.lows.data_or_null<int32_t>();
   const PrepareArgs prepare{.out = args.out.data<__nv_bfloat16>(),
                             .dout = args.dout.data<__nv_bfloat16>(),
                             .lse = args.lse.data<float>(),
-                            .first_keys = first_keys.defined() ? first_keys.data<int32_t>() : nullptr,
+                            .first_keys = first_keys.data_or_null<int32_t>(),
                             .lse2 = scratch.lse.data<float>(),
                             .delta = scratch.delta.data<float>(),
                             .lows = lows,

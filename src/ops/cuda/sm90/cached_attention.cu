@@ -236,7 +236,7 @@ HeadMaps cache_maps(const CachedAttention& args, int box_rows) {
 }
 
 const float* sinks_of(const MlaExpandedAttention&) { return nullptr; }
-const float* sinks_of(const CachedAttention& args) { return args.sinks.defined() ? args.sinks.data<float>() : nullptr; }
+const float* sinks_of(const CachedAttention& args) { return args.sinks.data_or_null<float>(); }
 
 // Key/value heads, and of these those with a last panel of keys of their own.
 struct CacheShape {

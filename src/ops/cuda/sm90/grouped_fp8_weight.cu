@@ -352,7 +352,7 @@ void grouped_fp8_weight(Context& ctx, const GroupedFp8Weight& args) {
                   .rows = static_cast<int>(out),
                   .cols = static_cast<int>(in),
                   .accumulate = args.accumulate,
-                  .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
+                  .squares = args.squares.data_or_null<double>(),
                   .dw = dw.data<float>(),
                   .max_later_pieces = static_cast<int>(later_pieces),
                   .turns = nullptr};

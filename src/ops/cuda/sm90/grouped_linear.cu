@@ -362,9 +362,7 @@ struct ActivationOperands {
   float* row_sums = nullptr;
 };
 
-const float* scale_of(const OperandRounding& rounding) {
-  return rounding.product_scale.defined() ? rounding.product_scale.data<float>() : nullptr;
-}
+const float* scale_of(const OperandRounding& rounding) { return rounding.product_scale.data_or_null<float>(); }
 
 // --- the epilogues of activations that plans fuse (fuses_activation() in plans/grouped_linear.h)
 template <class A>
@@ -519,7 +517,7 @@ void grouped_activation_backward(Context& ctx, const GroupedActivationBackward& 
     rows_product<Operands::kInputGradient, Backward<A>, /*kGathers=*/true>(
         ctx, args.dy, args.w, args.offsets, args.dpre, width, scale_of(args.rounding),
         {.row_weight = args.row_weight.data<float>(),
-         .hidden = args.h.defined() ? args.h.data<__nv_bfloat16>() : nullptr,
+         .hidden = args.h.data_or_null<__nv_bfloat16>(),
          .pre = args.pre.data<__nv_bfloat16>(),
          .row_sums = num_tiles > 1 ? row_sums.data<float>() : dweights});
   });
@@ -552,7 +550,7 @@ void grouped_backward_weight(Context& ctx, const GroupedLinearBackwardWeight& ar
       .row_sums = nullptr,
       .capacity = 0,
       .accumulate = args.accumulate,
-      .squares = args.squares.defined() ? args.squares.data<double>() : nullptr,
+      .squares = args.squares.data_or_null<double>(),
       .scale = scale_of(args.rounding),
       .max_later_pieces = static_cast<int>(max_later_pieces(dy.num_rows())),
       .turns = nullptr};

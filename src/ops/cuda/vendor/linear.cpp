@@ -68,7 +68,7 @@ void multiply(Context& ctx, const Product& p, const Tensor& workspace) {
                               .d = p.d.raw(),
                               .workspace = workspace.raw(),
                               .beta = p.c.defined() ? 1.0F : 0.0F,
-                              .scales = p.scale.defined() ? p.scale.data<float>() : nullptr};
+                              .scales = p.scale.data_or_null<float>()};
   if (!has_one_order(problem)) return ctx.cublas_lt.multiply(problem, operands, ctx.stream);
   // NOTE: in place cuBLASLt may round the product to BF16 before it is added to what lies there.
   if (operands.c == operands.d && problem.output == DType::kBF16) return invariant_product(ctx, p.a, p.b, p.c, p.d);

@@ -10,6 +10,7 @@
 #include "ops/cuda/kernels/attention/mla_parts.h"
 #include "ops/cuda/kernels/low_precision/quantize_fp8.h"
 #include "ops/cuda/operations.h"
+#include "ops/cuda/primitives/documents.cuh"
 #include "ops/cuda/primitives/elements.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 #include "ops/cuda/runtime/check.h"
@@ -37,24 +38,6 @@ AttentionGeometry geometry_of(const AttentionShape& shape, const Tensor& q, cons
   g.v_stride = v.stride();
   g.scale = static_cast<float>(shape.scale);
   return g;
-}
-
-// The document [x, y) of token t: a search in cu_seqlens [capacity]. What that says is cut to the token's sequence.
-__device__ int2 document_of(int t, int S, const int32_t* cu_seqlens, int capacity) {
-  int2 document = make_int2(t / S * S, t / S * S + S);
-  if (cu_seqlens == nullptr) return document;
-  int low = 0, high = capacity;  // to the first entry beyond t
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (cu_seqlens[middle] <= t) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  if (low > 0) document.x = max(document.x, cu_seqlens[low - 1]);
-  if (low < capacity) document.y = min(document.y, cu_seqlens[low]);
-  return document;
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -212,7 +212,7 @@ void cached_attention(Context& ctx, const CachedAttention& args, const CachedAtt
                     .window = args.window,
                     .scale = static_cast<float>(args.scale),
                     .vector = can_vectorise(Dk, args.keys),
-                    .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr});
+                    .sinks = args.sinks.data_or_null<float>()});
 }
 
 void mla_expanded_attention(Context& ctx, const MlaExpandedAttention& args, const MlaExpandedAttentionPlan& plan) {

@@ -584,7 +584,7 @@ void attend(Context& ctx, const Args& args, const Caches& caches, const CachedSc
                               .query_stride = args.q.stride(),
                               .window = args.window,
                               .scale = static_cast<float>(args.scale),
-                              .sinks = sinks.defined() ? sinks.data<float>() : nullptr};
+                              .sinks = sinks.data_or_null<float>()};
     launch(ctx, blocks, Dk, Dv);
   }
 }

@@ -324,7 +324,7 @@ Groups groups_of(const CachedAttention& args, const CachedAttentionPlan& sums, i
           .window = args.window,
           .scale = static_cast<float>(args.scale),
           .own_values = args.values.defined(),
-          .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr};
+          .sinks = args.sinks.data_or_null<float>()};
 }
 
 }  // namespace

@@ -422,7 +422,7 @@ void tree_attention(Context& ctx, const TreeAttention& args) {
       .key = static_cast<int>(args.q.dim(2)),
       .value = static_cast<int>(args.v.dim(2)),
       .scale = static_cast<float>(args.scale),
-      .sinks = args.sinks.defined() ? args.sinks.data<float>() : nullptr};
+      .sinks = args.sinks.data_or_null<float>()};
   if (!takes_tiles(args)) {
     dispatch_act(args.q.dtype(), [&](auto element) { launch_rows<decltype(element)>(ctx, heads); });
   } else if (heads.key <= 64 && heads.value <= 64) {

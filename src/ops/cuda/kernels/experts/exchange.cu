@@ -531,12 +531,11 @@ void build_exchange_plan(Context& ctx, const BuildExchangePlan& args, const Tens
   const int64_t num_chunks = exchange_chunks(args);
   const int top_k = static_cast<int>(args.top_idx.dim(1));
   const Placement placement = placement_of(plan);
-  int32_t* const all_sent = args.traffic.defined() ? args.traffic.data<int32_t>() : nullptr;
+  int32_t* const all_sent = args.traffic.data_or_null<int32_t>();
   count_sent_kernel<<<grid_size(num_chunks), kPlanThreads, static_cast<size_t>(num_experts) * sizeof(int32_t),
-                      ctx.stream>>>(args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(),
-                                    args.counts.defined() ? args.counts.data<int32_t>() : nullptr,
-                                    all_sent == nullptr ? nullptr : all_sent + num_ranks, num_tokens, top_k,
-                                    static_cast<int>(num_experts));
+                      ctx.stream>>>(
+      args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(), args.counts.data_or_null<int32_t>(),
+      all_sent == nullptr ? nullptr : all_sent + num_ranks, num_tokens, top_k, static_cast<int>(num_experts));
   NMOE_CUDA_CHECK(cudaGetLastError());
   place_sent_kernel<<<grid_size(num_chunks), kPlanThreads, 0, ctx.stream>>>(
       args.top_idx.data<int32_t>(), placement, chunk_sent.data<int32_t>(), plan.send_row.data<int32_t>(),
@@ -597,7 +596,7 @@ void exchange_return(Context& ctx, const ExchangeReturn& args) {
                  .first = args.first_row,
                  .capacity = args.rows.dim(0)},
         .counts = args.counts.data<int32_t>(),
-        .all_rows = args.all_rows.defined() ? args.all_rows.data<int32_t>() : nullptr,
+        .all_rows = args.all_rows.data_or_null<int32_t>(),
         .at_home = peer_pointers<T>(peers, args.returns.rows),
         .weights = {.row_weight = with_weights ? args.row_weight.data<float>() : nullptr,
                     .at_home =
@@ -651,7 +650,7 @@ void exchange_collect(Context& ctx, const ExchangeCollect& args) {
     const OwnPart<T> own_part{.rows = own.rows.data<T>(),
                               .row_weight = with_weights ? own.row_weight.data<float>() : nullptr,
                               .row_of = own.row_of.data<int32_t>(),
-                              .all_rows = own.all_rows.defined() ? own.all_rows.data<int32_t>() : nullptr,
+                              .all_rows = own.all_rows.data_or_null<int32_t>(),
                               .capacity = own.rows.dim(0),
                               .rank = static_cast<int>(own.rank),
                               .top_k = static_cast<int>(top_k)};

@@ -120,9 +120,7 @@ __global__ void __launch_bounds__(kRowThreads)
   dvalues[expert * width + column] += total;
 }
 
-const float* weights_of(const ExpertBias& bias) {
-  return bias.row_weight.defined() ? bias.row_weight.data<float>() : nullptr;
-}
+const float* weights_of(const ExpertBias& bias) { return bias.row_weight.data_or_null<float>(); }
 
 }  // namespace
 
@@ -147,7 +145,7 @@ void expert_bias_backward(Context& ctx, const ExpertBiasBackward& args, const Te
   const auto num_experts = static_cast<int>(args.dvalues.dim(0));
   if (num_rows == 0 || width == 0) return;
   const bool vector = can_vectorise(width, dy.source, args.bias.values);
-  const int32_t* const index = dy.index.defined() ? dy.index.data<int32_t>() : nullptr;
+  const int32_t* const index = dy.index.data_or_null<int32_t>();
   const int32_t* const offsets = args.offsets.data<int32_t>();
   dispatch_act(dy.source.dtype(), [&](auto element) {
     using T = decltype(element);

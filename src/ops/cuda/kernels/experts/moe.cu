@@ -273,7 +273,7 @@ void dispatch_codes(Context& ctx, const MoeDispatch& args) {
   const Tensor rows = args.rows;
   const int64_t num_tokens = args.codes.values.dim(0);
   if (args.codes.values.num_elements() == 0) return;
-  const auto data_of = [](const Tensor& codes) { return codes.defined() ? codes.data<uint8_t>() : nullptr; };
+  const auto data_of = [](const Tensor& codes) { return codes.data_or_null<uint8_t>(); };
   const bool eights = in_eights(args.codes, rows) && std::bit_cast<uintptr_t>(args.row_codes.values.raw()) % 8 == 0;
   dispatch_act(rows.dtype(), [&]<class T>(T) {
     const auto kernel = eights ? dispatch_codes_kernel<T, true> : dispatch_codes_kernel<T, false>;
@@ -316,9 +316,8 @@ void build_moe_plan(Context& ctx, const BuildMoePlan& args, const Tensor& chunk_
   // Without copies there are offsets all the same.
   launch_early(ctx, place_kernel, grid_size(std::max<int64_t>(num_chunks, 1)), place_warps * kWarp, place_bytes,
                experts, parts, chunk_counts.data<int32_t>(), plan.offsets.data<int32_t>(),
-               counts.defined() ? counts.data<int32_t>() : nullptr, plan.row_of.data<int32_t>(),
-               plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr, num_copies, chunk_copies, num_chunks,
-               static_cast<int>(num_experts));
+               counts.data_or_null<int32_t>(), plan.row_of.data<int32_t>(), plan.token_of.data_or_null<int32_t>(),
+               num_copies, chunk_copies, num_chunks, static_cast<int>(num_experts));
 }
 
 void divide_moe_rows(Context& ctx, const DivideMoeRows& args) {

@@ -418,7 +418,7 @@ void route_tokens(Context& ctx, const RouteTokens& args, const RouteTokensPlan& 
                       .weights = args.weights.data<float>(),
                       .offsets = plan.offsets.data<int32_t>(),
                       .row_of = plan.row_of.data<int32_t>(),
-                      .token_of = plan.token_of.defined() ? plan.token_of.data<int32_t>() : nullptr,
+                      .token_of = plan.token_of.data_or_null<int32_t>(),
                       .row_weight = args.row_weight.data<float>()};
   dispatch_choice(router, [&](auto experts, auto width) {
     const int64_t warps = std::min({num_tokens, int64_t{kRouteWarps}, (kDefaultSharedBytes - plan_bytes) / warp_bytes});

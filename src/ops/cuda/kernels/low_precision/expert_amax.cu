@@ -47,7 +47,7 @@ void expert_abs_max(Context& ctx, const OperandRows& rows, Tensor offsets, Tenso
   dispatch_act(rows.source.dtype(), [&](auto element) {
     using T = decltype(element);
     expert_kernel<<<grid_size(most), kThreads, 0, ctx.stream>>>(
-        rows.source.data<T>(), rows.index.defined() ? rows.index.data<int32_t>() : nullptr, static_cast<int>(width),
+        rows.source.data<T>(), rows.index.data_or_null<int32_t>(), static_cast<int>(width),
         can_vectorise(width, rows.source), GroupBounds(offsets.data<int32_t>()), static_cast<int>(num_experts),
         reinterpret_cast<unsigned*>(amax.data<float>()));
   });

@@ -224,10 +224,10 @@ void measure_rounding(Context& ctx, const MeasureRounding& args, const Tensor& a
                           .rows = static_cast<unsigned>(N),
                           .cols = static_cast<unsigned>(C),
                           .vector = can_vectorise(C, args.x),
-                          .offsets = args.offsets.defined() ? args.offsets.data<int32_t>() : nullptr,
-                          .index = args.index.defined() ? args.index.data<int32_t>() : nullptr,
+                          .offsets = args.offsets.data_or_null<int32_t>(),
+                          .index = args.index.data_or_null<int32_t>(),
                           .num_experts = args.offsets.defined() ? static_cast<int>(args.offsets.dim(0)) - 1 : 0,
-                          .amax = amax.defined() ? amax.data<float>() : nullptr};
+                          .amax = amax.data_or_null<float>()};
   const bool tiles = args.blocks == BlockShape::kTiles;
   if (args.format == OperandFormat::kMxFp8) {
     launch<OperandFormat::kMxFp8, BlockShape::kRows>(ctx, args.x, matrices, most_rows, args.counts);

@@ -88,9 +88,9 @@ void widen_columns(Context& ctx, const OperandRows& x, Tensor y, const GroupBoun
   check_bf16(x.source, y);
   if (y.num_elements() == 0) return;
   const dim3 grid(grid_size(most_blocks), short_grid_size(ceil_div<int64_t>(y.dim(1), kThreads)));
-  columns_kernel<<<grid, kThreads, 0, ctx.stream>>>(
-      x.source.data<__nv_bfloat16>(), x.index.defined() ? x.index.data<int32_t>() : nullptr, y.data<__nv_bfloat16>(),
-      bounds, static_cast<int>(num_groups), y.dim(1));
+  columns_kernel<<<grid, kThreads, 0, ctx.stream>>>(x.source.data<__nv_bfloat16>(), x.index.data_or_null<int32_t>(),
+                                                    y.data<__nv_bfloat16>(), bounds, static_cast<int>(num_groups),
+                                                    y.dim(1));
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -250,7 +250,7 @@ int64_t most_tiles(const OperandRows& x, const Tensor& offsets, int64_t rows) {
 Rows rows_of(const OperandRows& x, const Tensor& offsets, const Tensor& y) {
   check_bf16(x.source, y);
   return {.x = x.source.data<__nv_bfloat16>(),
-          .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
+          .index = x.index.data_or_null<int32_t>(),
           .y = y.data<__nv_bfloat16>(),
           .width = x.width(),
           .num_groups = static_cast<int>(num_groups_of(offsets)),
@@ -258,9 +258,9 @@ Rows rows_of(const OperandRows& x, const Tensor& offsets, const Tensor& y) {
 }
 
 Rounding rounding_of(const RandomRounding& random) {
-  return {.key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+  return {.key = random.key.data_or_null<int64_t>(),
           .stream = random.stream,
-          .experts = random.experts.defined() ? random.experts.data<int32_t>() : nullptr};
+          .experts = random.experts.data_or_null<int32_t>()};
 }
 
 void clear(Context& ctx, const Tensor& amax) {

@@ -185,7 +185,7 @@ void launch(Context& ctx, const Quantize& args, const Matrices& m, const Target&
 }
 
 Matrices matrices_of(const Tensor& x, const Tensor& num_rows) {
-  return {x.dim(0), x.dim(1), x.dim(2), num_rows.defined() ? num_rows.data<int32_t>() : nullptr};
+  return {x.dim(0), x.dim(1), x.dim(2), num_rows.data_or_null<int32_t>()};
 }
 
 }  // namespace
@@ -211,8 +211,7 @@ void widen_rows(Context& ctx, const WidenRows& args) {
     const bool eights = in_eights(args.codes, args.x);
     const auto kernel = eights ? widen_kernel<T, true> : widen_kernel<T, false>;
     kernel<<<grid_size(ceil_div<int64_t>(eights ? size / 8 : size, kThreads)), kThreads, 0, ctx.stream>>>(
-        coded_values(args.codes), args.x.data<T>(), args.num_rows.defined() ? args.num_rows.data<int32_t>() : nullptr,
-        size);
+        coded_values(args.codes), args.x.data<T>(), args.num_rows.data_or_null<int32_t>(), size);
     NMOE_CUDA_CHECK(cudaGetLastError());
   });
 }
@@ -231,8 +230,8 @@ void quantize(Context& ctx, const Quantize& args) {
   const Target target{.values = args.values.data<uint8_t>(),
                       .scales = args.scales.data<uint8_t>(),
                       .stride = args.values.dim(2),
-                      .amax = args.amax.defined() ? args.amax.data<float>() : nullptr,
-                      .key = args.random.key.defined() ? args.random.key.data<int64_t>() : nullptr,
+                      .amax = args.amax.data_or_null<float>(),
+                      .key = args.random.key.data_or_null<int64_t>(),
                       .stream = args.random.stream,
                       .first_block = args.random.first_block};
   dispatch_act(args.x.dtype(), [&](auto element) {

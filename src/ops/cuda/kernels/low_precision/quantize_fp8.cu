@@ -176,8 +176,8 @@ void quantize_fp8_rows(Context& ctx, const OperandRows& x, Tensor num_rows, cons
              dtype_name(x.source.dtype()), x.source.shape());
   if (R * C == 0) return;
   const Rows rows{.x = x.source.data<__nv_bfloat16>(),
-                  .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
-                  .num_rows = num_rows.defined() ? num_rows.data<int32_t>() : nullptr,
+                  .index = x.index.data_or_null<int32_t>(),
+                  .num_rows = num_rows.data_or_null<int32_t>(),
                   .capacity = static_cast<unsigned>(R),
                   .cols = static_cast<unsigned>(C),
                   .across = static_cast<unsigned>(across),

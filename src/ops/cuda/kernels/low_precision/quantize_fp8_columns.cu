@@ -330,8 +330,7 @@ void quantize_fp8_columns(Context& ctx, const OperandRows& x, Tensor offsets, co
   NMOE_CHECK(takes_fp8(x.source, columns.values), "FP8 columns of {} {}", dtype_name(x.source.dtype()),
              x.source.shape());
   if (R * C == 0) return;
-  const PickedRows source{
-      .x = x.source.data<__nv_bfloat16>(), .index = x.index.defined() ? x.index.data<int32_t>() : nullptr, .width = C};
+  const PickedRows source{.x = x.source.data<__nv_bfloat16>(), .index = x.index.data_or_null<int32_t>(), .width = C};
   launch(ctx, source, x.source.num_elements(), offsets, columns);
 }
 
@@ -347,7 +346,7 @@ void activation_fp8_columns(Context& ctx, const ActivatedColumns& args) {
                pre.shape());
   }
   if (R * width == 0) return;
-  const float* const weights = row_weight.defined() ? row_weight.data<float>() : nullptr;
+  const float* const weights = row_weight.data_or_null<float>();
   dispatch_activation(args.kind, [&]<class A>(A) {
     if (reads_codes) {
       const ActivatedCodes<A> source{.codes = args.pre_codes.values.data<uint8_t>(),

@@ -59,9 +59,9 @@ void add_gradient(Context& ctx, const AddGradient& args) {
                   .size = size,
                   .accumulate = args.accumulate,
                   .vector = can_vectorise(size, args.product, args.sum),
-                  .key = random.key.defined() ? random.key.data<int64_t>() : nullptr,
+                  .key = random.key.data_or_null<int64_t>(),
                   .stream = random.stream,
-                  .matrices = random.matrices.defined() ? random.matrices.data<int32_t>() : nullptr};
+                  .matrices = random.matrices.data_or_null<int32_t>()};
   const dim3 grid(grid_size(ceil_div(size, int64_t{kThreads} * kValues)), short_grid_size(num_experts));
   add_gradient_kernel<<<grid, kThreads, 0, ctx.stream>>>(sums);
   NMOE_CUDA_CHECK(cudaGetLastError());

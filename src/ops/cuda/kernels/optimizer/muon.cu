@@ -236,7 +236,7 @@ void update_momentum(const Context& ctx, const MuonStep& args, const Stack& stac
           .begin = stack.begin,
           .key = args.random.key.data<int64_t>(),
           .stream = args.random.stream,
-          .matrices = matrices.defined() ? matrices.data<int32_t>() : nullptr,
+          .matrices = matrices.data_or_null<int32_t>(),
           .first = args.random.first,
           .matrix_size = matrices.defined() ? args.w.num_elements() / matrices.num_elements() : 0};
       const bool vector = can_vectorise(stack.size, args.grad, args.momentum) && args.random.first % 8 == 0;

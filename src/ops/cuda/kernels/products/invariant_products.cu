@@ -62,10 +62,10 @@ Product<T, Out> product_of(const OperandRows& x, Tensor w, Tensor addend, Tensor
   NMOE_CHECK(num_rows <= INT32_MAX && width <= INT32_MAX / 2 && depth <= INT32_MAX / 2, "a product of {} and {}",
              x.source.shape(), w.shape());
   return {.x = x.source.data<T>(),
-          .index = x.index.defined() ? x.index.data<int32_t>() : nullptr,
+          .index = x.index.data_or_null<int32_t>(),
           .w = w.data<T>(),
-          .addend = addend.defined() ? addend.data<Out>() : nullptr,
-          .offsets = offsets.defined() ? offsets.data<int32_t>() : nullptr,
+          .addend = addend.data_or_null<Out>(),
+          .offsets = offsets.data_or_null<int32_t>(),
           .y = y.data<Out>(),
           .row_weight = nullptr,
           .h = nullptr,
@@ -148,7 +148,7 @@ void invariant_activation(Context& ctx, const GroupedActivationForward& args) {
   if (args.w.dtype() == DType::kBF16 && args.pre.dtype() == DType::kBF16 && !args.bias.defined()) {
     auto product = product_of<Bf16, Bf16>(args.x, args.w, {}, args.offsets, args.pre);
     if (product.vector) {
-      product.row_weight = args.row_weight.defined() ? args.row_weight.data<float>() : nullptr;
+      product.row_weight = args.row_weight.data_or_null<float>();
       product.h = args.h.data<Bf16>();
       product.hidden = static_cast<int>(hidden);
       return dispatch_activation(args.kind, [&]<class A>(A) { run_mma<A>(ctx, product); });

@@ -156,7 +156,7 @@ void peer_barrier(Context& ctx, const PeerBarrier& args) {
                            .num_ranks = peers.count(),
                            .work = static_cast<int64_t>(args.place.work),
                            .layer = args.place.layer,
-                           .waited = args.waited.defined() ? args.waited.data<double>() : nullptr};
+                           .waited = args.waited.data_or_null<double>()};
   barrier_kernel<<<1, kBarrierThreads, 0, ctx.stream>>>(state);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }

@@ -119,11 +119,6 @@ void dispatch(Activation kind, Tensor h, bool sums_rows, const Fn& fn) {
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
-template <class T>
-T* data_or_null(Tensor x) {
-  return x.defined() ? x.data<T>() : nullptr;
-}
-
 }  // namespace
 
 void activation_forward(Context& ctx, const ActivationForward& args) {
@@ -145,8 +140,9 @@ void activation_forward(Context& ctx, const ActivationForward& args) {
   dispatch(args.kind, h, /*sums_rows=*/false, [&](auto element, auto group, auto activation, dim3 grid) {
     using T = decltype(element);
     launch_early(ctx, forward_kernel<decltype(group), decltype(activation), T>, grid, kRowThreads, 0, pre.data<T>(),
-                 data_or_null<float>(args.row_weight), with_codes && !args.keeps_h ? nullptr : h.data<T>(),
-                 data_or_null<int32_t>(args.num_rows), h.dim(0), width, can_vectorise(width, pre, h), codes, pre_codes);
+                 args.row_weight.data_or_null<float>(), with_codes && !args.keeps_h ? nullptr : h.data<T>(),
+                 args.num_rows.data_or_null<int32_t>(), h.dim(0), width, can_vectorise(width, pre, h), codes,
+                 pre_codes);
   });
   if (args.h_codes.defined() && !with_codes) quantize(ctx, quantize_rows(h, args.h_codes, args.num_rows));
   if (args.pre_codes.defined() && !with_pre_codes) quantize(ctx, quantize_rows(pre, args.pre_codes, args.num_rows));
@@ -166,9 +162,9 @@ void activation_backward(Context& ctx, const ActivationBackward& args) {
   dispatch(args.kind, dh, args.drow_weight.defined(), [&](auto element, auto group, auto activation, dim3 grid) {
     using T = decltype(element);
     backward_kernel<decltype(group), decltype(activation), T><<<grid, kRowThreads, 0, ctx.stream>>>(
-        pre.data<T>(), data_or_null<float>(args.row_weight), dh.data<T>(), dpre.data<T>(),
-        data_or_null<float>(args.drow_weight), data_or_null<T>(args.h), data_or_null<int32_t>(args.num_rows), dh.dim(0),
-        width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes, pre_codes);
+        pre.data<T>(), args.row_weight.data_or_null<float>(), dh.data<T>(), dpre.data<T>(),
+        args.drow_weight.data_or_null<float>(), args.h.data_or_null<T>(), args.num_rows.data_or_null<int32_t>(),
+        dh.dim(0), width, can_vectorise(width, pre, dh, dpre, args.h.defined() ? args.h : dh), codes, pre_codes);
   });
   if (args.dpre_codes.defined() && !with_codes) quantize(ctx, quantize_rows(dpre, args.dpre_codes, args.num_rows));
 }

@@ -66,9 +66,8 @@ void bias_forward(Context& ctx, const BiasForward& args) {
   dispatch_act(args.y.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_rows(num_rows, width, [&](auto group, unsigned grid) {
-      launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0,
-                   args.x.defined() ? args.x.data<T>() : nullptr, args.bias.data<float>(), args.y.data<T>(), num_rows,
-                   width, vector);
+      launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, args.x.data_or_null<T>(),
+                   args.bias.data<float>(), args.y.data<T>(), num_rows, width, vector);
     });
   });
 }

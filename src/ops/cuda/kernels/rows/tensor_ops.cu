@@ -353,7 +353,7 @@ void sums_of_squares(Context& ctx, const SumsOfSquares& args, const SquaresScrat
     if (table.count == 0 || table.entries[first].out != out) first = table.count;
     table.add({.x = x.raw(),
                .size = size,
-               .parts = parts.defined() ? parts.data<double>() : nullptr,
+               .parts = parts.data_or_null<double>(),
                .num_parts = static_cast<int>(parts.defined() ? parts.num_elements() : blocks),
                .out = out,
                .num_added = 0,
@@ -366,7 +366,7 @@ void sums_of_squares(Context& ctx, const SumsOfSquares& args, const SquaresScrat
 }
 
 void sum_in_order(Context& ctx, const SumInOrder& args) {
-  const int32_t* order = args.order.defined() ? args.order.data<int32_t>() : nullptr;
+  const int32_t* order = args.order.data_or_null<int32_t>();
   sum_in_order_kernel<<<1, 1, 0, ctx.stream>>>(args.x.data<double>(), order, args.x.num_elements(),
                                                args.out.data<double>());
   NMOE_CUDA_CHECK(cudaGetLastError());

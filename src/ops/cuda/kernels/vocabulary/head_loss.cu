@@ -218,7 +218,7 @@ template <class T>
 void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) {
   const bool want_gradient = args.dx.defined(), in_memory = plan.logits.defined();
   auto* const tiles = reinterpret_cast<LogitTile*>(plan.tiles.sums.data<float>());
-  int32_t* const best = plan.tiles.best.defined() ? plan.tiles.best.data<int32_t>() : nullptr;
+  int32_t* const best = plan.tiles.best.data_or_null<int32_t>();
   const auto num_ids = static_cast<int>(args.w.dim(0));
   // What is made of rows [begin, end); gradients: theirs, undefined if not wanted.
   const auto run_rows = [&](int64_t begin, int64_t end, const Tensor& gradients) {
@@ -244,7 +244,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) 
                        .target_logits = plan.tiles.targets.data<float>(),
                        .targets = targets.data<int32_t>(),
                        .grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr,
-                       .z_scale = want_gradient && args.z_scale.defined() ? args.z_scale.data<double>() : nullptr,
+                       .z_scale = want_gradient && args.z_scale.data_or_null<double>(),
                        .weights = args.weights.defined() ? args.weights.data<float>() + begin : nullptr,
                        .losses = args.losses.data<float>() + begin,
                        .z_losses = args.z_losses.defined() ? args.z_losses.data<float>() + begin : nullptr,
