@@ -7,10 +7,12 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <utility>
 
 #include "base/text.h"
+#include "config/layers.h"
 #include "config/schema.h"
 #include "config/validate.h"
 #include "config/value.h"
@@ -19,7 +21,16 @@
 namespace nmoe {
 namespace {
 
-constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks};
+// By the memory that is left: each takes at least the time of the one before.
+constexpr Recompute kLevels[] = {Recompute::kNone, Recompute::kNorms, Recompute::kExperts, Recompute::kBlocks,
+                                 Recompute::kHost};
+
+// Those that are of use there: inputs of blocks only leave a device for a host, beyond those that stay.
+std::span<const Recompute> levels_of(const Config& config) {
+  const bool can_leave = config.run.device != "cpu" && layer_specs(config.model).size() > kInputSlots;
+  const std::span all(kLevels);
+  return can_leave ? all : all.first(all.size() - 1);
+}
 
 // Keys that round more than the configuration does, set together.
 struct Rounding {
@@ -105,7 +116,55 @@ class FitSearch {
     });
     if (config_.run.device != "cpu" && !all_fits) add_levels(Offload::kFit, below, found);
     std::ranges::stable_sort(found, {}, seconds_of);
+    if (found.empty() || below) return found;
+    double best = seconds_of(found[0]);
+    for (FitChoice& choice : found) {
+      if (seconds_before(choice) < best) choice = in_fewest_layers(std::move(choice));
+      best = std::min(best, seconds_of(choice));
+    }
+    std::ranges::stable_sort(found, {}, seconds_of);
     return found;
+  }
+
+  // Less than with any share of layers at the level before.
+  double seconds_before(const FitChoice& choice) const {
+    Config config = choice.config;
+    const auto at = std::ranges::find(kLevels, config.train.recompute.of(0));
+    if (at != std::begin(kLevels)) config.train.recompute = *std::prev(at);
+    return predict_step_time(config, rates_, 0).total();
+  }
+
+  // With as much recomputation as `choice` in as few of the first layers as fit, and in the others the level before,
+  // for which there is no room in all: the first ones, as backward ends with them, and has the least beside them.
+  FitChoice in_fewest_layers(FitChoice choice) const {
+    const Recompute level = choice.config.train.recompute.of(0);
+    const auto at = std::ranges::find(kLevels, level);
+    if (at == std::begin(kLevels)) return choice;
+    const int64_t layers = std::ssize(layer_specs(config_.model));
+    Config config = choice.config;
+    const auto set = [&](int64_t count) {
+      config.train.recompute =
+          PerLayer(std::vector<LayerRun<Recompute>>{{count, level}, {layers - count, *std::prev(at)}});
+    };
+    const bool moves = config.optim.offload == Offload::kFit;
+    const int64_t least = level == Recompute::kHost ? kInputSlots + 1 : 1;
+    const auto counts = std::views::iota(least, std::max(least, layers));
+    const auto first = std::ranges::partition_point(counts, [&](int64_t count) {
+      set(count);
+      Config probe = config;
+      if (moves) probe.optim.offload = Offload::kState;  // as in largest_microbatch()
+      return !fits_memory(planner_.plan(probe), probe);
+    });
+    if (first == counts.end()) return choice;
+    // What fits only just may leave all of the state to the host: half way there may be faster.
+    for (const int64_t count : {*first, (*first + layers) / 2}) {
+      set(count);
+      if (std::optional<FitChoice> other = fitting(config); other && seconds_of(*other) < seconds_of(choice)) {
+        choice = std::move(*other);
+      }
+      if (!moves) break;
+    }
+    return choice;
   }
 
   // For each level of recomputation the largest microbatch, if it is larger than those of less recomputation; and the
@@ -115,7 +174,7 @@ class FitSearch {
     Config base = config_;
     base.optim.offload = offload;
     int64_t largest = 0;
-    for (const Recompute level : kLevels) {
+    for (const Recompute level : levels_of(config_)) {
       base.train.recompute = level;
       if (below && is_late(base, *below, found)) break;
       std::optional<FitChoice> best = largest_microbatch(base, largest);
@@ -283,7 +342,7 @@ std::string describe_savings(const Config& given, const MemoryPlan& plan, const 
     const int64_t saved = bytes_of(plan.storage) - bytes_of(plan_engine_storage(other, plan.ranks, part, seq_lens));
     if (saved > 0) text += fmt::format("; {} takes {} less", what, human_bytes(saved));
   };
-  for (const Recompute level : kLevels) {
+  for (const Recompute level : levels_of(config)) {
     Config other = config;
     other.train.recompute = level;
     offer(other, assignment(other, "train.recompute"));

@@ -1,13 +1,15 @@
 // The choices of how a run uses memory that fit a device, fastest first: `n plan --fit`, `n train --fit`.
 //
-// Candidates are the products of train.recompute, train.microbatch_seqs, and optim.offload "none" and "fit". All keep
-// what is computed, and the bits, too, but for microbatches of another size, which add gradients in another order
-// (unless parallel.logical_shards fixes it, and with it their size). Others round what a step keeps: moments,
-// gradients of experts, pre-activations; they are told apart, and are for a person to choose.
+// Candidates are the products of train.recompute, train.microbatch_seqs, and optim.offload "none" and "fit". Where all
+// layers need a level of recomputation together, it is given to as many of the first as it takes, and the others have
+// the level before, if that might be the fastest; not with keys that round, of which there are many sets. All
+// candidates keep what is computed, and the bits, too, but for microbatches of another size, which add gradients in
+// another order (unless parallel.logical_shards fixes it, and with it their size). Others round what a step keeps:
+// moments, gradients of experts, pre-activations; they are told apart, and are for a person to choose.
 //
 // Each candidate is planned by a counting run, as the run itself will be (train/plan/memory_plan.h), so what is said to
 // fit does. Of those that differ in microbatches alone the largest that fits is the fastest, and is found by bisection;
-// of like microbatches the one with the least recomputation.
+// of like microbatches the one with the least recomputation; so is the number of layers.
 #pragma once
 
 #include <cstdint>

@@ -246,6 +246,12 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   keep_row([&] { runs_->validated(run_id_, result.loss(), result.bytes > 0 ? result.bits_per_byte() : 0.0); });
 }
 
+void Recorder::record_checkpoint_time(int64_t step, const Metric& which, double seconds) {
+  MetricRecord record{.step = step, .ts_ms = now_ms()};
+  record.put(which, seconds);
+  append(record);
+}
+
 void Recorder::record_checkpoint(int64_t step) {
   if (Clock::now() < row_retry_) return;
   keep_row([&] { runs_->saved(run_id_, step); });

@@ -92,6 +92,8 @@ class Recorder {
   void record_evaluation(int64_t step, const EvalReport& report);
   // Records that the checkpoint of that step is complete.
   void record_checkpoint(int64_t step);
+  // One of its times: tags::kCheckpointMetrics.
+  void record_checkpoint_time(int64_t step, const Metric& which, double seconds);
   void message(std::string_view text);
   // Completes the run's row with step and loss of the last step shown, then writes the last metrics. Without this call,
   // the run is listed as dead once the process is gone.
