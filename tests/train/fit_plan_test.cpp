@@ -243,6 +243,20 @@ TEST_F(FitChoiceTest, ARunThatGoesOnKeepsItsChoice) {
   EXPECT_EQ(choose_fit(config("64 GiB"), /*resume=*/false).train.microbatch_seqs, 64);
 }
 
+TEST_F(FitChoiceTest, ARunThatGoesOnWithOtherRanksChoosesAnew) {
+  const auto config = [&](int64_t ranks) {
+    return test::tiny_config(dir_, {"run.name=fitted", "train.steps=2", "train.batch_seqs=16", "data.seq_len=32",
+                                    fmt::format("parallel.ranks={}", ranks)});
+  };
+  const Config alone = choose_fit(config(1), /*resume=*/false);
+  ASSERT_EQ(alone.train.microbatch_seqs, 16);
+  train(alone, {.version = "0.0.0", .commit = "abc"});
+  const Config shared = choose_fit(config(2), /*resume=*/true);
+  EXPECT_EQ(shared.train.microbatch_seqs, 8);
+  EXPECT_EQ(parse_config(print_config(shared), "printed").train.microbatch_seqs, 8);
+  EXPECT_EQ(choose_fit(config(1), /*resume=*/true).train.microbatch_seqs, 16);
+}
+
 TEST_F(FitChoiceTest, WhatFitsNowhereIsRefused) {
   const Config config = test::tiny_config(dir_, {"train.memory_limit=1 KiB"});
   const Error error = error_of([&] { choose_fit(config, false); });

@@ -1,6 +1,7 @@
 #include "train/loop/fit_choice.h"
 
 #include <optional>
+#include <vector>
 
 #include "base/error.h"
 #include "base/say.h"
@@ -8,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/reader.h"
 #include "config/load.h"
+#include "config/validate.h"
 #include "parallel/launch.h"
 #include "train/loop/training_data.h"
 #include "train/plan/fit_plan.h"
@@ -33,8 +35,14 @@ Config choose_fit(const Config& config, bool resume) {
   if (const std::optional<fs::path> latest = latest_checkpoint(checkpoint_dir(config)); resume && latest) {
     const CheckpointReader reader = CheckpointReader::open(*latest);
     const Config before = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-    say("--fit: keys as before, from {}\n{}", reader.path().string(), fit_keys(before));
-    return with_keys_of(config, before);
+    const Config kept = with_keys_of(config, before);
+    const std::vector<Issue> issues = find_issues(kept);
+    if (issues.empty()) {
+      say("--fit: keys as before, from {}\n{}", reader.path().string(), fit_keys(before));
+      return kept;
+    }
+    say("--fit: the keys of {} do not go with this configuration, and are chosen anew: {}\n", reader.path().string(),
+        issues.front().what);
   }
   const TrainingData data = open_training_data(config);
   const Config resolved = resolve_vocab_size(config, *data.tokenizer);
