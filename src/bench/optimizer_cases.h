@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "bench/op_cases.h"
+#include "bench/op_case.h"
 #include "bench/op_sizes.h"
 
 namespace nmoe {

@@ -171,7 +171,8 @@ void HostState::fetch(size_t block) {
   buffer.copied->record();
 }
 
-void HostState::update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue) {
+void HostState::update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue,
+                       const std::function<void(double share_left)>& beside) {
   if (blocks_.empty()) return;
   fetch_first(room, std::min(blocks_.size(), num_held_ + kLeastBuffers));
   for (size_t block = 0; block < blocks_.size(); ++block) {
@@ -186,6 +187,7 @@ void HostState::update(Arena& room, const std::function<void(std::span<const Sta
       device_.order(kWriting, kFetching);
       fetch(next);
     }
+    beside(static_cast<double>(blocks_.size() - block - 1) / static_cast<double>(blocks_.size() - num_held_));
   }
   device_.order(kFetching, Lane::kCompute);
   device_.order(kWriting, Lane::kCompute);

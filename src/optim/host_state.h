@@ -3,8 +3,9 @@
 // State is cut into blocks, which pass through buffers of the device: block by block it is fetched on the copy lane,
 // updated on the compute lane, and written back on the communication lane, which has nothing else to do then. So both
 // directions of the link to the host are in use at the same time, and a recording holds all of it. As many blocks as
-// there are buffers are fetched ahead of their update, the first ones beside the end of backward. The update's kernels
-// and their results are those of state that lies on the device.
+// there are buffers are fetched ahead of their update, the first ones beside the end of backward. Other work of the
+// compute lane is enqueued between blocks, so that it has something to do while they travel. The update's kernels and
+// their results are those of state that lies on the device.
 //
 // The first blocks stay in their buffers when they are updated, and are written back on the copy lane beside the next
 // step's forward, which has no other use for the way to the host. Buffers are at the far end of the activation stack,
@@ -79,9 +80,12 @@ class HostState {
   // leaves alone. To be called with a larger number when there is more room.
   void prefetch(Arena& room, int64_t bytes);
   // Enqueues the update of everything: `enqueue` is called for each block in turn, with parts whose state is on the
-  // device, and enqueues their update on the compute lane. The communication lane must have joined that one. `room` has
-  // everything back when the call returns, but for the buffers of what is held.
-  void update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue);
+  // device, and enqueues their update on the compute lane. `beside` is called whenever a block is on its way back, with
+  // the share of those that are still to go there: what it enqueues on the compute lane runs beside transfers, and
+  // delays the updates of later blocks alone. The communication lane must have joined that one. `room` has everything
+  // back when the call returns, but for the buffers of what is held.
+  void update(Arena& room, const std::function<void(std::span<const StatePart>)>& enqueue,
+              const std::function<void(double share_left)>& beside);
 
   size_t num_blocks() const { return blocks_.size(); }
   int64_t buffer_bytes() const { return buffer_bytes_; }  // of the largest block

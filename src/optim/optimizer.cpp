@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/rng.h"
 #include "ops/moment_codes.h"
@@ -193,8 +195,22 @@ void Optimizer::write_rates(const Progress& progress, int64_t step_tokens, Tenso
 }
 
 void Optimizer::step(Tensor grad_scale, Arena& room) {
-  update(on_device_, grad_scale);
-  in_host_->update(room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); });
+  std::span<const StatePart> left = on_device_;
+  const auto num_elements = [](std::span<const StatePart> parts) {
+    return std::transform_reduce(parts.begin(), parts.end(), int64_t{0}, std::plus<>(),
+                                 [](const StatePart& part) { return part.elements.extent; });
+  };
+  const auto all = static_cast<double>(num_elements(left));
+  // Whole parts, until no more than this share of all elements is left.
+  const auto update_until = [&](double share) {
+    size_t count = 0;
+    while (count < left.size() && static_cast<double>(num_elements(left.subspan(count))) > share * all) ++count;
+    if (count > 0) update(left.first(count), grad_scale);
+    left = left.subspan(count);
+  };
+  in_host_->update(
+      room, [&](std::span<const StatePart> parts) { update(parts, grad_scale); }, update_until);
+  update_until(0.0);
 }
 
 void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {

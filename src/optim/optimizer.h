@@ -67,7 +67,9 @@ class Optimizer {
   void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
   // Not finite: nothing is changed. Borrows of `room`, a device's arena, for state that lives in host memory, and gives
-  // it back but for what is held.
+  // it back but for what is held. What lives on the device is updated between blocks of what lives in the host's, as
+  // evenly as whole weights allow, so that neither the lanes that move blocks nor the one that computes waits for the
+  // other's end.
   void step(Tensor grad_scale, Arena& room);
   // Begins to fetch what step() will need of that, into the last `bytes` of `room`, as HostState::prefetch() says.
   void prefetch(Arena& room, int64_t bytes) { in_host_->prefetch(room, bytes); }

@@ -53,6 +53,7 @@ std::vector<const Metric*> join() {
   add(tags::kMtpMetrics);
   add(tags::kOptimizerMetrics);
   add(tags::kThroughputMetrics);
+  add(tags::kCheckpointMetrics);
   add(tags::kPhaseMetrics);
   add(tags::kEfficiencyMetrics);
   add(tags::kMemoryMetrics);

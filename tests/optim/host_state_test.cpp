@@ -70,25 +70,28 @@ TEST_P(HostStateTest, IsUpdatedOnceInBuffersThatLanesDoNotShare) {
       state.prefetch(room, lent * state.buffer_bytes() + 1);
     }
     next.clear();
-    state.update(room, [&](std::span<const StatePart> parts) {
-      for (const StatePart& part : parts) {
-        const HostState::Weight& weight = weights[part.slot - 10];
-        EXPECT_EQ(part.elements.offset, next[part.slot]);
-        EXPECT_EQ(part.elements.offset % weight.together, 0);
-        next[part.slot] = part.elements.end();
-        EXPECT_EQ(part.state.low.defined(), weight.state.low.defined());
-        EXPECT_EQ(part.state.v.defined(), weight.state.v.defined());
-        part.state.for_each([&](const Tensor& x) {
-          ASSERT_EQ(x.num_elements(), part.elements.extent);
-          device.touch(Lane::kCompute, x, LanesInOrder::Use::kWrites);
-          if (x.dtype() == DType::kI16) {
-            for (int64_t i = 0; i < x.num_elements(); ++i) ++static_cast<int16_t*>(x.raw())[i];
-          } else {
-            for (float& value : x.span<float>()) value += 1.0F;
+    state.update(
+        room,
+        [&](std::span<const StatePart> parts) {
+          for (const StatePart& part : parts) {
+            const HostState::Weight& weight = weights[part.slot - 10];
+            EXPECT_EQ(part.elements.offset, next[part.slot]);
+            EXPECT_EQ(part.elements.offset % weight.together, 0);
+            next[part.slot] = part.elements.end();
+            EXPECT_EQ(part.state.low.defined(), weight.state.low.defined());
+            EXPECT_EQ(part.state.v.defined(), weight.state.v.defined());
+            part.state.for_each([&](const Tensor& x) {
+              ASSERT_EQ(x.num_elements(), part.elements.extent);
+              device.touch(Lane::kCompute, x, LanesInOrder::Use::kWrites);
+              if (x.dtype() == DType::kI16) {
+                for (int64_t i = 0; i < x.num_elements(); ++i) ++static_cast<int16_t*>(x.raw())[i];
+              } else {
+                for (float& value : x.span<float>()) value += 1.0F;
+              }
+            });
           }
-        });
-      }
-    });
+        },
+        [](double) {});
     EXPECT_EQ(room.used(), 0);
     EXPECT_TRUE(device.all_joined());
     if (settles || update == 3) state.settle(room);
@@ -114,7 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Buffers, HostStateTest,
                                            Schedule{100, 10, false}, Schedule{100, 100, true}));
 
 // What the schedule is for: when a block is updated, the next ones may be on their way, and those before on their way
-// back; and what is fetched beside backward is not waited for by backward.
+// back; what is fetched beside backward is not waited for by backward; and what is computed between blocks waits for no
+// way back, nor any way back for it.
 TEST(HostState, LanesRunBesideEachOther) {
   for (const int64_t ahead : {0, 2, 5}) {
     const ReadyDevice ready = cpu_device(DType::kF32);
@@ -130,14 +134,23 @@ TEST(HostState, LanesRunBesideEachOther) {
     state.prefetch(room, ahead * state.buffer_bytes());
     EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy), 0);
     EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy), 2 * ahead);  // two accesses a copy
+    const Tensor other = pool.zeros(DType::kF32, {64});
     int64_t block = 0;
-    state.update(room, [&](std::span<const StatePart>) {
-      // This block was awaited, no later one. It was fetched behind the writing of the one whose buffer it has.
-      EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy), 2 * (block + 1));
-      EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCommunication), 2 * std::max<int64_t>(0, block + 1 - buffers));
-      EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy), 2 * std::min<int64_t>(16, block + buffers));
-      ++block;
-    });
+    state.update(
+        room,
+        [&](std::span<const StatePart>) {
+          // This block was awaited, no later one. It was fetched behind the writing of the one whose buffer it has.
+          EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCopy), 2 * (block + 1));
+          EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCommunication), 2 * std::max<int64_t>(0, block + 1 - buffers));
+          EXPECT_EQ(device.seen(Lane::kCopy, Lane::kCopy), 2 * std::min<int64_t>(16, block + buffers));
+          ++block;
+        },
+        [&](double share_left) {
+          EXPECT_EQ(share_left, static_cast<double>(16 - block) / 16);
+          EXPECT_EQ(device.seen(Lane::kCommunication, Lane::kCommunication), 2 * block);
+          EXPECT_EQ(device.seen(Lane::kCompute, Lane::kCommunication), 2 * std::max<int64_t>(0, block - buffers));
+          device.touch(Lane::kCompute, other, LanesInOrder::Use::kWrites);
+        });
     EXPECT_EQ(block, 16);
   }
 }
@@ -149,7 +162,8 @@ TEST(HostState, OfNothingDoesNothing) {
   nothing.hold(room);
   nothing.write_held(room);
   nothing.prefetch(room, 1 << 20);
-  nothing.update(room, [](std::span<const StatePart>) { FAIL(); });
+  nothing.update(
+      room, [](std::span<const StatePart>) { FAIL(); }, [](double) { FAIL(); });
   nothing.settle(room);
   EXPECT_EQ(room.high_water(), 0);
 }

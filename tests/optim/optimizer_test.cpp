@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <map>
 
 #include "model/small_models.h"
 #include "model/weight_set.h"
 #include "ops/newton_schulz.h"
+#include "support/lanes_in_order.h"
 #include "support/tensors.h"
 #include "tensor/convert.h"
 
@@ -164,6 +167,35 @@ TEST_F(OptimizerTest, MuonTakesGateAndUpForTwoMatrices) {
   EXPECT_EQ(gated, 3);
   for (const OptimizerState& state : optimizer.state())
     EXPECT_EQ(state.tensor.shape(), state.weight->shard.shape) << state.name;
+}
+
+// Of state in either place, what lives on the device is updated while blocks of the other are on their way: as much of
+// it as of those, but for a weight of either.
+TEST_F(OptimizerTest, StateOnTheDeviceIsUpdatedBetweenBlocksOfTheHosts) {
+  LanesInOrder device(ops_.device());
+  for (const Lane lane : {Lane::kCopy, Lane::kCommunication}) device.scratch(lane).reserve(device.memory(), 0);
+  config_.offload = Offload::kFit;
+  config_.state_on_device = 10 << 10;  // bytes, about half
+  Optimizer optimizer(config_, weights_, device.ops(), memory_, rates_, rounding_key_);
+  optimizer.write_rates({.steps = 1, .tokens = 1}, 1, rates_);
+  optimizer.step(grad_scale_, room_);
+  EXPECT_TRUE(device.all_joined());
+  EXPECT_EQ(device.num_unordered(), 0);
+  std::map<int64_t, const OptimizerState*> in_order;  // by their last use, of the host's on the way back
+  std::array<double, 2> all{}, largest{}, done{};     // elements: on the device, in the host's memory
+  const auto size = [](const OptimizerState& state) { return static_cast<double>(state.tensor.num_elements()); };
+  for (const OptimizerState& state : optimizer.state()) {
+    if (state.name.starts_with("adamw.v.")) continue;
+    in_order.emplace(device.last_use(state.tensor), &state);
+    all[state.in_host ? 1 : 0] += size(state);
+    largest[state.in_host ? 1 : 0] = std::max(largest[state.in_host ? 1 : 0], size(state));
+  }
+  const double apart = largest[0] / all[0] + largest[1] / all[1];
+  ASSERT_LT(apart, 0.9);
+  for (const auto& [use, state] : in_order) {
+    done[state->in_host ? 1 : 0] += size(*state);
+    EXPECT_LE(std::abs(done[0] / all[0] - done[1] / all[1]), apart) << state->name;
+  }
 }
 
 }  // namespace

@@ -56,6 +56,14 @@ class LanesInOrder final : public checked::WrappedDevice {
   // How many accesses of `of` are done when what is enqueued on `lane` next begins; with lane == of, how many there
   // are.
   int64_t seen(Lane lane, Lane of) const { return seen_[at(lane)][at(of)]; }
+  // How many accesses of all lanes there were when x was last used; 0: it was not.
+  int64_t last_use(const Tensor& x) const {
+    const auto* const begin = static_cast<const char*>(x.rows_raw());
+    const auto use = std::ranges::find_if(accesses_.rbegin(), accesses_.rend(), [&](const Access& access) {
+      return access.begin < begin + x.num_bytes() && begin < access.end;
+    });
+    return accesses_.rend() - use;
+  }
   // Whether the compute lane is behind all other work.
   bool all_joined() const {
     return std::ranges::all_of(kLanes, [&](Lane lane) { return seen(Lane::kCompute, lane) == seen(lane, lane); });

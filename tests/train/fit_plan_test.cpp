@@ -45,22 +45,27 @@ TEST(FitPlanTest, OfMoonletOnAnH200ItPutsFirstWhatWasMeasuredToBeFastest) {
   const FitPlan plan = plan_fit(config, planner);
   ASSERT_FALSE(plan.choices.empty());
   EXPECT_EQ(plan.timed_as, "h200-141g");
-  // docs/log/steps.md, "Larger microbatches": 8 with norms made again beside 4 with all kept. Not all layers need it.
+  // docs/log/steps.md, "Larger microbatches": 8 with norms made again beside 4 with all kept.
   const FitChoice& first = plan.choices[0];
-  EXPECT_EQ(first.config.train.recompute.of(0), Recompute::kNorms);
+  const std::vector<LayerRun<Recompute>>& runs = first.config.train.recompute.runs();
+  ASSERT_EQ(runs.size(), 2u) << fit_keys(first.config);  // the norms of some layers have room
+  EXPECT_EQ(runs[0].value, Recompute::kNorms);
+  EXPECT_EQ(runs[1].value, Recompute::kNone);
   EXPECT_EQ(first.config.train.microbatch_seqs, 8);
   EXPECT_EQ(first.config.optim.offload, Offload::kNone);
   EXPECT_FALSE(first.reorders_sums);
   EXPECT_EQ(first.memory.device_bytes, plan_memory(first.config, 0, 1, h200).device_bytes);
-  // docs/results.md: with bf16 moments nothing need be computed again.
+  // docs/results.md: with bf16 moments nothing need be computed again. Predicted to be as fast at least: more
+  // sequences at once with state in host memory, whose way is hidden in part.
   const auto bf16 =
       std::ranges::find(plan.rounding, std::vector<std::string>{"optim.adamw.state = \"bf16\""}, &FitChoice::rounds);
   ASSERT_NE(bf16, plan.rounding.end());
-  Config measured = config;
-  measured.optim.adamw.state = MomentFormat::kBf16;
-  measured.train.recompute = Recompute::kNone;
-  EXPECT_TRUE(fits_memory(planner.plan(measured), measured));
-  EXPECT_LE(bf16->time.total(), predict_step_time(measured, *find_device_rates("h200-141g"), 0).total());
+  Config none = config;
+  none.optim.adamw.state = MomentFormat::kBf16;
+  none.train.recompute = Recompute::kNone;
+  EXPECT_TRUE(fits_memory(planner.plan(none), none));
+  EXPECT_LE(bf16->time.total(), predict_step_time(none, *find_device_rates("h200-141g"), 0).total())
+      << fit_keys(bf16->config);
   EXPECT_LT(bf16->time.total(), first.time.total());
 }
 
@@ -101,6 +106,34 @@ TEST(FitPlanTest, ChoicesFitExactlyAndNoLargerMicrobatchDoes) {
   EXPECT_GE(seen.size(), 4u);  // else the sizes above are not what tells choices apart
 }
 
+TEST(FitPlanTest, RecomputesInNoMoreLayersThanItTakes) {
+  std::set<Recompute> levels;
+  for (const int64_t mebibytes : {110, 180, 250}) {
+    const Config config = gpu_config({"model.num_layers=8"});
+    const MemoryPlanner planner = planner_of(config, part_of(mebibytes));
+    for (const FitChoice& choice : plan_fit(config, planner).choices) {
+      const std::vector<LayerRun<Recompute>>& runs = choice.config.train.recompute.runs();
+      if (runs.size() == 1) continue;
+      ASSERT_EQ(runs.size(), 2u);
+      EXPECT_EQ(choice.config.train.recompute.num_layers(), 8);
+      EXPECT_GT(runs[0].value, runs[1].value);
+      EXPECT_TRUE(find_issues(choice.config).empty()) << fit_keys(choice.config);
+      levels.insert(runs[0].value);
+      Config other = choice.config;
+      other.train.recompute = runs[0].value;
+      EXPECT_LT(choice.time.total(),
+                predict_step_time(other, *find_device_rates("h200-141g"), choice.memory.storage[ArenaKind::kHostState])
+                    .total());
+      if (choice.config.optim.offload != Offload::kNone || runs[0].count == 1) continue;
+      other.train.recompute = PerLayer(
+          std::vector<LayerRun<Recompute>>{{runs[0].count - 1, runs[0].value}, {runs[1].count + 1, runs[1].value}});
+      if (!find_issues(other).empty()) continue;  // too few inputs that could travel
+      EXPECT_FALSE(fits_memory(planner.plan(other), other)) << fit_keys(other);
+    }
+  }
+  EXPECT_FALSE(levels.empty());
+}
+
 TEST(FitPlanTest, StateMovesWhereItMakesRoom) {
   const Config config = gpu_config();
   const int64_t least = [&] {
@@ -136,31 +169,6 @@ TEST(FitPlanTest, OnlyBlockInputsInTheHostMayFit) {
     EXPECT_EQ(choice.config.train.recompute.of(0), Recompute::kHost) << fit_keys(choice.config);
     EXPECT_TRUE(find_issues(choice.config).empty()) << fit_keys(choice.config);
   }
-}
-
-TEST(FitPlanTest, NoMoreLayersComputeAgainThanMust) {
-  const Config config = gpu_config({"model.num_layers=8"});
-  int64_t lists = 0;
-  for (const int64_t mebibytes : {200, 260, 330}) {
-    const MemoryPlanner planner = planner_of(config, part_of(mebibytes));
-    for (const FitChoice& choice : plan_fit(config, planner).choices) {
-      const auto& runs = choice.config.train.recompute.runs();
-      if (runs.size() < 2 || choice.config.optim.offload != Offload::kNone) continue;
-      ++lists;
-      ASSERT_EQ(runs.size(), 2u);
-      EXPECT_EQ(static_cast<int>(runs[0].value), static_cast<int>(runs[1].value) + 1) << fit_keys(choice.config);
-      Config fewer = choice.config;
-      fewer.train.recompute = runs[0].count == 1
-                                  ? PerLayer(runs[1].value)
-                                  : PerLayer(std::vector<LayerRun<Recompute>>{{runs[0].count - 1, runs[0].value},
-                                                                              {runs[1].count + 1, runs[1].value}});
-      EXPECT_FALSE(fits_memory(planner.plan(fewer), fewer)) << fit_keys(fewer);
-      Config uniform = choice.config;
-      uniform.train.recompute = runs[0].value;
-      EXPECT_LT(choice.time.total(), predict_step_time(uniform, *find_device_rates("h200-141g"), 0).total());
-    }
-  }
-  EXPECT_GE(lists, 3);
 }
 
 TEST(FitPlanTest, AConfiguredListIsAChoice) {

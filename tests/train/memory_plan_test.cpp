@@ -329,9 +329,10 @@ TEST(MemoryPlanTest, CodesOnTheWireTakeLessRoomAndFewerBytes) {
 // A module that all depths share sends its tokens once for each of them.
 TEST(MemoryPlanTest, SharedModulesSendForEachDepth) {
   const auto sent = [](int64_t depth) {
-    const Config config =
-        planned_config({"model.moe.num_experts=8", "parallel.ranks=2", "train.batch_seqs=8", "train.microbatch_seqs=4",
-                        fmt::format("model.mtp.depth={}", depth), fmt::format("model.mtp.shared={}", depth > 1)});
+    std::vector<std::string> keys = {"model.moe.num_experts=8", "parallel.ranks=2", "train.batch_seqs=8",
+                                     "train.microbatch_seqs=4", fmt::format("model.mtp.depth={}", depth)};
+    if (depth > 1) keys.emplace_back("model.mtp.shared=true");
+    const Config config = planned_config(keys);
     const std::string text = print_plan(plan_memory(config, 0, /*ranks=*/2), config);
     const size_t begin = text.find("a step puts ") + std::string_view("a step puts ").size();
     return parse_bytes(text.substr(begin, text.find(" to others") - begin), "the plan");

@@ -48,6 +48,13 @@ TEST_F(RankTrainingTest, LearnsWhatOneRankDoes) {
     // Cadences, threads and time change nothing.
     run(again, on(ranks, {"train.steps=12", "checkpoint.every=3", "train.log_every=5", "run.threads=5"}));
     expect_same_state(checkpoints(name), checkpoints(again));
+    const auto stops = series(again, "checkpoint/stop_s"), writes = series(again, "checkpoint/write_s");
+    for (const int64_t step : {3, 6, 9, 12}) {
+      EXPECT_GT(stops.at(step), 0.0);
+      EXPECT_GT(writes.at(step), 0.0);
+    }
+    EXPECT_EQ(stops.size(), 4U);
+    EXPECT_EQ(writes.size(), 4U);
   }
 }
 

@@ -56,16 +56,6 @@ TEST_F(TrainerTest, MaskingDocumentsDefinesTheRun) {
   EXPECT_TRUE(contains(error.what(), "data.mask_documents"));
 }
 
-TEST_F(TrainerTest, WhatStopsForACheckpointIsRecorded) {
-  run("saving", {"train.steps=5", "checkpoint.every=2"});
-  const auto stops = series("saving", "throughput/checkpoint_stop_s");
-  ASSERT_EQ(stops.size(), 2u);  // the end of training keeps nothing waiting
-  for (const int64_t step : {2, 4}) {
-    EXPECT_GT(stops.at(step), 0.0);
-    EXPECT_LT(stops.at(step), 60.0);
-  }
-}
-
 TEST_F(TrainerTest, FortyStepsAreTwentyAndTwentyMore) {
   run("straight", {"train.steps=40"});
   run("halves", {"train.steps=20"});

@@ -55,11 +55,19 @@ inline constexpr Metric kLoaderWaitMs = {
     .unit = "ms",
     .meaning = "mean time per step, since the last logged one, that the rank waited for its batch",
     .over_ranks = OverRanks::kEach};
+inline constexpr std::array kThroughputMetrics = {&kTokensPerS, &kMsPerStep, &kLoaderWaitMs};
+
 inline constexpr Metric kCheckpointStopS = {
-    .tag = "throughput/checkpoint_stop_s",
+    .tag = "checkpoint/stop_s",
     .unit = "s",
-    .meaning = "time that training stood still, behind the step, until its checkpoint needed it no more"};
-inline constexpr std::array kThroughputMetrics = {&kTokensPerS, &kMsPerStep, &kLoaderWaitMs, &kCheckpointStopS};
+    .meaning =
+        "time that training stopped for a checkpoint: until its state was copied to host memory, and what has no "
+        "room there written ([runs.md](runs.md))"};
+inline constexpr Metric kCheckpointWriteS = {
+    .tag = "checkpoint/write_s",
+    .unit = "s",
+    .meaning = "time from the same beginning until the step behind which all ranks had written their parts"};
+inline constexpr std::array kCheckpointMetrics = {&kCheckpointStopS, &kCheckpointWriteS};
 
 inline constexpr Metric kPhaseBegin = {.tag = "phase/begin",
                                        .unit = "ms",

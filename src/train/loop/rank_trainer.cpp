@@ -328,14 +328,6 @@ void RankTrainer::run_evaluation() {
   if (recorder_) recorder_->record_evaluation(state_.progress.steps, report);
 }
 
-// Between steps: what comes behind the last one keeps nothing waiting.
-void RankTrainer::save() {
-  const auto begin = std::chrono::steady_clock::now();
-  saver_.save(state_);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (recorder_) recorder_->record_checkpoint_stop(state_.progress.steps, seconds);
-}
-
 // Steps are enqueued ahead of their results. Validation and checkpoints are of the steps before them: those are
 // finished first.
 void RankTrainer::loop() {
@@ -362,7 +354,7 @@ void RankTrainer::loop() {
     if (valid_due) run_validation();
     if (summary_.target_reached) continue;
     if (eval_due) run_evaluation();
-    if (save_due) save();
+    if (save_due) saver_.save(state_);
     reporter_.clock().start();
   }
   finish_steps();

@@ -52,7 +52,6 @@ class RankTrainer {
   void fail_non_finite(const StepResult& result);
   void run_validation();
   void run_evaluation();
-  void save();
   void save_after_failure();
   void complete();
 

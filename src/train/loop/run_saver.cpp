@@ -4,6 +4,7 @@
 
 #include "config/load.h"
 #include "ops/products/products.h"
+#include "track/tags/training.h"
 #include "train/plan/run_folder.h"
 #include "train/step/arithmetic_changes.h"
 
@@ -29,7 +30,9 @@ bool RunSaver::is_due() const {
 
 void RunSaver::save(const RunState& state) {
   if (saved_step_ == state.progress.steps) return;
+  const auto stop_begin = std::chrono::steady_clock::now();
   note(saver_.finish());  // then staging is free, and the last checkpoint is there to carry files from
+  write_begin_ = std::chrono::steady_clock::now();
   CheckpointHead head;
   head.info.step = state.progress.steps;
   head.info.tokens = state.tokens;
@@ -53,15 +56,19 @@ void RunSaver::save(const RunState& state) {
   }
   head.carried = carried_;
   saver_.begin(engine_, std::move(head));
+  engine_.wait();  // or the copies would count as time of the next step
   saved_step_ = state.progress.steps;
+  record_time(tags::kCheckpointStopS, stop_begin);
   save_time_ = std::chrono::steady_clock::now();
 }
 
 // The end of a checkpoint's writing. Where it could not be written training goes on: the disk may have room by the next
 // one.
 void RunSaver::note(const std::optional<Error>& error) {
+  const auto write_begin = std::exchange(write_begin_, std::nullopt);
   if (!error) {
     if (recorder_ != nullptr && saved_step_ > 0) recorder_->record_checkpoint(saved_step_);
+    if (write_begin) record_time(tags::kCheckpointWriteS, *write_begin);
     return;
   }
   if (recorder_ != nullptr) {
@@ -69,6 +76,11 @@ void RunSaver::note(const std::optional<Error>& error) {
                                    error->what(), error->remedy()));
   }
   saved_step_ = -1;
+}
+
+void RunSaver::record_time(const Metric& which, std::chrono::steady_clock::time_point begin) {
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  if (recorder_ != nullptr) recorder_->record_checkpoint_time(saved_step_, which, passed.count());
 }
 
 void RunSaver::save_at_end(const RunState& state) {

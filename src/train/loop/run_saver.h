@@ -32,7 +32,7 @@ class RunSaver {
   bool can_save() const { return can_save_; }  // the last attempt at the end did not fail
   // Of a checkpoint that every rank has written.
   void publish() { note(saver_.publish()); }
-  // Begins to save `state`, unless it is saved.
+  // Begins to save `state`, unless it is saved. Waits until it may change.
   void save(const RunState& state);
   // Saves it and waits. Error (runtime) where it fails twice: there is no other time.
   void save_at_end(const RunState& state);
@@ -41,6 +41,7 @@ class RunSaver {
 
  private:
   void note(const std::optional<Error>& error);
+  void record_time(const Metric& which, std::chrono::steady_clock::time_point begin);
 
   const TrainingRun& run_;
   const Config& config_;
@@ -49,6 +50,7 @@ class RunSaver {
   std::vector<CarriedFile> carried_;  // on rank 0: of the imported model that training began with
   int64_t saved_step_ = -1;           // of the last checkpoint that was begun and has not failed
   std::chrono::steady_clock::time_point save_time_ = std::chrono::steady_clock::now();  // when it was begun
+  std::optional<std::chrono::steady_clock::time_point> write_begin_;  // of one whose writing has not been noted
   bool can_save_ = true;
   CheckpointSaver saver_;  // last: while it writes, it uses the engine
 };

@@ -305,6 +305,7 @@ void check_memory(const MemoryPlan& plan, const Config& config, const std::funct
   const bool on_device = plan.device_bytes > 0;
   const int64_t host = host_memory_bytes();
   const int64_t in_host = plan.ranks * plan.storage[ArenaKind::kHostState];
+  const int64_t inputs = plan.ranks * plan.storage[ArenaKind::kHostInputs];
   if (exceeds_host(plan, host)) {
     throw usage_error(
         fmt::format("the run needs {} of host memory, {} of it pinned; {} is {}", human_bytes(plan.total_bytes),
@@ -315,9 +316,10 @@ void check_memory(const MemoryPlan& plan, const Config& config, const std::funct
                     human_bytes(host)),
         fmt::format(
             "free some, raise the limit, or lower checkpoint.staging_bytes: state on its way to checkpoints takes "
-            "{}{}",
+            "{}{}{}",
             human_bytes(plan.ranks * plan.storage[ArenaKind::kCheckpointStaging]),
-            in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host))));
+            in_host == 0 ? "" : fmt::format("; optim.offload takes {}", human_bytes(in_host)),
+            inputs == 0 ? "" : fmt::format("; train.recompute = \"host\" takes {}", human_bytes(inputs))));
   }
   const auto [needed, machine, limit] = memory_need(plan, config, host);
   if (needed <= limit) return;

@@ -246,11 +246,10 @@ void Recorder::record_validation(int64_t step, std::string_view source, const Va
   keep_row([&] { runs_->validated(run_id_, result.loss(), result.bytes > 0 ? result.bits_per_byte() : 0.0); });
 }
 
-void Recorder::record_checkpoint_stop(int64_t step, double seconds) {
+void Recorder::record_checkpoint_time(int64_t step, const Metric& which, double seconds) {
   MetricRecord record{.step = step, .ts_ms = now_ms()};
-  record.put(tags::kCheckpointStopS, seconds);
+  record.put(which, seconds);
   append(record);
-  if (seconds >= 1.0) message(fmt::format("step {}: training stopped {:.1f} s for the checkpoint", step, seconds));
 }
 
 void Recorder::record_checkpoint(int64_t step) {

@@ -90,10 +90,10 @@ class Recorder {
   // Records texts that the model generated after that step.
   void record_samples(int64_t step, std::vector<SampleText> samples);
   void record_evaluation(int64_t step, const EvalReport& report);
-  // Records for how long training stood still for the checkpoint of that step, and says so if it was a second or more.
-  void record_checkpoint_stop(int64_t step, double seconds);
   // Records that the checkpoint of that step is complete.
   void record_checkpoint(int64_t step);
+  // One of its times: tags::kCheckpointMetrics.
+  void record_checkpoint_time(int64_t step, const Metric& which, double seconds);
   void message(std::string_view text);
   // Completes the run's row with step and loss of the last step shown, then writes the last metrics. Without this call,
   // the run is listed as dead once the process is gone.

@@ -244,7 +244,7 @@ void head_loss_of(Context& ctx, const HeadLoss& args, const HeadLossPlan& plan) 
                        .target_logits = plan.tiles.targets.data<float>(),
                        .targets = targets.data<int32_t>(),
                        .grad_scale = want_gradient ? args.grad_scale.data<double>() : nullptr,
-                       .z_scale = want_gradient && args.z_scale.data_or_null<double>(),
+                       .z_scale = want_gradient ? args.z_scale.data_or_null<double>() : nullptr,
                        .weights = args.weights.defined() ? args.weights.data<float>() + begin : nullptr,
                        .losses = args.losses.data<float>() + begin,
                        .z_losses = args.z_losses.defined() ? args.z_losses.data<float>() + begin : nullptr,
