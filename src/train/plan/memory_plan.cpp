@@ -8,7 +8,6 @@
 #include "base/process.h"
 #include "base/text.h"
 #include "model/experts_exchange.h"
-#include "ops/planned/gpu_part.h"
 #include "train/plan/rehearsal.h"
 #include "train/step/batch_shape.h"
 #include "train/step/engine.h"
