@@ -21,6 +21,9 @@ inline constexpr int64_t kGpuLibraryHostBytes = int64_t{680} << 20;
 // Of the host's memory that is pinned, which every GPU of the process has tables of: 0.17 to 0.23 GiB were measured on
 // H200s (driver 580.159) for 60 GiB, so two words of 8 bytes for every 4 KiB.
 inline constexpr int64_t kPinnedBytesPerTableByte = 256;
+// More than that of each GPU, where several work together: 0.76 GiB were measured on two H200s (driver 580.159) with 27
+// layers and 32 microbatches a step. What of it grows with either is not known.
+inline constexpr int64_t kGpuPeerBytes = int64_t{800} << 20;
 
 // A known part's name ("h100-80g", "h200-141g", "b200-192g"), or a size ("80 GiB") of memory on Hopper. Error (usage)
 // for anything else, beginning with `what`.

@@ -26,9 +26,12 @@ int64_t page_table_bytes(const StoragePlan& plan, int64_t ranks) {
   return pinned / kPinnedBytesPerTableByte;
 }
 
-// What the arenas of `plan`, one rank's, take of a GPU's own memory.
+// Of a GPU's memory, beside that, where several work together.
+int64_t peer_bytes(int64_t ranks) { return ranks > 1 ? kGpuPeerBytes : 0; }
+
+// What the arenas of `plan`, one rank's, and their use take of a GPU's own memory.
 int64_t arena_bytes_on(Device& device, const StoragePlan& plan, int64_t ranks) {
-  int64_t bytes = page_table_bytes(plan, ranks);
+  int64_t bytes = page_table_bytes(plan, ranks) + peer_bytes(ranks);
   for (const ArenaDescription& arena : arena_table()) {
     if (arena.placement != Placement::kDevice || plan[arena.kind] == 0) continue;
     bytes += device.memory().allocation_bytes(plan[arena.kind]);
@@ -136,6 +139,7 @@ MemoryPlan MemoryPlanner::plan(const Config& config) const {
     plan.lines.push_back({"context", use->used_bytes, "CUDA context, libraries, others on the device", true});
     plan.lines.push_back(
         {"page tables", page_table_bytes(plan.storage, ranks_), "by which it reaches pinned memory of the host", true});
+    if (ranks_ > 1) plan.lines.push_back({"peers", peer_bytes(ranks_), "what working with other GPUs takes", true});
     plan.device_limit = use->used_bytes + use->free_bytes;
     plan.device_flops = device_->peak_flops();
   }
