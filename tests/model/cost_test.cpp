@@ -43,9 +43,10 @@ TEST(Cost, ScansCountTheirChunks) {
   config.moe.num_experts = 0;
   config.mamba2 = {.num_heads = 2, .head_dim = 3, .state_dim = 2, .num_groups = 1, .conv_width = 4, .chunk = 4};
   const ModelCost cost = model_cost(config);
-  const int64_t mamba2 = (6 + 6 + 2 + 2 + 2) * 6 + 10 * 4 + 6 * 6, dense = 10 * 6 + 6 * 5;  // in, convolution, out
+  const int64_t mamba2 = (6 + 6 + 2 + 2 + 2) * 6 + 6 * 6, dense = 10 * 6 + 6 * 5;  // in and out
   EXPECT_EQ(cost.active_matrix_parameters, 11 * 6 + mamba2 + dense);
-  EXPECT_EQ(cost.parameters, cost.active_matrix_parameters + 11 * 6 + 10 + 3 * 2 + 6 + 3 * 6);
+  const int64_t taps = 10 * 4;  // which are no matrix: nothing is summed over channels
+  EXPECT_EQ(cost.parameters, cost.active_matrix_parameters + 11 * 6 + taps + 10 + 3 * 2 + 6 + 3 * 6);
   // Of 10 tokens two chunks of 10 pairs and one of 3.
   const double scan = (8 * 2 + 6 * 6) * 23.0 + 14 * 6 * 2 * 10.0;
   EXPECT_DOUBLE_EQ(cost.document_flops(10), 60.0 * static_cast<double>(cost.active_matrix_parameters) + scan);

@@ -137,6 +137,7 @@ TEST(CheckedDevice, LeavesOpenWhatWaitsAsCodes) {
 // Where the CPU has an infinity, so must the device.
 TEST(CheckedDevice, NothingIsCloseToAnInfinity) {
   const std::unique_ptr<Device> cpu = make_device({.kind = "cpu", .num_threads = 1});
+  cpu->scratch(Lane::kCompute).reserve(cpu->memory(), 1 << 20);
   SpoilingDevice spoiling(*cpu);
   checked::CheckedDevice checked(spoiling);
   TensorPool pool(DType::kF32);
