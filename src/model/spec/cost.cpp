@@ -39,8 +39,7 @@ ModelCost model_cost(const ModelConfig& config) {
     const int64_t active = weight.per_expert ? count / config.moe.num_experts * config.moe.top_k : count;
     cost.parameters += count;
     cost.active_parameters += active;
-    const bool multiplied = weight.shape.rank() > 1 && !weight.is_stat && !weight.is_looked_up;
-    if (multiplied) cost.active_matrix_parameters += active * weight.num_passes;
+    if (weight.is_multiplied()) cost.active_matrix_parameters += active * weight.num_passes;
   }
   cost.active_matrix_parameters += config.mtp.depth * config.vocab_size * config.dim;
   const auto add_attention = [&](const std::vector<DescribedPart>& parts, int64_t num_passes) {

@@ -58,6 +58,8 @@ struct WeightSpec {
   int64_t num_matrices = 1;     // of equal height that [out, in] consists of, one under the other: 2 for gate and up
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
+  // Whether it is a matrix of a product, or several: six FLOPs an element for each token that comes to it.
+  bool is_multiplied() const { return is_trained() && shape.rank() > 1 && !is_stat && !is_looked_up; }
   // A rank's part, of shape `here`, as matrices [rows, in] of the architecture, of which an optimizer by matrices
   // (Muon) updates each by itself: as a stack of them, or as it is if it is one.
   Shape as_matrices(const Shape& here) const;

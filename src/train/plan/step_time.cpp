@@ -77,7 +77,7 @@ class StepModel {
   StepTime predict(int64_t host_state_bytes) const {
     Work once, experts, repeated;
     for (const WeightSpec& weight : model_.weights) {
-      if (!is_multiplied(weight)) continue;
+      if (!weight.is_multiplied()) continue;
       const Work forward = forward_of(weight);
       Work all = forward;
       all += backward_of(weight);
@@ -118,9 +118,6 @@ class StepModel {
   }
 
  private:
-  static bool is_multiplied(const WeightSpec& weight) {
-    return weight.is_trained() && weight.shape.rank() > 1 && !weight.is_stat && !weight.is_looked_up;
-  }
   // Whether it is the first of a feed-forward's two.
   static bool gives_pre_activations(const WeightSpec& weight) {
     const bool is_mlp =
