@@ -7,11 +7,10 @@ constexpr DType kNarrowest = DType::kU8;
 
 int64_t blocks_in(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
 
-bool is_stacked(const WeightSpec& weight) { return weight.per_expert; }
 // Elements after which blocks begin anew: of an expert, or of a chunk; 0: nowhere.
 int64_t stacked_elements(const WeightSpec& weight) {
   const TensorChunks chunks(kNarrowest, weight.shape);
-  return is_stacked(weight) || chunks.count() > 1 ? chunks.chunk_elements() : 0;
+  return weight.per_expert || chunks.count() > 1 ? chunks.chunk_elements() : 0;
 }
 
 }  // namespace
