@@ -16,11 +16,9 @@ constexpr size_t kLeastBuffers = 4;
 
 constexpr Lane kFetching = Lane::kCopy, kWriting = Lane::kCommunication;
 
-int64_t aligned(int64_t bytes) { return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment; }
-
 int64_t staged_bytes(const WeightState& state) {
   int64_t bytes = 0;
-  state.for_each([&](const Tensor& tensor) { bytes += aligned(tensor.num_bytes()); });
+  state.for_each([&](const Tensor& tensor) { bytes += Arena::aligned(tensor.num_bytes()); });
   return bytes;
 }
 
@@ -30,7 +28,7 @@ std::vector<StatePart> staged(std::span<const StatePart> block, const Tensor& bu
   const auto place = [&](Tensor& tensor) {
     if (!tensor.defined()) return;
     tensor = Tensor(buffer.rows(used, used + tensor.num_bytes()).raw(), tensor.dtype(), tensor.shape());
-    used += aligned(tensor.num_bytes());
+    used += Arena::aligned(tensor.num_bytes());
   };
   std::vector<StatePart> parts(block.begin(), block.end());
   for (StatePart& part : parts) {

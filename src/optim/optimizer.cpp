@@ -53,8 +53,7 @@ DType moments_of(MomentFormat format, DType stat) {
 }
 
 int64_t arena_bytes(DType dtype, const Shape& shape) {
-  const int64_t bytes = Tensor(nullptr, dtype, shape).num_bytes();
-  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+  return Arena::aligned(Tensor(nullptr, dtype, shape).num_bytes());
 }
 
 }  // namespace

@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace nmoe {
-namespace {
-
-int64_t aligned(int64_t bytes) { return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment; }
-
-}  // namespace
 
 Arena::~Arena() {
   if (source_ != nullptr) source_->release(block_, capacity_);

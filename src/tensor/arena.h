@@ -27,6 +27,8 @@ class MemorySource {
 class Arena {
  public:
   static constexpr int64_t kAlignment = 256;  // bytes; every tensor starts on one
+  // What a tensor of `bytes` takes.
+  static constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
   explicit Arena(std::string name) : name_(std::move(name)) {}
   ~Arena();

@@ -14,8 +14,6 @@ namespace {
 constexpr int64_t kSlots = 16;
 constexpr int64_t kAnyElements = 64;  // of what is cut inside a chunk: parts begin where vectors may
 
-int64_t aligned(int64_t bytes) { return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment; }
-
 bool has_elements(const StateTensor& tensor) { return tensor.num_bytes() > 0; }
 bool is_written(const StateTensor& tensor) { return tensor.is_written; }
 
@@ -29,7 +27,7 @@ void StateTensor::upload(Ops& ops, ElementRange elements, const void* host) cons
   state != nullptr ? state->upload(ops, elements, host) : weight->upload(ops, elements, host);
 }
 
-int64_t StateRing::Piece::end() const { return offset + aligned(num_bytes()); }
+int64_t StateRing::Piece::end() const { return offset + Arena::aligned(num_bytes()); }
 
 // Pieces are whole chunks where the room has a place for one: those are what is hashed.
 std::vector<StateRing::Segment> StateRing::pack(std::span<const StateTensor> tensors, int64_t room,
