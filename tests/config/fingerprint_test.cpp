@@ -56,7 +56,7 @@ bool is_free(const std::string& key, const Config& config) {
   if (key == "precision.fallback" || key == "precision.check_every") {
     return config.precision.fallback != PrecisionFallback::kAct;
   }
-  if (key == "optim.schedule.unit") return config.optim.schedule.warmup == 0 && config.optim.schedule.decay == 0;
+  if (key == "optim.schedule.unit") return config.optim.schedule.warmup.is_none() && config.optim.schedule.decay.is_none();
   return kFree.contains(key) && !(key == "run.precision" && is_low(config.run.precision));
 }
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.

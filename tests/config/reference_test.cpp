@@ -45,7 +45,7 @@ TEST(Templates, AreConfigurationsWithoutFaults) {
     EXPECT_EQ(config.model.moe.num_experts > 0, name != "dense");
     EXPECT_EQ(config.model.attention == PartKind::kMla, name == "mla-moe" || name == "tiny");
     const ScheduleConfig& schedule = config.optim.schedule;
-    EXPECT_EQ(schedule.warmup + schedule.hold + schedule.decay, config.train.steps);
+    EXPECT_EQ(schedule.warmup.percent() + schedule.hold.percent() + schedule.decay.percent(), 100.0);
   }
 }
 
