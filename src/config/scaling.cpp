@@ -39,8 +39,7 @@ void describe_scaling(FieldList& f, ScalingConfig& scaling) {
   const bool has_rule = scaling.rule != ScalingRule::kNone;
   constexpr std::string_view kRule = "model.scaling.rule = \"mup\" or \"completep\"";
   f.section("model.scaling");
-  f.key("rule", scaling.rule, kRules, "how spreads and rates carry over from the base model (docs/scaling.md)")
-      .leave_out_if(!has_rule);
+  f.key("rule", scaling.rule, kRules, "how rates carry over from base").leave_out_if(!has_rule);
   std::string_view section = "-";
   ScalingBase& base = scaling.base;
   for (const BaseSize& size : kSizes) {

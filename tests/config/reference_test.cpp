@@ -32,7 +32,8 @@ TEST(Reference, HasEveryKeyWithDefaultLimitsAndNeeds) {
                "1048576. Needs `model.moe.num_experts > 0` and `model.moe.num_groups > 1`.\n"));
   EXPECT_TRUE(contains(text,
                        "- **steps** = `100`: step at which to stop; 0: where the plan of data.mixture ends. An integer "
-                       "from 0 to 1000000000000000. May change at a resume.\n"));
+                       "from 0 to 1000000000000000. Needs `train.tokens = 0` and `train.epochs = 0`. May change at a "
+                       "resume.\n"));
   EXPECT_TRUE(contains(text, "- **lr**, not set: peak learning rate of every group"));
   EXPECT_TRUE(contains(text, "\"mla\" or \"gqa\"."));
 }
