@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chat/checkpoint_settings.h"
+#include "checkpoint/merge.h"
 #include "config/config.h"
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
@@ -134,6 +135,7 @@ void tokenizer_info_command(const std::string& tokenizer);
 
 void checkpoint_info_command(const std::string& path);
 void checkpoint_verify_command(const std::string& path);
+void checkpoint_merge_command(MergeOptions options);
 
 struct GenerateArguments {
   std::string checkpoint;
