@@ -97,6 +97,11 @@ std::string join_or(std::span<const std::string> words) {
   return fmt::format("{} or {}", fmt::join(first, ", "), words.back());
 }
 
+std::string_view trimmed(std::string_view text, std::string_view characters) {
+  const size_t begin = std::min(text.find_first_not_of(characters), text.size());
+  return text.substr(begin, text.find_last_not_of(characters) + 1 - begin);
+}
+
 std::string terminal_safe(std::string_view text) {
   std::string shown;
   for_each_char(text, [&](uint32_t code, size_t place, size_t length) {

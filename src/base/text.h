@@ -17,6 +17,9 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 // "a", "b", "c" -> "a, b or c".
 std::string join_or(std::span<const std::string> words);
 
+// Without what it begins and ends with of these characters; a view of `text`.
+std::string_view trimmed(std::string_view text, std::string_view characters = " ");
+
 // The text with its control characters, but for line ends and tabs, as \x1b, and marks that turn the direction of
 // writing as \u202e: what would steer a terminal is shown. Other bytes that are not UTF-8 stay as they are.
 std::string terminal_safe(std::string_view text);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "chat/rendered_text.h"
 #include "data/prep/messages.h"
 
@@ -17,18 +18,13 @@ using nlohmann::ordered_json;
 constexpr std::string_view kThink = "<think>", kEndThink = "</think>";
 constexpr std::string_view kSpace = " \t\r\n";
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kSpace);
-  return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
-
 // What a content says before "</think>", without the marks.
 std::string_view reasoning_in(std::string_view content) {
   const size_t end = content.find(kEndThink);
   if (end == std::string_view::npos) return "";
-  std::string_view reasoning = trimmed(content.substr(0, end));
+  std::string_view reasoning = trimmed(content.substr(0, end), kSpace);
   if (reasoning.starts_with(kThink)) reasoning.remove_prefix(kThink.size());
-  return trimmed(reasoning);
+  return trimmed(reasoning, kSpace);
 }
 
 Error elsewhere(size_t index, const std::string& why, const std::string& remedy) {
@@ -75,13 +71,13 @@ RenderedReply written_reply(const ChatTemplate& chat, const ordered_json& messag
   const bool found = end >= kPlain.size() && text.compare(end - kPlain.size(), kPlain.size(), kPlain) == 0;
   const std::string before = found ? text.substr(0, end - kPlain.size()) : "";
   if (!found || !asked.starts_with(before)) throw elsewhere(index, "it would print other text there", remedy);
-  const std::string_view opening = trimmed(std::string_view(asked).substr(before.size()));
+  const std::string_view opening = trimmed(std::string_view(asked).substr(before.size()), kSpace);
   std::string_view content = message["content"].get_ref<const std::string&>();
-  if (opening.empty() && trimmed(asked).ends_with(kEndThink)) {
+  if (opening.empty() && trimmed(asked, kSpace).ends_with(kEndThink)) {
     throw elsewhere(index, "its prompt ends the reasoning, and the message has some", remedy);
   }
   if (!opening.empty()) {
-    content = trimmed(content);
+    content = trimmed(content, kSpace);
     const bool repeats = content.starts_with(opening);
     if (repeats) content.remove_prefix(opening.size());
     if (!repeats && (opening != kThink || content.find(kEndThink) == std::string_view::npos)) {

@@ -61,7 +61,8 @@ void parity_command(const ParityArguments& given) {
   print("gradients  relative errors{}: {:.2e} of all; of each parameter, the tensor that is furthest off\n",
         within(arguments.gradient_tolerance), report.all_gradients);
   for (const GradientError& error : report.gradients) {
-    print("  {:.2e}  {:<32} {}\n", error.relative, error.parameter, error.tensor);
+    const std::string relative = error.is_rounding ? "rounding" : fmt::format("{:.2e}", error.relative);
+    print("  {}  {:<32} {}\n", relative, error.parameter, error.tensor);
   }
   if (report.low) print_low_precision(report, given.precision);
 

@@ -12,6 +12,7 @@
 #include "base/bounded_file.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/text.h"
 #include "base/utf8.h"
 #include "config/entries.h"
 #include "config/environment.h"
@@ -28,12 +29,6 @@ Field* find_field(std::vector<Field>& fields, std::string_view key) {
 }
 
 constexpr size_t kMaxFaults = 20;  // that are told at once
-
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(' ');
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
-}
 
 // The key of "section.key=value".
 std::string_view key_of_override(std::string_view text) { return trimmed(text.substr(0, text.find('='))); }

@@ -4,16 +4,12 @@
 
 #include <charconv>
 
+#include "base/text.h"
+
 namespace nmoe {
 namespace {
 
 constexpr int64_t kMaxCount = 1 << 20;
-
-std::string_view without_spaces(std::string_view text) {
-  const size_t first = text.find_first_not_of(' ');
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(' ') - first + 1);
-}
 
 // "3 x norms" or "norms".
 std::optional<LayerRun<std::string_view>> read_run(std::string_view text) {
@@ -22,9 +18,9 @@ std::optional<LayerRun<std::string_view>> read_run(std::string_view text) {
   if (error == std::errc::invalid_argument) {
     run.value = text;
   } else {
-    const std::string_view rest = without_spaces(text.substr(static_cast<size_t>(end - text.data())));
+    const std::string_view rest = trimmed(text.substr(static_cast<size_t>(end - text.data())));
     if (error != std::errc() || run.count < 1 || run.count > kMaxCount || !rest.starts_with('x')) return {};
-    run.value = without_spaces(rest.substr(1));
+    run.value = trimmed(rest.substr(1));
   }
   if (run.value.empty()) return {};
   return run;
@@ -36,7 +32,7 @@ std::optional<std::vector<LayerRun<std::string_view>>> read_layer_runs(std::stri
   std::vector<LayerRun<std::string_view>> runs;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view item = without_spaces(text.substr(begin, end - begin));
+    const std::string_view item = trimmed(text.substr(begin, end - begin));
     const auto run = read_run(item);
     if (!run) return {};
     const bool is_alone = begin == 0 && end == text.size() && run->value == item;

@@ -267,8 +267,7 @@ void check_expressible(const ModelConfig& config, ModelType type, const Checkpoi
 // The token that began every text in training: what ended the one before. None where documents were masked, and a text
 // saw nothing before it.
 std::string token_in_front(const Tokenizer& tokenizer, const Config& config) {
-  const auto eos = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
-  return eos == tokenizer.special_tokens().end() || config.data.mask_documents ? "" : eos->text;
+  return std::string(config.data.mask_documents ? "" : tokenizer.special_text(tokenizer.eos_id()));
 }
 
 // A copy, on the disk.

@@ -250,13 +250,34 @@ std::vector<float> expected_gradient(Expectation& expectation, const MappedParam
   return result;
 }
 
-GradientError worst_piece(const MappedParameter& parameter, std::span<const float> actual,
-                          std::span<const float> expected) {
-  GradientError worst = {parameter.name, parameter.pieces.front().tensor, 0.0};
-  for (const TensorPiece& piece : parameter.pieces) {
+// A parameter's gradient, piece by piece.
+struct ComparedParameter {
+  const MappedParameter* parameter;
+  std::vector<Difference> pieces;  // as MappedParameter::pieces
+};
+
+ComparedParameter compare_pieces(const MappedParameter& parameter, std::span<const float> actual,
+                                 std::span<const float> expected) {
+  ComparedParameter compared{&parameter, std::vector<Difference>(parameter.pieces.size())};
+  for (size_t i = 0; i < compared.pieces.size(); ++i) {
+    const TensorPiece& piece = parameter.pieces[i];
     const auto begin = static_cast<size_t>(piece.parameter_offset), count = static_cast<size_t>(piece.num_elements);
-    const double error = relative_error(actual.subspan(begin, count), expected.subspan(begin, count));
-    if (is_worse(error, worst.relative)) worst = {parameter.name, piece.tensor, error};
+    compared.pieces[i].add(actual.subspan(begin, count), expected.subspan(begin, count));
+  }
+  return compared;
+}
+
+// `rounding`: squares of a norm below which values say nothing.
+GradientError worst_piece(const ComparedParameter& compared, double rounding) {
+  const MappedParameter& parameter = *compared.parameter;
+  GradientError worst = {.parameter = parameter.name, .tensor = parameter.pieces.front().tensor, .is_rounding = true};
+  for (size_t i = 0; i < compared.pieces.size(); ++i) {
+    const Difference& piece = compared.pieces[i];
+    if (piece.squares < rounding && piece.expected_squares < rounding) continue;
+    const double error = piece.relative();
+    if (worst.is_rounding || is_worse(error, worst.relative)) {
+      worst = {.parameter = parameter.name, .tensor = parameter.pieces[i].tensor, .relative = error};
+    }
   }
   return worst;
 }
@@ -320,17 +341,22 @@ class Comparison {
   int64_t top_k() const { return run_.model.moe.top_k; }
 
  private:
-  // Worst first; all of them are added to `all`.
+  // Worst first; `all`: all of them as one vector.
   std::vector<GradientError> gradients(Workspace& work, Difference* all = nullptr) {
-    std::vector<GradientError> errors;
+    std::vector<ComparedParameter> parameters;
+    Difference sum;
     for (const MappedParameter& parameter : binding_.parameters()) {
       if (!work.is_trained(parameter.name)) continue;
       const std::vector<float> expected = expected_gradient(expectation_, parameter);
       const std::vector<float> actual = work.gradient(parameter.name);
-      errors.push_back(worst_piece(parameter, actual, expected));
-      if (all != nullptr) all->add(actual, expected);
+      parameters.push_back(compare_pieces(parameter, actual, expected));
+      sum.add(actual, expected);
     }
+    const double rounding = sum.expected_squares * kRoundingOfGradients * kRoundingOfGradients;
+    std::vector<GradientError> errors;
+    for (const ComparedParameter& compared : parameters) errors.push_back(worst_piece(compared, rounding));
     std::ranges::stable_sort(errors, is_worse, &GradientError::relative);
+    if (all != nullptr) *all = sum;
     return errors;
   }
   RelativeErrors errors(Workspace& work, const std::vector<GradientError>& gradients) const {

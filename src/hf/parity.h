@@ -32,7 +32,12 @@ struct GradientError {
   std::string parameter;
   std::string tensor;     // that part's name in Hugging Face's files
   double relative = 0.0;  // norm of the difference / norm of what is expected; infinite where that is 0
+  // Both norms are below kRoundingOfGradients of that of all expected gradients: a derivative that is 0, as a router's
+  // of one expert whose weight is always 1, of which either side has the rounding of what cancels. `relative` is then
+  // 0.
+  bool is_rounding = false;
 };
+inline constexpr double kRoundingOfGradients = 0x1p-20;
 
 struct LogitError {
   double difference = 0.0;  // the largest absolute one

@@ -65,10 +65,8 @@ std::string ApiReply::echo_of(size_t choice) const {
 // ---- tokens ----
 
 std::string ApiReply::bytes_of(int32_t id) const {
-  for (const NamedToken& special : tokenizer_.special_tokens()) {
-    if (special.id == id) return special.text;
-  }
-  return std::string(tokenizer_.token_bytes(id));
+  const std::string_view special = tokenizer_.special_text(id);
+  return std::string(special.empty() ? tokenizer_.token_bytes(id) : special);
 }
 
 // As a string; one that is no whole characters is told by its bytes, so that different tokens have different names.

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/text.h"
 
 // Symbols are made of the files' names by the linker (CMakeLists.txt).
 #define NMOE_PAGE_FILES(X)                         \
@@ -72,10 +73,7 @@ std::string decompressed(const File& file) {
   return text;
 }
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
-  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
-}
+constexpr std::string_view kBlanks = " \t";
 
 // How much a client wants a coding, from Accept-Encoding (RFC 9110, 12.5.3): 0 to 1; below 0 where it does not say.
 double weight_of(std::string_view coding, std::string_view accept_encoding) {
@@ -85,13 +83,13 @@ double weight_of(std::string_view coding, std::string_view accept_encoding) {
     const std::string_view entry = accept_encoding.substr(0, comma);
     accept_encoding.remove_prefix(std::min(comma + 1, accept_encoding.size()));
     const size_t semicolon = std::min(entry.find(';'), entry.size());
-    std::string name(trimmed(entry.substr(0, semicolon)));
+    std::string name(trimmed(entry.substr(0, semicolon), kBlanks));
     std::ranges::transform(name, name.begin(),
                            [](char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c + 32) : c; });
     if (name.starts_with("x-")) name.erase(0, 2);  // x-gzip is gzip's older name
     if (name != coding && (name != "*" || weight >= 0.0)) continue;
     double given = 1.0;
-    const std::string_view parameter = trimmed(entry.substr(std::min(semicolon + 1, entry.size())));
+    const std::string_view parameter = trimmed(entry.substr(std::min(semicolon + 1, entry.size())), kBlanks);
     if (parameter.starts_with("q=") || parameter.starts_with("Q=")) {
       std::from_chars(parameter.data() + 2, parameter.data() + parameter.size(), given);
     }

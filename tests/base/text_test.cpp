@@ -35,6 +35,14 @@ TEST(TerminalSafe, ShowsCommandsOfOneByte) {
   EXPECT_EQ(terminal_safe("\xE2\x80"), "\xE2\\x80");
 }
 
+TEST(Trimmed, TakesOnlyWhatIsNamedFromBothEnds) {
+  EXPECT_EQ(trimmed("  a b "), "a b");
+  EXPECT_EQ(trimmed("\ta "), "\ta");
+  EXPECT_EQ(trimmed("\t a \r\n", " \t\r\n"), "a");
+  EXPECT_EQ(trimmed("   "), "");
+  EXPECT_EQ(trimmed(""), "");
+}
+
 TEST(Nearest, FindsTypos) {
   const std::vector<std::string> keys = {"num_experts", "top_k", "expert_dim", "num_groups"};
   EXPECT_EQ(nearest("topk", keys), "top_k");             // left out

@@ -196,6 +196,41 @@ TEST_F(Parity, FindsWrongGradients) {
   EXPECT_TRUE(contains(none.gradients.front().tensor, ".mlp.experts.0.gate_proj.weight"));
 }
 
+// A softmax over the one expert that is chosen is 1, whatever the router says: of its derivative, which is 0, both
+// sides have the rounding of what cancels.
+TEST_F(Parity, AGradientThatIsZeroIsNotDividedByItsRounding) {
+  const fs::path fixture = fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf/mixtral", copy = dir_.path() / "copy";
+  fs::copy(fixture, copy, fs::copy_options::recursive);
+  auto config = nlohmann::json::parse(read_file(copy / "config.json"));
+  config["num_experts_per_tok"] = 1;
+  write_file_atomically(copy / "config.json", config.dump());
+  const std::string router = ".gate.weight";
+  const auto routers_with = [&](float value) {
+    Tensors tensors = read_tensors(fixture / "expected.safetensors");
+    for (auto& [name, tensor] : tensors) {
+      if (!contains(name, router)) continue;
+      for (int64_t i = 0; i < tensor.shape.num_elements(); ++i) tensor.floats()[i] = value;
+    }
+    write_tensors(dir_.path() / "expected.safetensors", tensors);
+    std::vector<GradientError> found;
+    for (const GradientError& error :
+         compare_with_reference({.model = copy, .expected = dir_.path() / "expected.safetensors"}).gradients) {
+      if (contains(error.tensor, router)) found.push_back(error);
+    }
+    return found;
+  };
+  const std::vector<GradientError> zero = routers_with(1e-12F), wrong = routers_with(1e-3F);
+  ASSERT_FALSE(zero.empty());
+  for (const GradientError& error : zero) {
+    EXPECT_TRUE(error.is_rounding) << error.tensor;
+    EXPECT_EQ(error.relative, 0.0);
+  }
+  for (const GradientError& error : wrong) {
+    EXPECT_FALSE(error.is_rounding) << error.tensor;
+    EXPECT_NEAR(error.relative, 1.0, 1e-2);  // nothing of what is expected is there
+  }
+}
+
 TEST_F(Parity, TakesExpertsOneByOne) {
   const ParityReport fused = compare();
   const ParityReport split = compare_with([&](Tensors& t) {

@@ -48,9 +48,8 @@ TEST(FitPlanTest, OfMoonletOnAnH200ItPutsFirstWhatWasMeasuredToBeFastest) {
   // docs/log/steps.md, "Larger microbatches": 8 with norms made again beside 4 with all kept.
   const FitChoice& first = plan.choices[0];
   const std::vector<LayerRun<Recompute>>& runs = first.config.train.recompute.runs();
-  ASSERT_EQ(runs.size(), 2u) << fit_keys(first.config);  // the norms of some layers have room
+  ASSERT_EQ(runs.size(), 1u) << fit_keys(first.config);  // the norms of no layer leave a hundredth to spare
   EXPECT_EQ(runs[0].value, Recompute::kNorms);
-  EXPECT_EQ(runs[1].value, Recompute::kNone);
   EXPECT_EQ(first.config.train.microbatch_seqs, 8);
   EXPECT_EQ(first.config.optim.offload, Offload::kNone);
   EXPECT_FALSE(first.reorders_sums);
@@ -63,7 +62,7 @@ TEST(FitPlanTest, OfMoonletOnAnH200ItPutsFirstWhatWasMeasuredToBeFastest) {
   Config none = config;
   none.optim.adamw.state = MomentFormat::kBf16;
   none.train.recompute = Recompute::kNone;
-  EXPECT_TRUE(fits_memory(planner.plan(none), none));
+  EXPECT_TRUE(fits_memory(planner.plan(none), none, Spare::kHundredth));
   EXPECT_LE(bf16->time.total(), predict_step_time(none, *find_device_rates("h200-141g"), 0).total())
       << fit_keys(bf16->config);
   EXPECT_LT(bf16->time.total(), first.time.total());
@@ -82,12 +81,12 @@ TEST(FitPlanTest, ChoicesFitExactlyAndNoLargerMicrobatchDoes) {
       EXPECT_EQ(choice.reorders_sums, choice.config.train.microbatch_seqs != 4);
       const MemoryPlan again = planner.plan(choice.config);
       EXPECT_EQ(choice.memory.device_bytes, again.device_bytes);
-      EXPECT_LE(again.device_bytes, again.device_limit);
+      EXPECT_LE(again.device_bytes, again.device_limit - again.device_limit / 100);  // the plan may be off by it
       seen.emplace(choice.config.train.recompute.of(0), choice.config.train.microbatch_seqs);
       Config larger = choice.config;
       larger.train.microbatch_seqs *= 2;
       if (!choice.reorders_sums || larger.train.microbatch_seqs > config.train.batch_seqs) continue;
-      EXPECT_FALSE(fits_memory(planner.plan(larger), larger)) << fit_keys(larger);
+      EXPECT_FALSE(fits_memory(planner.plan(larger), larger, Spare::kHundredth)) << fit_keys(larger);
     }
     // The first is not beaten by any like choice that fits.
     for (const Recompute level :
@@ -96,7 +95,7 @@ TEST(FitPlanTest, ChoicesFitExactlyAndNoLargerMicrobatchDoes) {
         Config other = config;
         other.train.recompute = level;
         other.train.microbatch_seqs = size;
-        if (!fits_memory(planner.plan(other), other)) continue;
+        if (!fits_memory(planner.plan(other), other, Spare::kHundredth)) continue;
         EXPECT_LE(plan.choices[0].time.total(),
                   predict_step_time(other, *find_device_rates("h200-141g"), 0).total() + 1e-12)
             << fit_keys(other);
@@ -128,7 +127,7 @@ TEST(FitPlanTest, RecomputesInNoMoreLayersThanItTakes) {
       other.train.recompute = PerLayer(
           std::vector<LayerRun<Recompute>>{{runs[0].count - 1, runs[0].value}, {runs[1].count + 1, runs[1].value}});
       if (!find_issues(other).empty()) continue;  // too few inputs that could travel
-      EXPECT_FALSE(fits_memory(planner.plan(other), other)) << fit_keys(other);
+      EXPECT_FALSE(fits_memory(planner.plan(other), other, Spare::kHundredth)) << fit_keys(other);
     }
   }
   EXPECT_FALSE(levels.empty());
@@ -187,7 +186,7 @@ TEST(FitPlanTest, GradientsOfRanksAreRoundedWhereExpertsStay) {
   smallest.train.recompute = Recompute::kHost;
   smallest.train.microbatch_seqs = 1;
   smallest.optim.offload = Offload::kState;
-  const int64_t least = planner(1000).plan(smallest).device_bytes - kGpuContextBytes;
+  const int64_t least = planner(1000).plan(smallest).device_bytes * 100 / 99 - kGpuContextBytes;  // and a hundredth
   const FitPlan plan = plan_fit(config, planner((least >> 20) - 1));
   EXPECT_TRUE(plan.choices.empty());
   const std::vector<std::string> keys = {"train.gradients = \"bf16\"", "parallel.rebalance_every = 0"};

@@ -33,8 +33,8 @@ void check_tokenizer(const TokenDataset& dataset, const Tokenizer& tokenizer) {
 
 // That ends documents.
 std::string end_of(const Tokenizer& tokenizer) {
-  const auto end = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
-  return end == tokenizer.special_tokens().end() ? fmt::format("id {}", tokenizer.eos_id()) : end->text;
+  const std::string_view end = tokenizer.special_text(tokenizer.eos_id());
+  return end.empty() ? fmt::format("id {}", tokenizer.eos_id()) : std::string(end);
 }
 
 // `key` says where `root` was set.

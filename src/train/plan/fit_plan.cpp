@@ -189,7 +189,7 @@ class FitSearch {
     config.train.recompute = levels_.back();
     config.train.microbatch_seqs = sizes_.front();
     if (config.optim.offload == Offload::kFit) config.optim.offload = Offload::kState;
-    return fits_memory(plan(config), config);
+    return fits(plan(config), config);
   }
 
   // Whether even without state in host memory, and with microbatches of that size, it would be later than `below`, or
@@ -210,7 +210,7 @@ class FitSearch {
     const auto first = std::ranges::upper_bound(sizes_, least);
     auto end = std::partition_point(first, sizes_.end(), [&](int64_t size) {
       probe.train.microbatch_seqs = size;
-      return fits_memory(plan(probe), probe);
+      return fits(plan(probe), probe);
     });
     std::optional<FitChoice> best;
     for (; end != first; --end) {
@@ -252,9 +252,13 @@ class FitSearch {
     return best;
   }
 
+  static bool fits(const MemoryPlan& memory, const Config& config) {
+    return fits_memory(memory, config, Spare::kHundredth);
+  }
+
   std::optional<FitChoice> fitting(const Config& config) {
     MemoryPlan memory = plan(config);
-    if (!fits_memory(memory, config)) return std::nullopt;
+    if (!fits(memory, config)) return std::nullopt;
     const StepTime time = predict_step_time(config, rates_, memory.storage[ArenaKind::kHostState]);
     return FitChoice{.config = config,
                      .memory = std::move(memory),
@@ -354,8 +358,9 @@ std::string fit_keys(const Config& config) {
 
 Error nothing_fits(const FitPlan& plan, const Config& config) {
   const std::string what = fmt::format(
-      "no choice of train.recompute, train.microbatch_seqs and optim.offload makes the run fit on {} rank{}",
-      config.parallel.ranks, config.parallel.ranks == 1 ? "" : "s");
+      "no choice of train.recompute, train.microbatch_seqs and optim.offload makes the run fit on {} rank{}{}",
+      config.parallel.ranks, config.parallel.ranks == 1 ? "" : "s",
+      config.run.device == "cpu" ? "" : " with a hundredth of the memory to spare");
   const std::string limit = config.train.memory_limit.empty() ? "" : ", or raise train.memory_limit";
   if (plan.rounding.empty()) {
     return usage_error(

@@ -8,9 +8,10 @@
 // experts, pre-activations; they are told apart, and are for a person to choose.
 //
 // Each candidate is planned by a counting run, as the run itself will be (train/plan/memory_plan.h), so what is said to
-// fit does. Of those that differ in microbatches alone the largest that fits is the fastest, and is found by bisection;
-// of like microbatches the one with the least recomputation: where a level fits and the one before does not, or only
-// with more state in host memory than hides, the first layers have that level, as few as it takes, by bisection again.
+// fit does; on a GPU with a hundredth of its memory to spare, by which a plan may be wrong. Of those that differ in
+// microbatches alone the largest that fits is the fastest, and is found by bisection; of like microbatches the one with
+// the least recomputation: where a level fits and the one before does not, or only with more state in host memory than
+// hides, the first layers have that level, as few as it takes, by bisection again.
 #pragma once
 
 #include <cstdint>

@@ -44,13 +44,15 @@ int64_t memory_limit(const Config& config, int64_t machine) {
   return std::min(machine, parse_bytes(config.train.memory_limit, "train.memory_limit"));
 }
 
+// By which a plan of so much memory may be wrong.
+int64_t spare_bytes(int64_t limit) { return limit / 100; }
+
 struct FittingState {
   int64_t bytes = 0;  // OptimConfig::state_on_device
   StoragePlan storage;
 };
 
-// Of optim.offload = "fit": all of it, or what is left beside everything else and a hundredth of the memory, by which a
-// plan may be wrong.
+// Of optim.offload = "fit": all of it, or what is left beside everything else and spare_bytes.
 FittingState fitting_state(Config config, Device& device, int64_t ranks,
                            const std::function<StoragePlan(const Config&)>& plan) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
@@ -78,7 +80,7 @@ FittingState fitting_state(Config config, Device& device, int64_t ranks,
     if (FittingState all = planned(kAll); left_with(all) >= 0) return all;
   }
   const auto rounded = [](int64_t bytes) { return std::max<int64_t>(0, bytes / kGranularity * kGranularity); };
-  const int64_t spare = limit / 100;
+  const int64_t spare = spare_bytes(limit);
   int64_t state = rounded(room - spare);
   // Planned with that choice, too: what a plan takes besides may depend on what stays. Less stays until it fits.
   while (state > 0) {
@@ -297,10 +299,11 @@ int64_t host_memory_bytes() { return available_memory_bytes() + resident_bytes()
 
 }  // namespace
 
-bool fits_memory(const MemoryPlan& plan, const Config& config) {
+bool fits_memory(const MemoryPlan& plan, const Config& config, Spare spare) {
   const int64_t host = host_memory_bytes();
   const MemoryNeed need = memory_need(plan, config, host);
-  return !exceeds_host(plan, host) && need.needed <= need.limit;
+  const int64_t kept = spare == Spare::kHundredth && plan.device_bytes > 0 ? spare_bytes(need.limit) : 0;
+  return !exceeds_host(plan, host) && need.needed <= need.limit - kept;
 }
 
 void check_memory(const MemoryPlan& plan, const Config& config, const std::function<std::string()>& savings) {

@@ -79,9 +79,11 @@ MemoryPlan plan_memory(const Config& config, int64_t data_bytes, int64_t ranks, 
 // A table with parameters and FLOPs per token below it.
 std::string print_plan(const MemoryPlan& plan, const Config& config);
 
+// What must be left of a GPU's memory: nothing, or the hundredth by which a plan may be wrong.
+enum class Spare { kNone, kHundredth };
 // Whether the plan is within train.memory_limit and the machine's available memory. For a GPU that is not present, only
 // its own memory counts.
-bool fits_memory(const MemoryPlan& plan, const Config& config);
+bool fits_memory(const MemoryPlan& plan, const Config& config, Spare spare = Spare::kNone);
 // Error (usage), with the keys to lower, if it is not. `savings`: asked then what other keys would save, for the remedy
 // (train/plan/fit_plan.h).
 void check_memory(const MemoryPlan& plan, const Config& config, const std::function<std::string()>& savings = {});

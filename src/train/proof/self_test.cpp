@@ -71,6 +71,15 @@ Config odd_config() {
   return config;
 }
 
+// Layers with a state that goes from token to token, of several chunks and documents that end within them.
+Config recurrent_config() {
+  Config config = even_config(Precision::kDevice);
+  config.model.layers = "mamba2/dense, gqa/moe, mamba2/moe";
+  config.model.mamba2 = {.num_heads = 4, .head_dim = 24, .state_dim = 20, .num_groups = 2, .chunk = 24};
+  config.data.mask_documents = true;
+  return config;
+}
+
 std::vector<int32_t> ids(int64_t count, int64_t vocab_size, uint64_t seed) {
   const Philox rng(seed, "self test");
   std::vector<int32_t> all(static_cast<size_t>(count));
@@ -336,15 +345,15 @@ void sample(const DeviceOptions& options, Counts& counts) {
 Counts run_self_test(const DeviceOptions& options, const std::function<void(const std::string&)>& say,
                      const Wrap& wrap) {
   Counts counts;
-  const Config plain = even_config(Precision::kDevice), odd = odd_config();
+  std::vector<Config> configs{even_config(Precision::kDevice), odd_config()};
+  if (options.kind == "cpu") configs.push_back(recurrent_config());  // GPUs scan no state yet
   say("single operations");
   single_operations(options, wrap, counts);
   say("training steps");
-  train(plain, options, wrap, counts);
-  train(odd, options, wrap, counts);
+  for (const Config& config : configs) train(config, options, wrap, counts);
   say("generation");
   for (const GenerationArithmetic arithmetic : {GenerationArithmetic::kLatent, GenerationArithmetic::kTraining}) {
-    for (Config config : {plain, odd}) {
+    for (Config config : configs) {
       config.generation.arithmetic = arithmetic;
       generate(config, options, wrap, counts);
     }
