@@ -53,8 +53,11 @@ def panel(left, top, title, lines, x_range, y_range):
     for (what, points), colour in zip(lines.items(), COLOURS):
         path = "L".join(f"{x(dim):.1f} {y(value):.1f}" for dim, value in points)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        dim, value = points[-1]
-        parts.append(text(x(dim) + 6, y(value) + 4, what, colour=colour))
+    lowest = -math.inf  # of the names, which stand below each other where lines end together
+    ends = sorted((y(points[-1][1]), what, colour) for (what, points), colour in zip(lines.items(), COLOURS))
+    for at, what, colour in ends:
+        lowest = max(at + 4, lowest + 15)
+        parts.append(text(left + PANEL + 6, lowest, what, colour=colour))
     return parts
 
 
