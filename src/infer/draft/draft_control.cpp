@@ -13,7 +13,7 @@ void DraftRate::judge(bool right) {
 
 void StepTimes::record(int64_t rows, double seconds) {
   const auto [time, is_new] = seconds_.try_emplace(rows, seconds);
-  if (!is_new) time->second += kNew * (seconds - time->second);
+  if (!is_new) time->second += (seconds < time->second ? kShorter : kLonger) * (seconds - time->second);
 }
 
 double StepTimes::seconds(int64_t rows) const {
@@ -63,22 +63,20 @@ void DraftControl::choose_best(int64_t num_texts, int64_t max_drafts, std::span<
   guesses.resize(std::min(guesses.size(), static_cast<size_t>(std::max<int64_t>(0, max_drafts))));
   if (guesses.empty()) return;
 
-  const double without = times_.seconds(num_texts);
-  if (without == 0.0) return;
-  double tokens = static_cast<double>(num_texts), best = tokens / without;
+  if (times_.seconds(num_texts) == 0.0) return;
+  const auto seconds_with = [&](size_t drafts) { return times_.seconds(num_texts + static_cast<int64_t>(drafts)); };
+  double tokens = static_cast<double>(num_texts), best = tokens / seconds_with(0);
   size_t count = 0;
   for (size_t i = 0; i < guesses.size(); ++i) {
     tokens += guesses[i].gain;
-    const double speed = tokens / times_.seconds(num_texts + static_cast<int64_t>(i) + 1);
+    const double speed = tokens / seconds_with(i + 1);
     if (speed > best) best = speed, count = i + 1;
   }
-  if (count == 0) {
-    // A first guess of every text.
-    const auto firsts = std::min<int64_t>(std::ssize(offers), std::ssize(guesses));
-    const double more = std::max(0.0, times_.seconds(num_texts + firsts) - without);
-    if (more > probe_seconds_) return;
+  // Twice as many or, of none, one of every text: is it still true that they do not pay?
+  const size_t wider = std::min(guesses.size(), count == 0 ? offers.size() : 2 * count);
+  if (const double more = seconds_with(wider) - seconds_with(count); wider > count && more <= probe_seconds_) {
     probe_seconds_ = 0.0;
-    count = static_cast<size_t>(firsts);
+    count = wider;
   }
   for (size_t i = 0; i < count; ++i) ++offers[guesses[i].offer].chosen;
 }

@@ -6,8 +6,8 @@
 //   (texts + sum of r^i) / t(texts + guesses)
 //
 // largest: none, where that is no more than without. What is not run costs nothing, but is still compared with what
-// the text then says. Where no guesses are run, some are at times, so that t is known of more rows; that is predicted
-// to take at most kProbeShare of the time.
+// the text then says. At times more are run than that, so that t is known of more rows, and lately; by what is known
+// that takes at most kProbeShare of the time.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,8 @@ class StepTimes {
   double seconds(int64_t rows) const;
 
  private:
-  static constexpr double kNew = 0.25;  // what a new time counts beside those before
+  // What a new time counts beside those before: what disturbs a step makes it longer.
+  static constexpr double kShorter = 0.5, kLonger = 0.25;
   std::map<int64_t, double> seconds_;
 };
 
