@@ -373,6 +373,7 @@ class CommandLine::Commands {
     add_device(generate, generate_.device);
     add_threads(generate, generate_.threads);
     add_arithmetic(generate, generate_.arithmetic);
+    add_draft(generate, generate_.draft);
     generate->add_option("--context", generate_.context, "tokens of prompt and text together; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -524,6 +525,7 @@ class CommandLine::Commands {
     add_device(chat, chat_.device);
     add_threads(chat, chat_.threads);
     add_arithmetic(chat, chat_.arithmetic);
+    add_draft(chat, chat_.draft);
     chat->add_option("--context", chat_.context, "tokens of the whole conversation; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -585,6 +587,7 @@ class CommandLine::Commands {
     add_device(serve, serve_.device);
     add_threads(serve, serve_.threads);
     add_arithmetic(serve, serve_.arithmetic);
+    add_draft(serve, serve_.draft);
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 

@@ -29,6 +29,7 @@ enum class PartKind {
   kMoe,    // a mixture of experts: model/parts/moe.h
 };
 constexpr bool is_mixer(PartKind kind) { return kind < PartKind::kDense; }
+constexpr bool is_attention(PartKind kind) { return kind == PartKind::kMla || kind == PartKind::kGqa; }
 // The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
 // precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
 // base/kinds.h) first. Master weights, gradients and moments are fp32 either way.

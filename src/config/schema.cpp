@@ -263,7 +263,9 @@ void describe_model(FieldList& f, ModelConfig& model) {
   pattern.leave_out_if(layers.by_keys()).details = kLayerPatternGrammar;
   f.key("num_layers", model.num_layers, kSize, "number of layers, each an attention and an MLP block")
       .needs(layers.by_keys(), kNoPattern);
-  f.key("num_heads", model.num_heads, kSize, "number of query heads");
+  f.key("num_heads", model.num_heads, kSize, "number of query heads")
+      .needs(layers.has_mixer(model, PartKind::kMla) || layers.has_mixer(model, PartKind::kGqa),
+             "mla or gqa in model.layers");
   f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "number of first layers that have a dense MLP")
       .needs(layers.by_keys(), kNoPattern)
       .needs(has_experts, "model.moe.num_experts > 0");

@@ -28,6 +28,7 @@ using Json = Keys::Json;
 std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   if (auto same = without_pattern(config)) return same;
   const std::vector<LayerSpec> layers = layer_specs(config);
+  if (!is_attention(layers.front().parts.front().kind)) return std::nullopt;
   const auto has_experts = [](const LayerSpec& layer) { return layer.parts.back().kind == PartKind::kMoe; };
   ModelConfig common = config;
   common.num_layers = std::ssize(layers);
@@ -50,13 +51,14 @@ std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   return common;
 }
 
-// Where layers differ in more, a model with the first mixer everywhere.
+// Where layers differ in more, a model with the first attention everywhere.
 ModelConfig with_equal_layers(const ModelConfig& config) {
   if (auto same = with_common_keys(config)) return *same;
   ModelConfig near = config;
   near.layers.clear();
   const std::vector<PartSpec> parts = parts_of(layer_specs(config));
-  near.attention = std::ranges::find_if(parts, is_mixer, &PartSpec::kind)->kind;
+  const auto attention = std::ranges::find_if(parts, is_attention, &PartSpec::kind);
+  near.attention = attention == parts.end() ? PartKind::kGqa : attention->kind;
   near.window = 0;
   return near;
 }
