@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include "cli/text_table.h"
+#include "config/scaling.h"
 #include "model/spec/scaling.h"
+#include "model/spec/spec.h"
 #include "optim/optimizer.h"
 
 namespace nmoe::cli {
@@ -30,7 +32,9 @@ std::string scaling_table(const Config& config) {
                    {"decay", kRight},
                    {"eps", kRight},
                    {"source (arXiv)"}});
-  for (const ScalingRow& row : scaling_rows(config.model)) {
+  const std::vector<WeightSpec> base = describe_model(scaling_base(config.model)).weights;
+  const std::vector<ScalingRow> rows = scaling_rows(config.model, base, describe_model(config.model).weights);
+  for (const ScalingRow& row : rows) {
     const WeightScaling& scaling = row.weight.scaling;
     const OptimizerKind optimizer = group_of(config.optim, row.weight.group).optimizer;
     const bool is_drawn = row.weight.init == InitKind::kTruncatedNormal || row.weight.init == InitKind::kOnes;

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "config/scaling.h"
-#include "model/spec/spec.h"
 
 namespace nmoe {
 namespace {
@@ -196,13 +195,12 @@ void apply_scaling(const ModelConfig& config, const std::vector<WeightSpec>& bas
   }
 }
 
-std::vector<ScalingRow> scaling_rows(const ModelConfig& config) {
-  const ModelConfig base_config = scaling_base(config);
-  const std::vector<WeightSpec> base = describe_model(base_config).weights;
+std::vector<ScalingRow> scaling_rows(const ModelConfig& config, const std::vector<WeightSpec>& base,
+                                     const std::vector<WeightSpec>& weights) {
   const BaseWeights base_weights(base);
-  const bool same_layers = layer_specs(config).size() == layer_specs(base_config).size();
+  const bool same_layers = layer_specs(config).size() == layer_specs(scaling_base(config)).size();
   std::vector<ScalingRow> rows;
-  for (const WeightSpec& weight : describe_model(config).weights) {
+  for (const WeightSpec& weight : weights) {
     if (!weight.is_trained()) continue;
     const std::string name = without_layer(weight.name);
     const auto is_same = [&](const ScalingRow& row) {

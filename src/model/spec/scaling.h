@@ -58,8 +58,9 @@ struct ScalingRow {
   std::string_view role;    // "hidden"
   std::string_view source;  // of its factors
 };
-// Of all trained weights, in definition order. The model has a rule.
-std::vector<ScalingRow> scaling_rows(const ModelConfig& config);
+// Of all trained weights, in definition order, to which apply_scaling() was applied with the same `base`.
+std::vector<ScalingRow> scaling_rows(const ModelConfig& config, const std::vector<WeightSpec>& base,
+                                     const std::vector<WeightSpec>& weights);
 
 // Where the model differs from its base in what no rule carries rates over; "" where it does not.
 std::string note_on_scaling(const ModelConfig& config);
