@@ -61,7 +61,8 @@ bool is_selection_bias(const std::string& tensor);
 std::string module_name(const std::string& tensor);
 
 // The name under which transformers holds all experts of the layer of an expert's `tensor` in one,
-// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] or "... .down_proj" [E, D, F]; "" for any other tensor, those
+// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] (of nemotron_h "... .up_proj" [E, F, D]) or "... .down_proj"
+// [E, D, F]; "" for any other tensor, those
 // included that are in one in files, too.
 std::string fused_expert_name(const std::string& tensor);
 
