@@ -50,13 +50,15 @@ std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   return common;
 }
 
-// Where layers differ in more, a model with the first mixer everywhere.
+// Where layers differ in more, a model with the first attention everywhere.
 ModelConfig with_equal_layers(const ModelConfig& config) {
   if (auto same = with_common_keys(config)) return *same;
   ModelConfig near = config;
   near.layers.clear();
   const std::vector<PartSpec> parts = parts_of(layer_specs(config));
-  near.attention = std::ranges::find_if(parts, is_mixer, &PartSpec::kind)->kind;
+  const auto attention = std::ranges::find_if(
+      parts, [](PartKind kind) { return kind == PartKind::kMla || kind == PartKind::kGqa; }, &PartSpec::kind);
+  if (attention != parts.end()) near.attention = attention->kind;
   near.window = 0;
   return near;
 }

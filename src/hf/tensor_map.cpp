@@ -353,12 +353,12 @@ std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, Mo
   const std::string& prefix = parts.front().prefix;
   const std::string_view name = std::string_view(weight.name).substr(prefix.size());
   if (is_hybrid(type)) {
-    const std::string layer = fmt::format("backbone.layers.{}.", weight.layer);
     NMOE_CHECK(parts.size() == 1, "layer {} of {} parts", weight.layer, parts.size());
     const bool is_norm = weight.name == parts.front().norm_name();
-    Pieces pieces(weight, layer, is_norm ? "" : kHybridBlock);
+    Pieces pieces(weight, fmt::format("backbone.layers.{}.", weight.layer), is_norm ? "" : kHybridBlock);
     if (is_norm) pieces.whole(std::string(kHybridNorm));
-    NMOE_CHECK(is_norm || map_part(parts.front(), type, name, pieces), "weight {} has no counterpart", weight.name);
+    NMOE_CHECK(is_norm || map_same(kLayerTensors, name, pieces) || map_part(parts.front(), type, name, pieces),
+               "weight {} has no counterpart", weight.name);
     return pieces.take();
   }
   Pieces pieces(weight, layer_prefix(weight.layer));

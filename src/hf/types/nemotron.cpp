@@ -174,16 +174,7 @@ void read_nemotron(Keys& keys, HfModel& model) {
   }
 }
 
-void write_nemotron(Json& json, const HfModel& model) {
-  const ModelConfig& config = model.config;
-  const Mamba2Config& mamba2 = config.mamba2;
-  const MoeConfig& moe = config.moe;
-  json["hybrid_override_pattern"] = letters_of(layer_specs(config));
-  json["layer_norm_epsilon"] = config.norm_eps;
-  json["mlp_hidden_act"] = "relu2";
-  write_gqa(json, config);
-  json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
-  json["intermediate_size"] = config.dense_dim;
+void write_mamba2(Json& json, const Mamba2Config& mamba2) {
   json["mamba_num_heads"] = mamba2.num_heads;
   json["mamba_head_dim"] = mamba2.head_dim;
   json["ssm_state_size"] = mamba2.state_dim;
@@ -192,9 +183,10 @@ void write_nemotron(Json& json, const HfModel& model) {
   json["chunk_size"] = mamba2.chunk;
   json["time_step_min"] = mamba2.step_min;
   json["time_step_max"] = mamba2.step_max;
-  json[kNextnKey.name] = model.num_nextn_predict_layers;
-  if (model.num_nextn_predict_layers > 0) json["mtp_hybrid_override_pattern"] = "*E";
-  if (moe.num_experts == 0) return;
+}
+
+void write_experts(Json& json, const HfModel& model) {
+  const MoeConfig& moe = model.config.moe;
   json[routed_experts_key(model.type).name] = moe.num_experts;
   json["num_experts_per_tok"] = moe.top_k;
   json["moe_intermediate_size"] = moe.expert_dim;
@@ -205,6 +197,23 @@ void write_nemotron(Json& json, const HfModel& model) {
   json["norm_topk_prob"] = moe.normalise_weights;
   json["routed_scaling_factor"] = moe.routed_scale;
   write_groups(json, moe);
+}
+
+// What concerns only kinds of layers that the model has not is left as it is, or to transformers' defaults.
+void write_nemotron(Json& json, const HfModel& model) {
+  const ModelConfig& config = model.config;
+  json["hybrid_override_pattern"] = letters_of(layer_specs(config));
+  json["layer_norm_epsilon"] = config.norm_eps;
+  json["mlp_hidden_act"] = "relu2";
+  if (has_kind(config, PartKind::kGqa)) {
+    write_gqa(json, config);
+    json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
+  }
+  if (has_kind(config, PartKind::kDense)) json["intermediate_size"] = config.dense_dim;
+  if (has_kind(config, PartKind::kMamba2)) write_mamba2(json, config.mamba2);
+  if (has_kind(config, PartKind::kMoe)) write_experts(json, model);
+  json[kNextnKey.name] = model.num_nextn_predict_layers;
+  if (model.num_nextn_predict_layers > 0) json["mtp_hybrid_override_pattern"] = "*E";
 }
 
 void require_layer_kinds(Fit& fit, const ModelConfig& config) {
