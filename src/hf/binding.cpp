@@ -59,7 +59,13 @@ HfModel with_trained_predictions(HfModel model, const fs::path& dir) {
                                   model.num_nextn_predict_layers, model_type_name(model.type)),
                       "leave --train-mtp out");
   }
+  if (model.num_nextn_predict_layers > 1 && is_hybrid(model.type)) {
+    throw usage_error(fmt::format("'{}': {} modules for further tokens, and {} stores one", dir.string(),
+                                  model.num_nextn_predict_layers, model_type_name(model.type)),
+                      "leave --train-mtp out");
+  }
   model.config.mtp.depth = model.num_nextn_predict_layers;
+  model.config.mtp.layers = model.prediction_layers;
   return model;
 }
 

@@ -157,7 +157,7 @@ void read_model(Keys& keys, HfModel& model) {
 }  // namespace
 
 HfModel from_config_json(std::string_view text, const std::string& path) {
-  const Json json = try_parse_json<Json>(text);
+  const Json json = try_parse_json<Json>(with_quoted_infinity(text));
   if (!json.is_object()) throw runtime_error(fmt::format("'{}' is not a JSON object", path), "fetch the file again");
 
   Lacking lacking(path);

@@ -241,7 +241,7 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     const HfModel original = from_config_json(base, "config.json");
     NMOE_CHECK(original.type == model.type, "{} from {}", model_type_name(model.type), model_type_name(original.type));
     const Json had = canonical_json(original);
-    json = parse_json<Json>(base);
+    json = parse_json<Json>(with_quoted_infinity(base));
     for (const auto& [key, value] : wanted.items()) {
       if (!had.contains(key) || had.at(key) != value) replace(json, key, wanted, model.type);
     }
@@ -250,6 +250,12 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     }
   }
   std::string text = json.dump(2) + "\n";
+  if (with_quoted_infinity(base) != base) {  // as it was
+    constexpr std::string_view kQuoted = "\"Infinity\"";
+    for (size_t at = text.find(kQuoted); at != std::string::npos; at = text.find(kQuoted, at)) {
+      text.replace(at, kQuoted.size(), kQuoted.substr(1, kQuoted.size() - 2));
+    }
+  }
   NMOE_CHECK(canonical_json(from_config_json(text, "config.json")) == wanted, "{} reads back differently", text);
   return text;
 }

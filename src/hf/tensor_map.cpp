@@ -332,13 +332,28 @@ std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight, ModelType typ
 // What the names of tensors of a layer begin with.
 std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
+// The same of a hybrid of so many layers, behind which those of its one module count from 0 again.
+std::string hybrid_layer_prefix(int64_t layer, int64_t num_layers) {
+  return layer < num_layers ? fmt::format("backbone.layers.{}.", layer)
+                            : fmt::format("mtp.layers.{}.", layer - num_layers);
+}
+
 // Of a module, without its layer.
-std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& config, const WeightSpec& weight) {
+std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& config, ModelType type,
+                                                         const WeightSpec& weight) {
+  const int64_t num_layers = std::ssize(layer_specs(config));
   for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
     const std::string prefix = prediction_prefix(module);
     if (!weight.name.starts_with(prefix)) continue;
     const std::string_view name = std::string_view(weight.name).substr(prefix.size());
-    Pieces pieces(weight, layer_prefix(std::ssize(layer_specs(config)) + module));
+    if (is_hybrid(type) && name == "final_norm") {  // behind its last layer
+      const int64_t last = num_layers + std::ssize(prediction_layer_specs(config)) - 1;
+      Pieces pieces(weight, hybrid_layer_prefix(last, num_layers));
+      pieces.whole("final_layernorm.weight");
+      return pieces.take();
+    }
+    Pieces pieces(weight,
+                  is_hybrid(type) ? hybrid_layer_prefix(num_layers, num_layers) : layer_prefix(num_layers + module));
     if (map_same(kModuleTensors, name, pieces)) return pieces.take();
     if (!name.starts_with("projection_")) break;
     pieces.columns("eh_proj.weight", name == "projection_hidden" ? config.dim : 0, 2 * config.dim);
@@ -348,14 +363,14 @@ std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& conf
 }
 
 // Of a layer that consists of these parts.
-std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, ModelType type,
+std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, int64_t num_layers, ModelType type,
                                          const WeightSpec& weight) {
   const std::string& prefix = parts.front().prefix;
   const std::string_view name = std::string_view(weight.name).substr(prefix.size());
   if (is_hybrid(type)) {
     NMOE_CHECK(parts.size() == 1, "layer {} of {} parts", weight.layer, parts.size());
     const bool is_norm = weight.name == parts.front().norm_name();
-    Pieces pieces(weight, fmt::format("backbone.layers.{}.", weight.layer), is_norm ? "" : kHybridBlock);
+    Pieces pieces(weight, hybrid_layer_prefix(weight.layer, num_layers), is_norm ? "" : kHybridBlock);
     if (is_norm) pieces.whole(std::string(kHybridNorm));
     NMOE_CHECK(is_norm || map_same(kLayerTensors, name, pieces) || map_part(parts.front(), type, name, pieces),
                "weight {} has no counterpart", weight.name);
@@ -373,18 +388,22 @@ std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, Mo
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
   std::vector<std::vector<LayerPart>> layers = layer_parts(config);
   const auto num_layers = std::ssize(layers);
-  NMOE_CHECK(config.mtp.depth == 0 || (predicts_further(type) && prediction_layer_specs(config).size() == 1),
-             "modules of {} layers, of a type without", prediction_layer_specs(config).size());
+  NMOE_CHECK(config.mtp.depth == 0 ||
+                 (predicts_further(type) &&
+                  (is_hybrid(type) ? config.mtp.num_modules() == 1 : prediction_layer_specs(config).size() == 1)),
+             "{} modules of {} layers, of a type without", config.mtp.num_modules(),
+             prediction_layer_specs(config).size());
   std::ranges::move(prediction_parts(config), std::back_inserter(layers));
   std::vector<MappedParameter> mapped;
   for (const WeightSpec& weight : describe_model(config).weights) {
-    std::optional<std::vector<TensorPiece>> pieces = pieces_of_module(config, weight);
+    std::optional<std::vector<TensorPiece>> pieces = pieces_of_module(config, type, weight);
     if (!pieces) {
-      pieces = weight.layer == kNoLayer ? pieces_of_model(weight, type)
-                                        : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
+      pieces = weight.layer == kNoLayer
+                   ? pieces_of_model(weight, type)
+                   : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], num_layers, type, weight);
     }
     MappedParameter& parameter = mapped.emplace_back(weight.name, weight.shape, *std::move(pieces));
-    for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
+    for (int64_t module = 0; module < config.mtp.num_modules() && !is_hybrid(type); ++module) {
       const std::string prefix = layer_prefix(num_layers + module);
       const bool is_embedding = weight.name == "embedding";
       if (is_embedding) parameter.copies.push_back(prefix + "embed_tokens.weight");
@@ -398,7 +417,7 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
 
 bool predicts_further(ModelType type) {
   return type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2 || type == ModelType::kGlm4Moe ||
-         type == ModelType::kGlm4MoeLite;
+         type == ModelType::kGlm4MoeLite || type == ModelType::kNemotronH;
 }
 
 bool has_selection_bias(ModelType type) { return !expert_names(type).selection_bias.empty(); }

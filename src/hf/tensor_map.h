@@ -40,7 +40,7 @@ struct MappedParameter {
   // selection bias that is zero.
   std::vector<TensorPiece> pieces;
   // Further tensors that have all of the parameter's values, as its one piece has: each module of multi-token
-  // prediction has the embedding and the head once more.
+  // prediction has the embedding and the head once more, but for nemotron_h's.
   std::vector<std::string> copies = {};
 };
 
@@ -48,7 +48,8 @@ struct MappedParameter {
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type);
 
 // Whether models of this type may have modules of multi-token prediction in a form that this map knows: as layers
-// behind the last, with the two halves of their projection as columns of one matrix.
+// behind the last, or (nemotron_h) one module in layers of its own, with the two halves of their projection as columns
+// of one matrix.
 bool predicts_further(ModelType type);
 
 // Whether routers of this type have one.

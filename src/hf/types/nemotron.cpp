@@ -166,7 +166,8 @@ void read_nemotron(Keys& keys, HfModel& model) {
   keys.only("hidden_dropout", 0.0);
   keys.only("residual_in_fp32", false, "the residual stream has the dtype of all else");
   model.num_nextn_predict_layers = keys.at_least(0, kNextnKey, 0);
-  read_layers_by(keys, {"mtp_hybrid_override_pattern", "mtp_layers_block_type"});
+  const std::vector<LayerSpec> module = read_layers_by(keys, {"mtp_hybrid_override_pattern", "mtp_layers_block_type"});
+  model.prediction_layers = module.empty() ? "gqa_nope, moe" : write_layer_pattern(module);
   // Of no effect: nothing rotates, and the rest concerns random weights and generation.
   for (const char* key : {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
                           "rescale_prenorm_residual", "num_logits_to_keep"}) {
@@ -213,11 +214,15 @@ void write_nemotron(Json& json, const HfModel& model) {
   if (has_kind(config, PartKind::kMamba2)) write_mamba2(json, config.mamba2);
   if (has_kind(config, PartKind::kMoe)) write_experts(json, model);
   json[kNextnKey.name] = model.num_nextn_predict_layers;
-  if (model.num_nextn_predict_layers > 0) json["mtp_hybrid_override_pattern"] = "*E";
+  if (config.mtp.depth > 0) {
+    json["mtp_hybrid_override_pattern"] = letters_of(prediction_layer_specs(config));
+  } else if (model.num_nextn_predict_layers > 0) {
+    json["mtp_hybrid_override_pattern"] = letters_of(read_layer_pattern(model.prediction_layers).layers);
+  }
 }
 
 void require_layer_kinds(Fit& fit, const ModelConfig& config) {
-  const std::vector<LayerSpec> layers = layer_specs(config);
+  const std::vector<LayerSpec> layers = all_layer_specs(config);
   fit.require(std::ranges::all_of(layers, [](const LayerSpec& layer) { return layer.parts.size() == 1; }),
               "model.layers", "layers of one part each");
   bool same_widths = true, plain = true;
@@ -235,7 +240,7 @@ void require_layer_kinds(Fit& fit, const ModelConfig& config) {
 void require_nemotron(Fit& fit, const ModelConfig& config, ModelType /*type*/) {
   const MoeConfig& moe = config.moe;
   require_layer_kinds(fit, config);
-  fit.require(config.mtp.depth == 0, "model.mtp.depth", "no further tokens to predict");
+  fit.require(config.mtp.num_modules() < 2, "model.mtp.shared", "one module for all depths");
   if (has_kind(config, PartKind::kDense) || has_kind(config, PartKind::kMoe)) {
     fit.require(config.activation == Activation::kReluSquared, "model.activation", "relu_squared");
   }
