@@ -3,9 +3,8 @@
 //
 // NOTE: transformers 5's computation without kernels is wrong beyond one chunk, and clamps steps at time_step_min:
 // what is meant is the recurrence that the models were trained with (mamba_ssm, Megatron-Core), which
-// scripts/nemotron_reference.py computes.
+// scripts/nemotron_fixture.py computes.
 #include <algorithm>
-#include <set>
 
 #include "hf/config_json_keys.h"
 #include "hf/types/types.h"
