@@ -128,11 +128,11 @@ void read_model(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   config.vocab_size = keys.at_least(1, {"vocab_size"});
   config.dim = keys.at_least(1, {"hidden_size"});
-  config.num_heads = keys.at_least(1, {"num_attention_heads"});
   config.max_positions = keys.at_least(1, {"max_position_embeddings"});
   config.tied_head = keys.flag("tie_word_embeddings", model.type == ModelType::kErnie45Moe);
   if (!is_hybrid(model.type)) {  // which has these under names of its own, and no rotation
     config.num_layers = keys.at_least(1, {"num_hidden_layers"});
+    config.num_heads = keys.at_least(1, {"num_attention_heads"});
     config.norm_eps = keys.positive("rms_norm_eps");
     keys.only("hidden_act", "silu");
   }

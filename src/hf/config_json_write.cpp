@@ -28,6 +28,7 @@ using Json = Keys::Json;
 std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   if (auto same = without_pattern(config)) return same;
   const std::vector<LayerSpec> layers = layer_specs(config);
+  if (!is_attention(layers.front().parts.front().kind)) return std::nullopt;
   const auto has_experts = [](const LayerSpec& layer) { return layer.parts.back().kind == PartKind::kMoe; };
   ModelConfig common = config;
   common.num_layers = std::ssize(layers);
@@ -56,9 +57,8 @@ ModelConfig with_equal_layers(const ModelConfig& config) {
   ModelConfig near = config;
   near.layers.clear();
   const std::vector<PartSpec> parts = parts_of(layer_specs(config));
-  const auto attention = std::ranges::find_if(
-      parts, [](PartKind kind) { return kind == PartKind::kMla || kind == PartKind::kGqa; }, &PartSpec::kind);
-  if (attention != parts.end()) near.attention = attention->kind;
+  const auto attention = std::ranges::find_if(parts, is_attention, &PartSpec::kind);
+  near.attention = attention == parts.end() ? PartKind::kGqa : attention->kind;
   near.window = 0;
   return near;
 }
@@ -94,12 +94,12 @@ Json canonical_json(const HfModel& model) {
                {"vocab_size", config.vocab_size},
                {"hidden_size", config.dim},
                {"num_hidden_layers", config.num_layers},
-               {"num_attention_heads", config.num_heads},
                {"tie_word_embeddings", config.tied_head},
                {"max_position_embeddings", config.max_positions},
                {"bos_token_id", model.bos_id ? Json(*model.bos_id) : Json(nullptr)},
                {"eos_token_id", eos_json(model.eos_ids)}};
   if (!is_hybrid(model.type)) {
+    json["num_attention_heads"] = config.num_heads;
     json["hidden_act"] = "silu";
     json["rms_norm_eps"] = config.norm_eps;
     write_rope(json, model.type, config);

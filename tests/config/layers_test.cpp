@@ -154,6 +154,9 @@ TEST(LayersKey, ReplacesTheShorthand) {
   expect_refused("mla/dense, mla/moe", experts + "model.gqa.head_dim = 32",
                  "x.toml:3: model.gqa.head_dim has no effect because it needs a layer with gqa in model.layers",
                  "remove it, or set a layer with gqa in model.layers");
+  expect_refused("2 x mamba2/moe", experts + "model.num_heads = 3",
+                 "x.toml:3: model.num_heads has no effect because it needs mla or gqa in model.layers",
+                 "remove it, or set mla or gqa in model.layers");
   expect_refused("mla/moe", experts + "model.dense_dim = 32",
                  "x.toml:3: model.dense_dim has no effect because it needs a dense layer without width in model.layers",
                  "remove it, or set a dense layer without width in model.layers");

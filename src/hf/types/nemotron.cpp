@@ -150,6 +150,7 @@ void read_nemotron(Keys& keys, HfModel& model) {
   keys.find(KeyNames{"layer_norm_epsilon", "norm_eps"});
   config.norm_eps = keys.positive(keys.has("layer_norm_epsilon") ? "layer_norm_epsilon" : "norm_eps", 1e-5);
   config.attention = PartKind::kGqa;
+  config.num_heads = keys.at_least(1, {"num_attention_heads"}, 32);
   config.gqa.num_kv_heads =
       keys.at_least(1, {"num_key_value_heads"}, keys.says_null("num_key_value_heads") ? config.num_heads : 8);
   config.gqa.head_dim = keys.at_least(1, {"head_dim"}, 128);
@@ -206,6 +207,7 @@ void write_nemotron(Json& json, const HfModel& model) {
   json["layer_norm_epsilon"] = config.norm_eps;
   json["mlp_hidden_act"] = "relu2";
   if (has_kind(config, PartKind::kGqa)) {
+    json["num_attention_heads"] = config.num_heads;
     write_gqa(json, config);
     json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
   }

@@ -299,11 +299,14 @@ int64_t host_memory_bytes() { return available_memory_bytes() + resident_bytes()
 
 }  // namespace
 
-bool fits_memory(const MemoryPlan& plan, const Config& config, Spare spare) {
-  const int64_t host = host_memory_bytes();
-  const MemoryNeed need = memory_need(plan, config, host);
+bool fits_device(const MemoryPlan& plan, const Config& config, Spare spare) {
+  const MemoryNeed need = memory_need(plan, config, host_memory_bytes());
   const int64_t kept = spare == Spare::kHundredth && plan.device_bytes > 0 ? spare_bytes(need.limit) : 0;
-  return !exceeds_host(plan, host) && need.needed <= need.limit - kept;
+  return need.needed <= need.limit - kept;
+}
+
+bool fits_memory(const MemoryPlan& plan, const Config& config, Spare spare) {
+  return fits_device(plan, config, spare) && !exceeds_host(plan, host_memory_bytes());
 }
 
 void check_memory(const MemoryPlan& plan, const Config& config, const std::function<std::string()>& savings) {
