@@ -130,17 +130,20 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
 }
 
 void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {
-  constexpr std::string_view kRotates = "a mixer with rotary positions in model.layers";
+  // Keys that say how positions rotate mean nothing where none do, whatever else they need.
+  const auto following_need = [&f, rotates = layers.rotates()](bool met, std::string_view what) {
+    f.following_need(rotates && met, rotates ? what : "a mixer with rotary positions in model.layers");
+  };
   f.section("model.rope");
-  if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
+  following_need(true, "");
   f.key("theta", model.rope.theta, kPositive, "base of the rotary frequencies");
   f.key("layout", model.rope.layout, kRopeLayouts, "what rotates as a pair");
   RopeConfig& rope = model.rope;
   f.key("scaling", rope.scaling, kRopeScalings, "change for longer contexts")
       .leave_out_if(rope.scaling == RopeScaling::kNone);
-  f.following_need(rope.scaling != RopeScaling::kNone, "model.rope.scaling = \"linear\" or \"llama3\"");
+  following_need(rope.scaling != RopeScaling::kNone, "model.rope.scaling = \"linear\" or \"llama3\"");
   f.key("factor", rope.factor, kAtLeastOne, "by which frequencies are divided");
-  f.following_need(rope.scaling == RopeScaling::kLlama3, "model.rope.scaling = \"llama3\"");
+  following_need(rope.scaling == RopeScaling::kLlama3, "model.rope.scaling = \"llama3\"");
   f.key("low_freq_factor", rope.low_freq_factor, kPositive,
         "pairs with fewer turns in the original context are slowed");
   f.key("high_freq_factor", rope.high_freq_factor, kPositive, "pairs with more turns there keep their frequency");
@@ -148,9 +151,9 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
 
   YarnConfig& yarn = model.yarn;
   f.section("model.yarn");
-  if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
+  following_need(true, "");
   f.key("factor", yarn.factor, Reals{.min = 1.0}, "factor by which the context is extended; 1: plain RoPE");
-  f.following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
+  following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
   f.key("original_max_positions", yarn.original_max_positions, kSize, "context length before the extension");
   f.key("beta_fast", yarn.beta_fast, kPositive, "pairs that rotate more often in that context keep their frequency");
   f.key("beta_slow", yarn.beta_slow, kPositive, "pairs that rotate less often are slowed by factor");

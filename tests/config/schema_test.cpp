@@ -154,5 +154,23 @@ TEST(Value, ToToml) {
   EXPECT_EQ(to_toml(std::string("a\"b\\c\n\t\x01\x7f ü")), R"("a\"b\\c\n\t\u0001\u007f ü")");
 }
 
+// Whatever else keys of rotation need, they need something that rotates.
+TEST(Schema, KeysOfRotationMeanNothingWhereNothingRotates) {
+  const auto used = [](const char* layers) {
+    Config config;
+    config.model.layers = layers;
+    config.model.yarn.factor = 4.0;
+    config.model.rope.scaling = RopeScaling::kLlama3;
+    std::set<std::string> sections;
+    for (const Field& field : describe(config)) {
+      if (field.used()) sections.emplace(field.section());
+    }
+    return sections.contains("model.rope") || sections.contains("model.yarn");
+  };
+  EXPECT_FALSE(used("mamba2, gqa_nope/dense"));
+  EXPECT_TRUE(used("mamba2, gqa/dense"));
+  EXPECT_TRUE(used(""));
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -54,6 +54,7 @@ TypeText minimax_text();
 TypeText glm4_moe_text();  // GLM-4-MoE and dots1
 TypeText ernie_text();
 TypeText gpt_oss_text();
+TypeText nemotron_text();
 
 // --- rotation (rope.cpp)
 // Both spellings: rope_theta beside rope_scaling (null, or what to do beyond the trained length), and rope_parameters
