@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "infer/cached_model.h"
+#include "infer/draft/make_drafter.h"
 #include "infer/load_model.h"
 #include "infer/seen_ids.h"
 #include "infer/stop_strings.h"

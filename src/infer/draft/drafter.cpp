@@ -1,7 +1,6 @@
 #include "infer/draft/drafter.h"
 
 #include "base/error.h"
-#include "infer/draft/ngram_drafter.h"
 
 namespace nmoe {
 
@@ -13,16 +12,6 @@ void check_drafts(const DraftOptions& options) {
 
 int64_t most_drafts(const DraftOptions& options) {
   return options.kind == DraftKind::kNone ? 0 : options.tokens.value_or(kMostDrafts);
-}
-
-std::unique_ptr<Drafter> make_drafter(const DraftOptions& options) {
-  switch (options.kind) {
-    case DraftKind::kNone:
-      return nullptr;
-    case DraftKind::kNgram:
-      return std::make_unique<NgramDrafter>();
-  }
-  NMOE_CHECK(false, "draft kind {}", static_cast<int>(options.kind));
 }
 
 }  // namespace nmoe

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -43,7 +42,4 @@ class Drafter {
   virtual void draft(std::span<const DraftedText> texts) = 0;
   virtual void end(uint64_t id) = 0;  // of a text, whether it was ever drafted or not
 };
-// Null without drafts.
-std::unique_ptr<Drafter> make_drafter(const DraftOptions& options);
-
 }  // namespace nmoe
