@@ -9,7 +9,9 @@
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "config/load.h"
+#include "config/training_keys.h"
 #include "tensor/convert.h"
 
 namespace nmoe {
@@ -17,24 +19,13 @@ namespace {
 
 using Readers = std::vector<CheckpointReader>;
 
-Config config_of(const CheckpointReader& reader) {
-  return parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-}
-
 // In what a model's weights mean; losses and where they began are how they came to be.
 std::string other_model(const CheckpointReader& a, const CheckpointReader& b) {
   Config of_a, of_b;
-  of_a.model = config_of(a).model;
-  of_b.model = config_of(b).model;
-  of_b.model.init = of_a.model.init;
+  of_a.model = saved_config(a).model;
+  of_b.model = saved_config(b).model;
+  take_training_keys(of_b.model, of_a.model);
   of_b.model.scaling = of_a.model.scaling;
-  of_b.model.moe.bias_rate = of_a.model.moe.bias_rate;
-  of_b.model.moe.balance_loss = of_a.model.moe.balance_loss;
-  of_b.model.moe.z_loss = of_a.model.moe.z_loss;
-  of_b.model.mtp.loss_weight = of_a.model.mtp.loss_weight;
-  of_b.model.mtp.later_from = of_a.model.mtp.later_from;
-  of_b.model.mtp.later_loss_weight = of_a.model.mtp.later_loss_weight;
-  of_b.model.mtp.detach = of_a.model.mtp.detach;
   return explain_difference(of_a, of_b);
 }
 

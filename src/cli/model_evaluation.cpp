@@ -12,8 +12,8 @@
 #include "base/version.h"
 #include "chat/checkpoint_settings.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "cli/named_checkpoint.h"
-#include "config/load.h"
 #include "data/prep/inputs.h"
 #include "eval/cached_scorer.h"
 #include "eval/packed_scorer.h"
@@ -73,7 +73,7 @@ Subject random_subject(const EvalArguments& arguments) {
 Subject stored_subject(const fs::path& path) {
   Subject subject{.checkpoint = CheckpointReader::open(path)};
   const CheckpointReader& reader = *subject.checkpoint;
-  subject.config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  subject.config = saved_config(reader);
   subject.tokenizer = reader.tokenizer();
   subject.settings = read_checkpoint_settings(reader.path(), *subject.tokenizer);
   return subject;

@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "base/signals.h"
 #include "checkpoint/reader.h"
-#include "config/load.h"
+#include "checkpoint/saved_config.h"
 #include "data/shards/corpus_folder.h"
 #include "data/tokenizer/tokenizer.h"
 #include "hf/binding.h"
@@ -299,7 +299,7 @@ struct Source {
 
 Source::Source(const ExportOptions& options)
     : reader(CheckpointReader::open(options.checkpoint)),
-      config(parse_config(reader.config_toml(), (reader.path() / "config.toml").string())),
+      config(saved_config(reader)),
       carried_files(reader.carried()) {
   for (const CarriedFile& file : carried_files) {
     if (file.name == "config.json") base = read_file(file.source);

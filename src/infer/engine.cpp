@@ -267,9 +267,13 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
                                          .top_k = sampling.top_k,
                                          .penalty = sampling.repetition_penalty};
       if (sampling.repetition_penalty == 1.0) continue;
-      SeenIds of_row = sequence.seen;
-      for (int64_t guess = 0; guess < i; ++guess) of_row.add(sequence.guesses[static_cast<size_t>(guess)]);
-      for (const int32_t id : of_row.ids()) seen.push_back({.wanted_idx = row, .id = id});
+      SeenIds guessed;  // besides
+      for (const int32_t id : std::span(sequence.guesses).first(static_cast<size_t>(i))) {
+        if (!sequence.seen.contains(id)) guessed.add(id);
+      }
+      for (const SeenIds* ids : {&sequence.seen, &std::as_const(guessed)}) {
+        for (const int32_t id : ids->ids()) seen.push_back({.wanted_idx = row, .id = id});
+      }
     }
   }
   if (std::ranges::none_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); })) told.clear();

@@ -193,8 +193,7 @@ void write_experts(Json& json, const HfModel& model) {
   json["moe_intermediate_size"] = moe.expert_dim;
   json["moe_latent_size"] = moe.latent_dim > 0 ? Json(moe.latent_dim) : Json(nullptr);
   json["n_shared_experts"] = 1;
-  json["moe_shared_expert_intermediate_size"] =
-      moe.shared_dim > 0 ? moe.shared_dim : moe.num_shared_experts * moe.expert_dim;
+  json["moe_shared_expert_intermediate_size"] = written_shared_dim(moe);
   json["norm_topk_prob"] = moe.normalise_weights;
   json["routed_scaling_factor"] = moe.routed_scale;
   write_groups(json, moe);

@@ -5,8 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "checkpoint/reader.h"
-#include "config/load.h"
+#include "checkpoint/saved_config.h"
 #include "optim/schedule.h"
 #include "train/step/batch_shape.h"
 
@@ -76,8 +75,7 @@ Config keep_schedule_length(Config config, const fs::path& folder) {
   if (!schedule.needs_length() || schedule.length > 0) return config;
   const std::optional<fs::path> latest = latest_checkpoint(folder);
   if (!latest) return config;
-  const CheckpointReader reader = CheckpointReader::open(*latest);
-  schedule.length = parse_config(reader.config_toml(), (reader.path() / "config.toml").string()).optim.schedule.length;
+  schedule.length = saved_config(CheckpointReader::open(*latest)).optim.schedule.length;
   return config;
 }
 

@@ -65,7 +65,7 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
-  if (options.resume) config = keep_schedule_length(std::move(config), checkpoint_dir(config));
+  if (options.resume) config = keep_schedule_length(config, checkpoint_dir(config));
   config = resolve_length(std::move(config), &stream);
   config.optim.state_on_device = memory.state_on_device;
   alert_command = std::exchange(config.track.alert_command, {});
