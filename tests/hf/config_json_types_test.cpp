@@ -362,6 +362,8 @@ TEST(ConfigJsonTypes, NemotronInOtherWords) {
     later["layers_block_type"].push_back(letter == 'M' ? "linear_attention" : letter == 'E' ? "moe" : "full_attention");
   }
   later["mamba_d_conv"] = 4;
+  later["attention_head_dim"] = later["head_dim"];
+  later.erase("head_dim");
   later["time_step_limit"] = Json::parse(R"([0.0, {"__float__": "Infinity"}])");
   EXPECT_EQ(printed(later), printed(nemotron_nano()));
   later["layers_block_type"][0] = "mamba";  // as transformers called it at first

@@ -153,7 +153,7 @@ void read_nemotron(Keys& keys, HfModel& model) {
   config.num_heads = keys.at_least(1, {"num_attention_heads"}, 32);
   config.gqa.num_kv_heads =
       keys.at_least(1, {"num_key_value_heads"}, keys.says_null("num_key_value_heads") ? config.num_heads : 8);
-  config.gqa.head_dim = keys.at_least(1, {"head_dim"}, 128);
+  config.gqa.head_dim = keys.at_least(1, {"head_dim", "attention_head_dim"}, 128);
   config.gqa.bias = keys.flag("attention_bias", false) ? AttentionBias::kAll : AttentionBias::kNone;
   keys.none("sliding_window", "transformers' attention does not look at it");
   config.dense_dim = keys.at_least(1, {"intermediate_size"}, 21504);
