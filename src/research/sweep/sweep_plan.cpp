@@ -254,6 +254,23 @@ SweepPlan plan_sweep(const SweepFile& file, int64_t parallel) {
   return plan;
 }
 
+SweepPlan confirming_plan(SweepPlan plan, int64_t point, int64_t num_seeds) {
+  const SweepRun like = *std::ranges::find(plan.runs, point, &SweepRun::point);
+  const int64_t last = std::ranges::max_element(plan.runs, {}, &SweepRun::seed)->seed;
+  for (int64_t seed = last + 1; seed <= last + num_seeds; ++seed) {
+    SweepRun run = like;
+    run.seed = seed;
+    run.name = fmt::format("{}-confirm{}-s{}", plan.file.name, point, seed);
+    run.confirms = true;
+    run.overrides.push_back(fmt::format("run.name=\"{}\"", run.name));  // the last counts
+    run.overrides.push_back(fmt::format("run.seed={}", seed));
+    run.fingerprint = config_fingerprint(load_run_config(plan.file.base, run.overrides));
+    plan.runs.push_back(std::move(run));
+  }
+  plan.file.halving = {};
+  return plan;
+}
+
 std::string print_sweep_plan(const SweepPlan& plan, double seconds_per_flop) {
   int64_t least = plan.runs.front().steps, most = least, steps = 0, tokens = 0;
   double flops = 0.0;

@@ -20,6 +20,7 @@ struct SweepRun {
   int64_t steps = 0;
   int64_t tokens = 0;
   double flops = 0.0;
+  bool confirms = false;        // see SweepEntry
   int64_t schedule_length = 0;  // optim.schedule.length to set where the run is halved: its own; 0: not needed
 };
 
@@ -44,6 +45,10 @@ struct SweepPlan {
 // with a run's configuration, naming the run; runs of one name; a goal that no run records; more runs at a time than
 // memory or GPUs allow.
 SweepPlan plan_sweep(const SweepFile& file, int64_t parallel = 0);
+
+// The plan with runs of one of its points, with as many seeds that none of its runs has: to confirm what was found.
+// Error (usage): load_run_config's.
+SweepPlan confirming_plan(SweepPlan plan, int64_t point, int64_t num_seeds);
 
 // As the sweep says it before it begins; `seconds_per_flop` of what has been run so far, 0: nothing.
 std::string print_sweep_plan(const SweepPlan& plan, double seconds_per_flop = 0.0);

@@ -31,20 +31,31 @@ SweepRunState state_of(const std::string& name) {
   return found->first;
 }
 
+Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+std::optional<double> number_of(const Json& json) {
+  return json.is_null() ? std::nullopt : std::optional(json.get<double>());
+}
+
 Json to_json(const SweepEntry& run) {
-  return {{"name", run.name},
-          {"point", run.point},
-          {"seed", run.seed},
-          {"values", run.values},
-          {"fingerprint", run.fingerprint},
-          {"steps", run.steps},
-          {"flops", run.flops},
-          {"state", sweep_run_state_name(run.state)},
-          {"rung", run.rung},
-          {"crashes", run.crashes},
-          {"seconds", run.seconds},
-          {"goal", run.goal ? Json(*run.goal) : Json(nullptr)},
-          {"reason", run.reason}};
+  Json json = {{"name", run.name},
+               {"point", run.point},
+               {"seed", run.seed},
+               {"values", run.values},
+               {"fingerprint", run.fingerprint},
+               {"steps", run.steps},
+               {"flops", run.flops},
+               {"confirms", run.confirms},
+               {"state", sweep_run_state_name(run.state)},
+               {"rung", run.rung},
+               {"crashes", run.crashes},
+               {"seconds", run.seconds},
+               {"goal", json_of(run.goal)},
+               {"curve", Json::array()},
+               {"largest_grad_norm", json_of(run.largest_grad_norm)},
+               {"largest_load", json_of(run.largest_load)},
+               {"reason", run.reason}};
+  for (const GoalPoint& point : run.curve) json["curve"].push_back({point.tokens, point.flops, point.goal});
+  return json;
 }
 
 SweepEntry entry_of(const Json& json) {
@@ -55,12 +66,19 @@ SweepEntry entry_of(const Json& json) {
                  .fingerprint = json.at("fingerprint").get<std::string>(),
                  .steps = integer_of<int64_t>(json.at("steps")),
                  .flops = json.at("flops").get<double>(),
+                 .confirms = json.at("confirms").get<bool>(),
                  .state = state_of(json.at("state").get<std::string>()),
                  .rung = integer_of<int64_t>(json.at("rung")),
                  .crashes = integer_of<int64_t>(json.at("crashes")),
                  .seconds = json.at("seconds").get<double>(),
+                 .goal = number_of(json.at("goal")),
+                 .largest_grad_norm = number_of(json.at("largest_grad_norm")),
+                 .largest_load = number_of(json.at("largest_load")),
                  .reason = json.at("reason").get<std::string>()};
-  if (!json.at("goal").is_null()) run.goal = json.at("goal").get<double>();
+  for (const Json& point : json.at("curve")) {
+    run.curve.push_back({point.at(0).get<double>(), point.at(1).get<double>(), point.at(2).get<double>()});
+  }
+  if (run.state == SweepRunState::kDone && run.curve.empty()) throw JsonError("a run is done without a goal");
   return run;
 }
 
@@ -128,7 +146,7 @@ SweepState begin_state(const SweepPlan& plan, std::optional<SweepState> before) 
   for (const SweepRun& run : plan.runs) {
     const auto found = std::ranges::find(earlier, run.name, &SweepEntry::name);
     if (found == earlier.end()) {
-      if (state.rungs_decided > 0) {
+      if (state.rungs_decided > 0 && !run.confirms) {
         throw usage_error(fmt::format("run {} is new to the sweep, of which halving has ended runs already", run.name),
                           "give the larger sweep another sweep.name");
       }
@@ -138,7 +156,8 @@ SweepState begin_state(const SweepPlan& plan, std::optional<SweepState> before) 
                             .values = describe_point(plan.points[static_cast<size_t>(run.point) - 1]),
                             .fingerprint = run.fingerprint,
                             .steps = run.steps,
-                            .flops = run.flops});
+                            .flops = run.flops,
+                            .confirms = run.confirms});
       continue;
     }
     if (found->fingerprint != run.fingerprint || found->steps != run.steps) {

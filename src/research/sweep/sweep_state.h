@@ -19,7 +19,14 @@ enum class SweepRunState {
   kFailed,    // crashed more often than sweep.retries, or refused
   kHalted,    // ended early, by halving
 };
+inline constexpr size_t kMostGoals = 256;
+
 std::string_view sweep_run_state_name(SweepRunState state);  // "waiting", ...
+
+// A run's goal when it had trained on so many tokens.
+struct GoalPoint {
+  double tokens = 0.0, flops = 0.0, goal = 0.0;
+};
 
 struct SweepEntry {
   // As planned; a sweep that goes on must plan the same.
@@ -29,13 +36,16 @@ struct SweepEntry {
   std::string fingerprint;
   int64_t steps = 0;
   double flops = 0.0;
+  bool confirms = false;  // with a fresh seed, what the others found: not ranked with them
   // As it went.
   SweepRunState state = SweepRunState::kWaiting;
   int64_t rung = 0;  // of sweep.halving.at, that it has passed
   int64_t crashes = 0;
-  double seconds = 0.0;        // of its processes
-  std::optional<double> goal;  // when it ended, or at its last rung
-  std::string reason;          // of an end other than kDone
+  double seconds = 0.0;          // of its processes
+  std::optional<double> goal;    // when it ended, or at its last rung
+  std::vector<GoalPoint> curve;  // as far as it got, by rising tokens; of more than kMostGoals every so manieth
+  std::optional<double> largest_grad_norm, largest_load;  // of its logged steps; the load in %, of any router
+  std::string reason;                                     // of an end other than kDone
 };
 
 struct SweepState {
@@ -53,7 +63,7 @@ void write_sweep_state(const fs::path& folder, const SweepState& state);
 std::optional<SweepState> read_sweep_state(const fs::path& folder);
 
 // A new sweep's, or, where there is one before, that one with the runs that are new. Error (usage): a run of it that
-// the plan has no more, or otherwise.
+// the plan has no more, or otherwise; those that confirm stay.
 SweepState begin_state(const SweepPlan& plan, std::optional<SweepState> before);
 
 }  // namespace nmoe
