@@ -166,6 +166,10 @@ SweepState begin_state(const SweepPlan& plan, std::optional<SweepState> before) 
     state.runs.push_back(std::move(*found));
     earlier.erase(found);
   }
+  for (const SweepEntry& run : earlier) {
+    if (run.confirms) state.runs.push_back(run);
+  }
+  std::erase_if(earlier, [](const SweepEntry& run) { return run.confirms; });
   const auto begun =
       std::ranges::find_if(earlier, [](const SweepEntry& run) { return run.state != SweepRunState::kWaiting; });
   if (begun != earlier.end()) throw other_sweep(*begun, "is no part of it any more");
