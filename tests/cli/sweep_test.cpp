@@ -75,11 +75,15 @@ TEST_F(SweepTest, KilledTwiceItGivesTheSameResults) {
 
 TEST_F(SweepTest, ASignalOrStopEndsItCleanlyAndItGoesOn) {
   write_sweep(
-      "[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 1000000\n[optim.schedule]\ndecay = 1000000\n");
+      "[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 1000000\nstop_on_collapse = "
+      "false\n[optim.schedule]\ndecay = 1000000\n");
   for (const bool by_signal : {true, false}) {
     test::Program program(dir_, command("rates"));
     ASSERT_TRUE(program.wait_for("rates-02-s1: "));
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    for (const char* run : {"rates-01-s1", "rates-02-s1"}) {  // both have their rows
+      const fs::path log = dir_ / "runs/metrics" / run / "train.log";
+      for (int i = 0; i < 12'000 && !fs::exists(log); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
     if (by_signal) {
       program.send(SIGINT);
     } else {
@@ -93,9 +97,28 @@ TEST_F(SweepTest, ASignalOrStopEndsItCleanlyAndItGoesOn) {
   }
   expect_error(n({"research", "stop", "rates.toml"}), 2, "no process is at work", "n research status");
   write_sweep(
-      "[sweep.keys]\noptim.rest.lr = [1e-3, 2e-2]\n[train]\nsteps = 1000000\n[optim.schedule]\ndecay = 1000000\n");
+      "[sweep.keys]\noptim.rest.lr = [1e-3, 2e-2]\n[train]\nsteps = 1000000\nstop_on_collapse = "
+      "false\n[optim.schedule]\ndecay = 1000000\n");
   expect_error(n({"research", "sweep", "rates.toml"}), 2, "run rates-02-s1 of the sweep has another configuration",
                "another sweep.name");
+}
+
+TEST_F(SweepTest, ACrashIsTriedAgainAndThenMarked) {
+  write_sweep(
+      "retries = 1\n[sweep.keys]\noptim.rest.lr = [1e-3]\n[train]\nsteps = 1000000\nstop_on_collapse = false\n"
+      "[optim.schedule]\ndecay = 1000000\n");
+  test::Program program(dir_, command("rates"));
+  const fs::path children = fmt::format("/proc/{}/task/{}/children", program.pid(), program.pid());
+  if (!fs::exists(children)) GTEST_SKIP() << "this system does not list children";
+  for (const char* told : {"rates-01-s1: optim", "tried again (1 of 1)\nrates-01-s1: optim"}) {
+    ASSERT_TRUE(program.wait_for(told));
+    ASSERT_EQ(::kill(std::stoi(read_file(children)), SIGKILL), 0);
+  }
+  EXPECT_EQ(program.wait().exit_code, 0);
+  const Json run = status().at("rates-01-s1");
+  EXPECT_EQ(run.at("state"), "failed");
+  EXPECT_EQ(run.at("reason"), "signal 9");
+  EXPECT_EQ(run.at("crashes"), 2);
 }
 
 TEST_F(SweepTest, ADivergedRunIsAResult) {
@@ -123,7 +146,7 @@ TEST_F(SweepTest, HalvingEndsTheWorst) {
 
 // The best point is trained with seeds that took no part in choosing it; the ranking stays as it was.
 TEST_F(SweepTest, ConfirmsAndReports) {
-  write_sweep("seeds = 2\n[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 10\n");
+  write_sweep("seeds = 2\n[sweep.keys]\noptim.rest.lr = [1e-3, 1e-2]\n[train]\nsteps = 10\nstop_on_collapse = false\n");
   const std::string out = output({"research", "sweep", "rates.toml", "--parallel", "2", "--confirm", "1"});
   EXPECT_TRUE(contains(out, "fresh seeds"));
   const Json report = parse_json<Json>(output({"research", "report", "rates.toml", "--json"}));

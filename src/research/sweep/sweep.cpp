@@ -277,8 +277,8 @@ class Sweeper {
     if (row && settle(entry, *row)) return;
     if (ending_) return;  // it has saved, and can go on
     ++entry.crashes;
-    std::string why = last_error(log_path(entry));
-    if (why.empty()) why = code > 128 ? fmt::format("signal {}", code - 128) : fmt::format("exit code {}", code);
+    std::string why = code > 128 ? fmt::format("signal {}", code - 128) : last_error(log_path(entry));
+    if (why.empty()) why = fmt::format("exit code {}", code);
     const bool is_refused = code == 2;  // as it would be again
     if (is_refused || entry.crashes > plan_.file.retries) {
       entry.state = SweepRunState::kFailed;
