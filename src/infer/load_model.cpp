@@ -45,16 +45,17 @@ std::shared_ptr<OwnModel> make_model(const Config& given, std::shared_ptr<const 
   options.cached.capacity = context_of(config, options.cached.capacity);
   options.cached.cache_positions = cache_positions_of(options.cached.cache_positions);
   const DType dtype = generation_dtype(config, options.device);
-  const WeightsPlace place{
-      .device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype},
-      .work = "generation",
-      .remedy = [&](const StoragePlan& plan) {
-        return fmt::format(
-            "lower the sequences at a time (now {}), the context (now {} tokens) or the cached positions of all "
-            "sequences together (now {}): the cache takes {}, the weights take {}",
-            options.cached.num_slots, options.cached.capacity, positions_of(options.cached),
-            human_bytes(plan[ArenaKind::kCache]), human_bytes(plan[ArenaKind::kParameters]));
-      }};
+  // Member by member: of designated ones GCC 12 warns that they may not be initialised.
+  WeightsPlace place;
+  place.device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype};
+  place.work = options.work;
+  place.remedy = [&](const StoragePlan& plan) {
+    return fmt::format(
+        "lower the sequences at a time (now {}), the context (now {} tokens) or the cached positions of all "
+        "sequences together (now {}): the cache takes {}, the weights take {}",
+        options.cached.num_slots, options.cached.capacity, positions_of(options.cached),
+        human_bytes(plan[ArenaKind::kCache]), human_bytes(plan[ArenaKind::kParameters]));
+  };
   return std::make_shared<OwnModel>(config, std::move(tokenizer), options, place);
 }
 

@@ -20,6 +20,7 @@ struct LoadOptions {
   int num_threads = 0;         // 0: one per available CPU
   CachedModelOptions cached = {};
   std::optional<GenerationArithmetic> arithmetic = {};  // in place of the configuration's generation.arithmetic
+  std::string work = "generation";                      // what the memory is for, in errors
 };
 
 // The configuration with that generation.arithmetic, if one is given. Error (usage) where no layer has mla, which alone
