@@ -16,6 +16,12 @@ template <>
 inline constexpr bool kCpuOnly<SsdBackward> = true;
 template <>
 inline constexpr bool kCpuOnly<CachedSsd> = true;
+template <>
+inline constexpr bool kCpuOnly<DeltaRuleForward> = true;
+template <>
+inline constexpr bool kCpuOnly<DeltaRuleBackward> = true;
+template <>
+inline constexpr bool kCpuOnly<CachedDeltaRule> = true;
 
 [[noreturn]] inline void refuse_cpu_only(std::string_view operation) {
   throw usage_error(fmt::format("{} is not available on GPUs yet", operation), "set run.device = \"cpu\"");
