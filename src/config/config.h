@@ -21,15 +21,17 @@ namespace nmoe {
 // The kinds of parts that layers are made of (config/layers.h).
 enum class PartKind {
   // Mixers, in which the positions of a sequence see each other.
-  kMla,     // multi-head latent attention: model/parts/mla.h
-  kGqa,     // grouped-query attention: model/parts/gqa.h
-  kMamba2,  // state-space duality: model/parts/mamba2.h
+  kMla,            // multi-head latent attention: model/parts/mla.h
+  kGqa,            // grouped-query attention: model/parts/gqa.h
+  kMamba2,         // state-space duality: model/parts/mamba2.h
+  kGatedDeltaNet,  // the gated delta rule: model/parts/gated_deltanet.h
   // Feed-forward parts, which work on each position separately.
   kDense,  // an MLP: model/parts/mlp.h
   kMoe,    // a mixture of experts: model/parts/moe.h
 };
 constexpr bool is_mixer(PartKind kind) { return kind < PartKind::kDense; }
 constexpr bool is_attention(PartKind kind) { return kind == PartKind::kMla || kind == PartKind::kGqa; }
+constexpr bool is_recurrent(PartKind kind) { return is_mixer(kind) && !is_attention(kind); }
 // The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
 // precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
 // base/kinds.h) first. Master weights, gradients and moments are fp32 either way.
@@ -155,6 +157,19 @@ struct Mamba2Config {
   int64_t conv_channels() const { return width() + 2 * group_width(); }
 };
 
+// Gated DeltaNet (arXiv 2412.06464).
+struct GatedDeltaNetConfig {
+  int64_t num_key_heads = 4;    // of queries and keys
+  int64_t num_value_heads = 8;  // of values and states; so many share a key head, in their order
+  int64_t key_head_dim = 64;
+  int64_t value_head_dim = 64;
+  int64_t conv_width = 4;  // tokens that the convolution sees, the token itself included
+
+  int64_t key_width() const { return num_key_heads * key_head_dim; }
+  int64_t value_width() const { return num_value_heads * value_head_dim; }
+  int64_t conv_channels() const { return 2 * key_width() + value_width(); }
+};
+
 struct MoeConfig {
   int64_t num_experts = 0;  // routed experts; 0: every layer is dense
   int64_t top_k = 2;
@@ -240,6 +255,7 @@ struct ModelConfig {
   MlaConfig mla;
   GqaConfig gqa;
   Mamba2Config mamba2;
+  GatedDeltaNetConfig gated_deltanet;
   MoeConfig moe;
   MtpConfig mtp;
   ScalingConfig scaling;

@@ -204,6 +204,16 @@ void describe_mamba2(FieldList& f, Mamba2Config& mamba2, const LayerUse& layers,
   f.key("step_max", mamba2.step_max, kPositive, "largest step that they begin with");
 }
 
+void describe_gated_deltanet(FieldList& f, GatedDeltaNetConfig& net, const LayerUse& layers, const ModelConfig& model) {
+  f.section("model.gated_deltanet");
+  f.following_need(layers.has_mixer(model, PartKind::kGatedDeltaNet), "a layer with gated_deltanet in model.layers");
+  f.key("num_key_heads", net.num_key_heads, kSize, "number of heads of queries and keys");
+  f.key("num_value_heads", net.num_value_heads, kSize, "number of heads of values, each with a state");
+  f.key("key_head_dim", net.key_head_dim, kSize, "values of a query or key");
+  f.key("value_head_dim", net.value_head_dim, kSize, "values of a head of values");
+  f.key("conv_width", net.conv_width, Integers{2, 8}, "tokens that the convolution sees, the token itself included");
+}
+
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.section("model.moe");
   f.key("num_experts", moe.num_experts, kSizeOrNone, "number of routed experts; 0: every layer is dense");
@@ -292,6 +302,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
   describe_mamba2(f, model.mamba2, layers, model);
+  describe_gated_deltanet(f, model.gated_deltanet, layers, model);
   describe_moe(f, model.moe, layers);
   describe_mtp(f, model.mtp);
 

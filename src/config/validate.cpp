@@ -64,7 +64,7 @@ bool check_pattern(Rules& rules, const ModelConfig& model) {
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.layers"},
-                "in no layer do positions see each other", "write mla, gqa or mamba2 in some layer");
+                "in no layer do positions see each other", "write mla, gqa, mamba2 or gated_deltanet in some layer");
   return true;
 }
 
@@ -122,6 +122,17 @@ void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpe
                 "set run.device = \"cpu\"");
 }
 
+void check_gated_deltanet(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  if (count_parts(layers, PartKind::kGatedDeltaNet) == 0) return;
+  const GatedDeltaNetConfig& net = config.model.gated_deltanet;
+  rules.require(net.num_value_heads % net.num_key_heads == 0,
+                {"model.gated_deltanet.num_key_heads", "model.gated_deltanet.num_value_heads"},
+                "key heads are shared evenly",
+                "let model.gated_deltanet.num_key_heads divide model.gated_deltanet.num_value_heads");
+  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "gated_deltanet does not run on GPUs yet",
+                "set run.device = \"cpu\"");
+}
+
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
   const MoeConfig& moe = model.moe;
   const bool has_moe = count_parts(layers, PartKind::kMoe) > 0;
@@ -174,7 +185,8 @@ void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>&
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.mtp.layers"},
-                "in no layer of a module do positions see each other", "write mla, gqa or mamba2 in some layer");
+                "in no layer of a module do positions see each other",
+                "write mla, gqa, mamba2 or gated_deltanet in some layer");
   const bool are_known =
       std::ranges::all_of(parts, [&](const PartSpec& part) { return count_parts(layers, part.kind) > 0; });
   rules.require(are_known, {"model.mtp.layers"}, "it has a part of a kind that no layer of the model has",
@@ -316,6 +328,7 @@ std::vector<Issue> find_issues(const Config& config) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
     check_mamba2(rules, config, layers);
+    check_gated_deltanet(rules, config, layers);
     check_moe(rules, config.model, layers);
     check_mtp(rules, config, layers);
     check_precision(rules, config, layers.size());

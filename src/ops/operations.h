@@ -64,6 +64,8 @@
   X(gated_norm_backward, GatedNormBackward)                      \
   X(activation_forward, ActivationForward)                       \
   X(activation_backward, ActivationBackward)                     \
+  X(gate_forward, GateForward)                                   \
+  X(gate_backward, GateBackward)                                 \
   X(rope_forward, Rope)                                          \
   X(rope_backward, Rope)                                         \
   X(attention_forward, AttentionForward)                         \

@@ -28,7 +28,7 @@ TEST_F(ContractChecks, Convolutions) {
           .dweight = floats({5, 4}),
           .dbias = floats({5}),
           .dbefore = floats({2, 3, 5})},
-         {[](auto& a) { a.dbefore = {}; },
+         {[](auto& a) { a.dbefore = {}; }, [](auto& a) { a.dbias = {}; },
           [](auto& a) {
             a.dweight = floats({5, 3});
           },
@@ -47,6 +47,27 @@ TEST_F(ContractChecks, Convolutions) {
           [](auto& a) {
             a.rows = floats({3, 4, 5});
           }});
+}
+
+// GPUs refuse by name what they cannot do yet.
+TEST_F(ContractChecks, ConvolutionsWithoutBiasesAndGates) {
+  const ConvolutionInputs in{.seq_len = 6, .x = floats({6, 5}), .weight = floats({5, 4})};
+  expect_on_cpu(&Ops::convolution_forward, {.in = in, .y = floats({6, 5})}, {});
+  expect_on_cpu(&Ops::convolution_backward,
+                {.in = in, .dy = floats({6, 5}), .dx = floats({6, 5}), .dweight = floats({5, 4})},
+                {[](auto& a) { a.dbias = floats({5}); }});
+  expect_on_cpu(&Ops::gate_forward, {.x = floats({6, 5}), .gate = floats({6, 5}), .y = floats({6, 5})}, {[](auto& a) {
+    a.gate = floats({6, 4});
+  }});
+  expect_on_cpu(&Ops::gate_backward,
+                {.x = floats({6, 5}),
+                 .gate = floats({6, 5}),
+                 .dy = floats({6, 5}),
+                 .dx = floats({6, 5}),
+                 .dgate = floats({6, 5})},
+                {[](auto& a) {
+                  a.dgate = doubles({6, 5});
+                }});
 }
 
 TEST_F(ContractChecks, Scans) {

@@ -50,6 +50,13 @@ WeightSpec WeightList::bias(const std::string& name, const Shape& shape) {
   return weight;
 }
 
+WeightSpec WeightList::drawn(WeightSpec weight, InitKind init, double low, double high) {
+  weight.init = init;
+  weight.init_low = low;
+  weight.init_high = high;
+  return weight;
+}
+
 WeightSpec WeightList::expert_bias(const std::string& name, int64_t num_experts, int64_t dim) {
   WeightSpec weight = bias(name, {num_experts, 1, dim});
   weight.per_expert = true;

@@ -96,7 +96,9 @@ class WeightList {
   static WeightSpec scaling_logits(WeightSpec weight, PartKind mixer);
   // The bias of a product with `dim` outputs, or those of several products.
   static WeightSpec bias(const std::string& name, const Shape& shape);
-  // The same for each of E experts, [E, 1, dim].
+  // One that begins with numbers between `low` and `high`, as `init` says.
+  static WeightSpec drawn(WeightSpec weight, InitKind init, double low, double high);
+  // The bias of each of E experts, [E, 1, dim].
   static WeightSpec expert_bias(const std::string& name, int64_t num_experts, int64_t dim);
 
   // Weights added from now on belong to this layer, or to none (kNoLayer).
