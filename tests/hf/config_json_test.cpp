@@ -646,7 +646,8 @@ TEST(NearestType, AllObstaclesAreNamedAtOnce) {
 
 // No key but the pattern names them.
 TEST(NearestType, RecurrentLayersAreRefusedByName) {
-  for (const char* pattern : {"2 x mamba2/dense", "4 x (mamba2, moe), gqa, moe", "mamba2/moe, mla/moe"}) {
+  for (const char* pattern : {"2 x mamba2/dense", "4 x (mamba2, moe), gqa, moe", "mamba2/moe, mla/moe",
+                              "2 x gated_deltanet/dense", "gated_deltanet, moe, gqa_nope, moe"}) {
     ModelConfig config;
     config.layers = pattern;
     config.moe.num_experts = 8;
