@@ -136,7 +136,8 @@ struct GqaConfig {
   QkNormOver qk_norm_over = QkNormOver::kHead;
   int64_t rotary_dim = 0;  // values of a head that RoPE rotates, its first; 0: all
   AttentionBias bias = AttentionBias::kNone;
-  bool sinks = false;  // a learned logit of each head without a value, in the softmax's denominator
+  bool sinks = false;        // a learned logit of each head without a value, in the softmax's denominator
+  bool output_gate = false;  // heads' outputs are multiplied by sigmoid(x W), W as wide as they are
 
   int64_t rotated() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
@@ -249,7 +250,8 @@ struct ModelConfig {
   int64_t attn_global_every = 1;        // layers n, 2n, ... from 1 are global, the last always
   int64_t max_positions = 0;            // longest text the model is meant for; 0: data.seq_len
   double norm_eps = 1e-6;
-  bool tied_head = false;  // the head shares the embedding table
+  bool zero_centred_norms = false;  // norms multiply by 1 + their weights; not those behind a recurrence
+  bool tied_head = false;           // the head shares the embedding table
   RopeConfig rope;
   YarnConfig yarn;
   MlaConfig mla;

@@ -189,6 +189,8 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
   f.key("bias", gqa.bias, kAttentionBiases, "projections with a bias; all: the output's, too")
       .leave_out_if(gqa.bias == AttentionBias::kNone);
   f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax").leave_out_if(!gqa.sinks);
+  f.key("output_gate", gqa.output_gate, kFlag, "multiply heads' outputs by the sigmoid of a projection")
+      .leave_out_if(!gqa.output_gate);
 }
 
 void describe_mamba2(FieldList& f, Mamba2Config& mamba2, const LayerUse& layers, const ModelConfig& model) {
@@ -299,6 +301,8 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("max_positions", model.max_positions, kSizeOrNone, "longest text intended, in tokens; 0: data.seq_len")
       .not_in_fingerprint();
   f.key("norm_eps", model.norm_eps, kPositive, "epsilon of RMSNorm, added to the mean square");
+  f.key("zero_centred_norms", model.zero_centred_norms, kFlag, "norms multiply by 1 + their weights, which begin at 0")
+      .leave_out_if(!model.zero_centred_norms);
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
   describe_mamba2(f, model.mamba2, layers, model);

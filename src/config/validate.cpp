@@ -111,6 +111,25 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
   }
 }
 
+void check_zero_centred_norms(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  const ModelConfig& model = config.model;
+  if (!model.zero_centred_norms) return;
+  rules.require(count_parts(layers, PartKind::kMla) == 0, {"model.zero_centred_norms", "model.layers"},
+                "mla has no such norms", "write gqa for mla, or remove model.zero_centred_norms");
+  rules.require(model.scaling.rule == ScalingRule::kNone, {"model.zero_centred_norms", "model.scaling.rule"},
+                "rules of scaling change what gains begin at", "remove one of them");
+  rules.require(config.run.device == "cpu", {"run.device", "model.zero_centred_norms"},
+                "zero-centred norms do not run on GPUs yet", "set run.device = \"cpu\"");
+}
+
+void check_output_gate(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  if (!config.model.gqa.output_gate || count_parts(layers, PartKind::kGqa) == 0) return;
+  rules.require(config.model.gqa.bias == AttentionBias::kNone, {"model.gqa.output_gate", "model.gqa.bias"},
+                "gates have no biases", "remove one of them");
+  rules.require(config.run.device == "cpu", {"run.device", "model.gqa.output_gate"},
+                "gates of attention do not run on GPUs yet", "set run.device = \"cpu\"");
+}
+
 void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
   if (count_parts(layers, PartKind::kMamba2) == 0) return;
   const Mamba2Config& mamba2 = config.model.mamba2;
@@ -327,6 +346,8 @@ std::vector<Issue> find_issues(const Config& config) {
   if (check_pattern(rules, config.model)) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
+    check_zero_centred_norms(rules, config, layers);
+    check_output_gate(rules, config, layers);
     check_mamba2(rules, config, layers);
     check_gated_deltanet(rules, config, layers);
     check_moe(rules, config.model, layers);

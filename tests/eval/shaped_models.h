@@ -109,13 +109,15 @@ inline Config nemotron_shaped(const std::vector<std::string>& overrides = {}) {
 // Three layers of Gated DeltaNet to one of attention, as in Qwen3-Next.
 inline Config qwen_next_shaped(const std::vector<std::string>& overrides = {}) {
   return shaped_config(R"(
-    layers = "3 x gated_deltanet/moe, gqa/moe")",
+    layers = "3 x gated_deltanet/moe, gqa/moe"
+    zero_centred_norms = true)",
                        R"(
     [model.gqa]
     num_kv_heads = 2
     head_dim = 16
     qk_norm = true
     rotary_dim = 4
+    output_gate = true
     [model.gated_deltanet]
     num_key_heads = 2
     num_value_heads = 6

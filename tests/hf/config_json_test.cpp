@@ -658,6 +658,18 @@ TEST(NearestType, RecurrentLayersAreRefusedByName) {
   }
 }
 
+// What no type has, of a model that has all else.
+TEST(NearestType, GatesAndZeroCentredNormsAreRefusedByName) {
+  ModelConfig config = own_model(ModelType::kQwen3Moe);
+  ASSERT_TRUE(obstacles_to(config, ModelType::kQwen3Moe).empty());
+  config.zero_centred_norms = true;
+  config.gqa.output_gate = true;
+  const std::vector<std::string> obstacles = obstacles_to(config, nearest_type(config));
+  ASSERT_EQ(obstacles.size(), 2u);
+  EXPECT_TRUE(obstacles[0].starts_with("model.zero_centred_norms = true")) << obstacles[0];
+  EXPECT_TRUE(obstacles[1].starts_with("model.gqa.output_gate = true")) << obstacles[1];
+}
+
 TEST(ToConfigJson, WritesAPatternThatTheTypeCanExpress) {
   HfModel by_keys{.type = ModelType::kDeepseekV3, .config = own_model(ModelType::kDeepseekV3)};
   by_keys.config.vocab_size = 100;

@@ -50,7 +50,10 @@ TEST_F(ContractChecks, Convolutions) {
 }
 
 // GPUs refuse by name what they cannot do yet.
-TEST_F(ContractChecks, ConvolutionsWithoutBiasesAndGates) {
+TEST_F(ContractChecks, ZeroCentredGainsConvolutionsWithoutBiasesAndGates) {
+  expect_on_cpu(&Ops::rms_norm_forward,
+                {.x = floats({6, 5}), .gain = floats({5}), .y = floats({6, 5}), .rstd = floats({6}), .gain_offset = 1},
+                {});
   const ConvolutionInputs in{.seq_len = 6, .x = floats({6, 5}), .weight = floats({5, 4})};
   expect_on_cpu(&Ops::convolution_forward, {.in = in, .y = floats({6, 5})}, {});
   expect_on_cpu(&Ops::convolution_backward,

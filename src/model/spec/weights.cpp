@@ -13,7 +13,8 @@ Shape WeightSpec::as_matrices(const Shape& here) const {
   return {here.num_elements() / (rows * here[-1]), rows, here[-1]};
 }
 
-WeightList::WeightList(const ModelConfig& config) : std_(config.init.std), output_std_(config.init.std) {
+WeightList::WeightList(const ModelConfig& config)
+    : std_(config.init.std), output_std_(config.init.std), zero_centred_norms_(config.zero_centred_norms) {
   if (!config.init.depth_scaled_outputs) return;
   // Each part adds to the residual stream once.
   output_std_ /= std::sqrt(static_cast<double>(parts_of(layer_specs(config)).size()));
@@ -35,6 +36,15 @@ WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
           .decay = false,
           .is_stat = true,
           .init = InitKind::kOnes};
+}
+
+WeightSpec WeightList::norm_gain(const std::string& name, int64_t dim) const {
+  WeightSpec weight = gain(name, dim);
+  if (!zero_centred_norms_) return weight;
+  weight.init = InitKind::kZeros;
+  weight.gain_offset = 1.0;
+  weight.decay = true;
+  return weight;
 }
 
 WeightSpec WeightList::scaling_logits(WeightSpec weight, PartKind mixer) {

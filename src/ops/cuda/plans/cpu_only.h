@@ -35,6 +35,18 @@ inline constexpr bool kCpuOnly<CachedDeltaRule> = true;
 template <class Arguments>
 void check_not_cpu_only(const Arguments& /*args*/) {}
 template <class Arguments>
+void check_gain_offset(const Arguments& args) {
+  if (args.gain_offset != 0.0) refuse_cpu_only("a norm with zero-centred gains");
+}
+template <>
+inline void check_not_cpu_only(const RmsNormForward& args) {
+  check_gain_offset(args);
+}
+template <>
+inline void check_not_cpu_only(const RmsNormBackward& args) {
+  check_gain_offset(args);
+}
+template <class Arguments>
 void check_has_biases(const Arguments& args) {
   if (!args.bias.defined()) refuse_cpu_only("a convolution without biases");
 }
