@@ -230,7 +230,8 @@ void require_layer_kinds(Fit& fit, const ModelConfig& config) {
     if (part.kind == PartKind::kDense) same_widths = same_widths && part.hidden == config.dense_dim;
     if (part.kind == PartKind::kMoe) same_widths = same_widths && part.hidden == config.moe.expert_dim;
     if (is_mixer(part.kind)) {
-      plain = plain && part.kind != PartKind::kMla && !part.rotates && part.window == 0;
+      const bool is_known = part.kind == PartKind::kMamba2 || part.kind == PartKind::kGqa;
+      plain = plain && is_known && !part.rotates && part.window == 0;
     }
   }
   fit.require(same_widths, "model.layers", "MLPs of one width, and experts of one");

@@ -8,7 +8,8 @@ namespace {
 
 void check_taps(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   NMOE_CHECK(x.shape().rank() == 2 && is_act(x.dtype()) && is_stat(weight.dtype()) && weight.shape().rank() == 2 &&
-                 weight.dim(0) == x.dim(1) && weight.dim(1) > 1 && is(bias, weight.dtype(), {x.dim(1)}),
+                 weight.dim(0) == x.dim(1) && weight.dim(1) > 1 &&
+                 (!bias.defined() || is(bias, weight.dtype(), {x.dim(1)})),
              "a convolution of {} {} with weights {} and bias {}", dtype_name(x.dtype()), x.shape(), weight.shape(),
              bias.shape());
 }
@@ -43,9 +44,11 @@ void check(const ConvolutionBackward& args) {
   check_taps(args.dx, args.dweight, args.dbias);
   check_boundary(args.dafter, args.in);
   check_boundary(args.dbefore, args.in);
-  NMOE_CHECK(args.dweight.dim(1) == args.in.weight.dim(1) && args.dbefore.defined() == args.in.before.defined(),
-             "gradients {} of weights {}; rows before {} with gradient {}", args.dweight.shape(),
-             args.in.weight.shape(), args.in.before.shape(), args.dbefore.shape());
+  NMOE_CHECK(args.dweight.dim(1) == args.in.weight.dim(1) && args.dbefore.defined() == args.in.before.defined() &&
+                 args.dbias.defined() == args.in.bias.defined(),
+             "gradients {} of weights {}, {} of biases {}; rows before {} with gradient {}", args.dweight.shape(),
+             args.in.weight.shape(), args.dbias.shape(), args.in.bias.shape(), args.in.before.shape(),
+             args.dbefore.shape());
 }
 
 void check(const CachedConvolution& args) {
