@@ -42,8 +42,8 @@ struct MergeReport {
 // Every byte that is read is verified.
 //
 // Errors: (usage) fewer than two; another model, in what its weights mean (keys of [model] but those of training,
-// config/training_keys.h); other tensors or dtypes; another tokenizer; a folder that is a checkpoint, or holds one already; (runtime)
-// where something is missing or damaged. Nothing is left behind then.
+// config/training_keys.h); other tensors or dtypes; another tokenizer; a folder that is a checkpoint, or holds one
+// already; (runtime) where something is missing or damaged. Nothing is left behind then.
 MergeReport merge_checkpoints(const MergeOptions& options);
 
 }  // namespace nmoe
