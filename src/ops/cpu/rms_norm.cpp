@@ -34,6 +34,12 @@ Real mean_of_products(const Real* a, const Real* b, int64_t size) {
   return total / static_cast<Real>(size);
 }
 
+// Of no offset -0, which leaves every gain as it is, -0 as well.
+template <class Real>
+Real addend(double gain_offset) {
+  return gain_offset == 0.0 ? Real{-0.0} : static_cast<Real>(gain_offset);
+}
+
 // With n = x rstd and g = dy (gain + offset):  dx = rstd (g - n mean(g n)),  dgain_partial += dy n.
 template <class Real>
 void backward_row(const Real* x, const Real* gain, Real offset, Real rstd, const Real* dy, Real* dx,
@@ -61,7 +67,7 @@ template <class Real>
 void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   const Tensor x = args.x, gain = args.gain;
   const double eps = args.eps;
-  const Real offset = static_cast<Real>(args.gain_offset);
+  const Real offset = addend<Real>(args.gain_offset);
   const Tensor y = args.y, rstd = args.rstd;
   const int64_t num_rows = norm_vectors(x), width = x.dim(-1), per_row = norm_vectors_of_row(x);
   if (ctx.counting()) return;
@@ -86,7 +92,7 @@ template <class Real>
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const Tensor x = args.x, gain = args.gain, rstd = args.rstd, dy = args.dy, dx = args.dx, dgain = args.dgain;
   const bool accumulate_dx = args.accumulate_dx;
-  const Real offset = static_cast<Real>(args.gain_offset);
+  const Real offset = addend<Real>(args.gain_offset);
   const int64_t num_rows = norm_vectors(x), width = x.dim(-1), per_row = norm_vectors_of_row(x);
   const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   const int64_t num_chunks = ceil_div(num_rows, chunk_rows);
