@@ -1,7 +1,7 @@
 // The gated delta rule against its definition, in double precision.
 #include <cmath>
 
-#include "support/gradient_check.h"
+#include "ops/recurrent_problem.h"
 
 namespace nmoe::test {
 namespace {
@@ -12,12 +12,12 @@ struct RuleSizes {
 };
 
 // Inputs of a delta rule and room for everything that it writes. Rows lie apart, as in a layer.
-struct Rule {
-  Rule(DType real, const RuleSizes& sizes, int num_threads = 2) : pool(real), s(sizes) {
-    ops = cpu_device(real, num_threads, 64 << 20);
+struct Rule : RecurrentProblem<DeltaRuleInputs> {
+  Rule(DType real, const RuleSizes& sizes, int num_threads = 2)
+      : RecurrentProblem(real, sizes.seqs, sizes.tokens, {sizes.seqs, sizes.heads, sizes.key_dim, sizes.value_dim},
+                         num_threads),
+        s(sizes) {
     const Shape keys{s.rows(), s.groups, s.key_dim}, values{s.rows(), s.heads, s.value_dim}, gates{s.rows(), s.heads};
-    in.num_seqs = s.seqs;
-    in.seq_len = s.tokens;
     in.q = pool.apart(pool.normal(keys), 3);
     in.k = pool.apart(pool.normal(keys), 1);
     in.v = pool.apart(pool.normal(values), 2);
@@ -33,17 +33,6 @@ struct Rule {
     db = pool.apart(pool.full(gates, 7.0), 1);
     da = pool.apart(pool.full(gates, 7.0), 3);
     for (Tensor* gradient : {&ddt_bias, &da_log}) *gradient = pool.zeros({s.heads});
-  }
-  Shape state_shape() const { return {s.seqs, s.heads, s.key_dim, s.value_dim}; }
-  // Sequences go on from states elsewhere, and hand theirs on.
-  void continue_elsewhere() {
-    in.initial_state = pool.normal(state_shape());
-    final_state = pool.full(state_shape(), 7.0);
-    dfinal_state = pool.normal(state_shape());
-    dinitial_state = pool.full(state_shape(), 7.0);
-  }
-  void documents(const std::vector<double>& bounds) {
-    in.cu_seqlens = pool.ints({static_cast<int64_t>(bounds.size())}, bounds);
   }
   void forward() const { ops->delta_rule_forward({in, y, final_state}); }
   void backward() const {
@@ -62,22 +51,11 @@ struct Rule {
   }
   double loss() const {
     forward();
-    return dot(y, dy) + (final_state.defined() ? dot(final_state, dfinal_state) : 0);
-  }
-  bool begins_document(int64_t t) const {
-    if (t % s.tokens == 0) return true;
-    for (int64_t i = 0; in.cu_seqlens.defined() && i < in.cu_seqlens.dim(0); ++i) {
-      if (static_cast<int64_t>(get(in.cu_seqlens, i)) == t) return true;
-    }
-    return false;
+    return loss_of_results();
   }
 
-  TensorPool pool;
   RuleSizes s;
-  ReadyDevice ops;
-  DeltaRuleInputs in;
-  Tensor y, dy, dq, dk, dv, db, da, ddt_bias, da_log;
-  Tensor final_state, dfinal_state, dinitial_state;
+  Tensor dq, dk, dv, db, da, ddt_bias, da_log;
 };
 
 // A row of q or k, normed.
@@ -139,24 +117,15 @@ std::vector<double> definition(const Rule& rule) {
   return y;
 }
 
-std::vector<double> results(const Rule& rule) {
-  std::vector<double> all = values(rule.y);
-  if (rule.final_state.defined()) {
-    const std::vector<double> last = values(rule.final_state);
-    all.insert(all.end(), last.begin(), last.end());
-  }
-  return all;
-}
-
 TEST(DeltaRule, MatchesTheDefinition) {
   for (const int64_t tokens : {1, 63, 64, 65, 300}) {
     const RuleSizes sizes{.tokens = tokens, .groups = 2, .key_dim = 5, .heads = 4, .value_dim = 6};
     const Rule exact(DType::kF64, sizes);
     exact.forward();
-    EXPECT_TRUE(near(results(exact), definition(exact), 1e-12)) << tokens;
+    EXPECT_TRUE(near(exact.results(), definition(exact), 1e-12)) << tokens;
     const Rule single(DType::kF32, sizes);
     single.forward();
-    EXPECT_TRUE(near(results(single), definition(single), 1e-3)) << tokens;  // of a thousandth of the largest
+    EXPECT_TRUE(near(single.results(), definition(single), 1e-3)) << tokens;  // of a thousandth of the largest
   }
 }
 
@@ -164,7 +133,7 @@ TEST(DeltaRule, MatchesTheDefinition) {
 TEST(DeltaRule, MatchesTheDefinitionAtPublishedSizes) {
   const Rule single(DType::kF32, {.tokens = 5, .groups = 16, .key_dim = 128, .heads = 32, .value_dim = 128});
   single.forward();
-  EXPECT_TRUE(near(results(single), definition(single), 1e-3));
+  EXPECT_TRUE(near(single.results(), definition(single), 1e-3));
 }
 
 TEST(DeltaRule, MatchesTheDefinitionWithDocumentsAndStatesElsewhere) {
@@ -172,7 +141,7 @@ TEST(DeltaRule, MatchesTheDefinitionWithDocumentsAndStatesElsewhere) {
   rule.documents({0, 0, 5, 6, 70, 90, 100, 100, 164, 180, 180});
   rule.continue_elsewhere();
   rule.forward();
-  EXPECT_TRUE(near(results(rule), definition(rule), 1e-12));
+  EXPECT_TRUE(near(rule.results(), definition(rule), 1e-12));
 }
 
 void expect_gradients(const Rule& rule) {
@@ -216,7 +185,7 @@ TEST(DeltaRule, Extremes) {
   set(rule.in.b, 5, -800.0);
   for (int64_t i = 0; i < rule.s.key_dim; ++i) set(rule.in.k, 3 * rule.s.key_dim + i, 0.0);
   rule.forward();
-  EXPECT_TRUE(near(results(rule), definition(rule), 1e-12));
+  EXPECT_TRUE(near(rule.results(), definition(rule), 1e-12));
   rule.backward();
   for (const Tensor& gradient : {rule.da, rule.db, rule.dk, rule.ddt_bias, rule.da_log}) {
     for (const double value : values(gradient)) EXPECT_TRUE(std::isfinite(value));
@@ -230,7 +199,8 @@ TEST(DeltaRule, SinglePrecisionGradientsAgreeWithDouble) {
     rule->forward();
     rule->backward();
   }
-  for (const auto& member : {&Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da, &Rule::da_log, &Rule::ddt_bias}) {
+  for (Tensor Rule::*const member : std::initializer_list<Tensor Rule::*>{&Rule::dq, &Rule::dk, &Rule::dv, &Rule::db,
+                                                                          &Rule::da, &Rule::da_log, &Rule::ddt_bias}) {
     EXPECT_TRUE(near(single.*member, exact.*member, 2e-3));
   }
 }
@@ -244,8 +214,8 @@ TEST(DeltaRule, BitsDoNotDependOnThreads) {
     rules.back()->forward();
     rules.back()->backward();
   }
-  for (const auto& member :
-       {&Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da, &Rule::ddt_bias, &Rule::da_log}) {
+  for (Tensor Rule::*const member : std::initializer_list<Tensor Rule::*>{
+           &Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da, &Rule::ddt_bias, &Rule::da_log}) {
     EXPECT_EQ(values((*rules[0]).*member), values((*rules[1]).*member));
   }
 }
@@ -281,7 +251,8 @@ TEST(DeltaRule, DocumentsDoNotTouch) {
   by_itself.in.a_log = quiet->in.a_log;
   by_itself.forward();
   by_itself.backward();
-  for (const auto& member : {&Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da}) {
+  for (Tensor Rule::*const member :
+       std::initializer_list<Tensor Rule::*>{&Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da}) {
     EXPECT_EQ(second((*quiet).*member), second((*loud).*member));
     EXPECT_EQ(second((*quiet).*member), values(by_itself.*member));
   }
@@ -311,7 +282,8 @@ TEST(DeltaRule, ASequenceGoesOnElsewhere) {
   second.backward();
   first.dfinal_state = second.dinitial_state;
   first.backward();
-  for (const auto& member : {&Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da}) {
+  for (Tensor Rule::*const member :
+       std::initializer_list<Tensor Rule::*>{&Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da}) {
     EXPECT_EQ(values((whole.*member).rows(0, kCut)), values(first.*member));
     EXPECT_EQ(values((whole.*member).rows(kCut, kAll)), values(second.*member));
   }
