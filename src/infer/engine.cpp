@@ -5,7 +5,6 @@
 
 #include "infer/cached_model.h"
 #include "infer/draft/make_drafter.h"
-#include "infer/load_model.h"
 #include "infer/seen_ids.h"
 #include "infer/stop_strings.h"
 #include "infer/utf8_stream.h"
@@ -73,11 +72,10 @@ std::string_view finish_reason_name(FinishReason reason) {
   NMOE_CHECK(false, "finish reason {}", static_cast<int>(reason));
 }
 
-InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft,
-                                 std::shared_ptr<CachedModel> draft_model)
+InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft, DraftModels models)
     : model_(std::move(model)),
       slots_(*model_),
-      drafter_(make_drafter(draft, *model_, std::move(draft_model))),
+      drafter_(make_drafter(draft, *model_, std::move(models))),
       draft_control_(draft.tokens, drafter_ != nullptr && drafter_->takes_time()) {
   check_drafts(draft);
   if (drafter_ != nullptr && !model_->goes_back()) {
@@ -88,32 +86,6 @@ InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const Draft
   load_.max_sequences = model_->num_slots();
   load_.num_pages = slots_.num_pages();
 }
-
-InferenceEngine::Models InferenceEngine::load_models(const std::filesystem::path& checkpoint,
-                                                     const InferenceOptions& options) {
-  check_drafts(options.draft);
-  LoadOptions load{.device = options.device,
-                   .num_threads = options.num_threads,
-                   .cached = {.num_slots = options.max_sequences,
-                              .capacity = options.max_context,
-                              .cache_positions = options.cache_positions,
-                              .max_drafts = most_drafts(options.draft)},
-                   .arithmetic = options.arithmetic};
-  Models models{.model = load_cached_model(checkpoint, load), .draft_model = nullptr};
-  if (options.draft.kind != DraftKind::kModel) return models;
-  load.cached.capacity = models.model->capacity();
-  load.cached.max_drafts = 0;
-  load.arithmetic = std::nullopt;
-  load.work = "drafting by " + options.draft.checkpoint;
-  models.draft_model = load_cached_model(options.draft.checkpoint, load);
-  return models;
-}
-
-InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
-    : InferenceEngine(load_models(checkpoint, options), options.draft) {}
-
-InferenceEngine::InferenceEngine(Models models, const DraftOptions& draft)
-    : InferenceEngine(std::move(models.model), draft, std::move(models.draft_model)) {}
 
 InferenceEngine::~InferenceEngine() = default;
 
@@ -230,8 +202,11 @@ void InferenceEngine::run_step() {
   const std::vector<Part> parts = plan_step();
   std::vector<CacheRow> rows;
   std::vector<int32_t> wanted;
+  std::vector<RanRows> ran;
   for (const Part& part : parts) {
     const Sequence& sequence = *part.sequence;
+    ran.push_back(
+        {.id = sequence.id, .first_row = std::ssize(rows), .position = sequence.num_computed, .count = part.num_rows});
     for (int64_t i = 0; i < part.num_rows; ++i) {
       const int64_t position = sequence.num_computed + i;
       if (part.wants(i)) wanted.push_back(static_cast<int32_t>(rows.size()));
@@ -241,6 +216,7 @@ void InferenceEngine::run_step() {
     }
   }
   if (rows.empty()) return;
+  if (drafter_ != nullptr) drafter_->ran(ran);
   for (const Part& part : parts) part.sequence->num_run = part.sequence->num_computed + part.num_rows;
   model_->samples() ? sample_step(parts, rows, wanted) : draw_step(parts, rows, wanted);
 }

@@ -34,6 +34,7 @@
 #include "infer/cache_slots.h"
 #include "infer/draft/draft_control.h"
 #include "infer/draft/drafter.h"
+#include "infer/draft/make_drafter.h"
 #include "infer/logprobs.h"
 #include "infer/sampler.h"
 
@@ -146,12 +147,11 @@ using RequestId = uint64_t;
 
 class InferenceEngine {
  public:
-  // Over a model that runs weights of whomever; `draft_model`: of DraftKind::kModel, with room for as many texts and
-  // positions. Error (usage): guesses for a model whose states do not go back; ModelDrafter's.
-  explicit InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft = {},
-                           std::shared_ptr<CachedModel> draft_model = nullptr);
+  // Over a model that runs weights of whomever; `models`: what drafts, with room for as many texts and positions. Error
+  // (usage): guesses for a model whose states do not go back; make_drafter's.
+  explicit InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft = {}, DraftModels models = {});
   // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
-  // CheckpointReader, and ModelDrafter's; usage, with what to lower, when it does not fit the machine.
+  // CheckpointReader, and make_drafter's; usage, with what to lower, when it does not fit the machine.
   InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
   ~InferenceEngine();
   InferenceEngine(const InferenceEngine&) = delete;
@@ -184,7 +184,8 @@ class InferenceEngine {
  private:
   using Clock = std::chrono::steady_clock;
   struct Models {
-    std::shared_ptr<CachedModel> model, draft_model;
+    std::shared_ptr<CachedModel> model;
+    DraftModels drafting;
   };
   static Models load_models(const std::filesystem::path& checkpoint, const InferenceOptions& options);
   InferenceEngine(Models models, const DraftOptions& draft);

@@ -295,7 +295,7 @@ TEST(ModelDrafterTest, ModelsThatCannotDraftAreRefusedByName) {
     const LoadOptions options = test::load_options(1, 64, 1, 0, draft);
     const auto model = random_cached_model(test::random_config(), byte_tokenizer(), options);
     const auto draft_model = random_cached_model(drafting, std::move(tokenizer), options);
-    return error_of([&] { InferenceEngine(model, draft, draft_model); });
+    return error_of([&] { InferenceEngine(model, draft, {.model = draft_model}); });
   };
   const auto words = [](int count) {
     std::vector<std::string> all;
@@ -313,6 +313,20 @@ TEST(ModelDrafterTest, ModelsThatCannotDraftAreRefusedByName) {
     InferenceEngine("/nowhere/model", {.draft = {.kind = DraftKind::kModel, .checkpoint = "/nowhere/draft"}});
   });
   EXPECT_TRUE(contains(no_checkpoint.what(), "/nowhere/model")) << no_checkpoint.what();
+}
+
+TEST(MtpDrafterTest, ChangesNoBit) {
+  const std::vector<std::vector<std::string>> modules = {
+      {"model.mtp.depth=1"}, {"model.mtp.depth=3", "model.mtp.shared=true"}, {"model.mtp.depth=2"}};
+  for (const std::vector<std::string>& module : modules) {
+    expect_no_bit_changed(test::random_config(module), {.options = {.kind = DraftKind::kMtp}, .least_right = 0});
+  }
+}
+
+TEST(MtpDrafterTest, ModelsWithoutAModuleAreRefused) {
+  const Error error = error_of([] { make_engine(test::random_config(), 1, 64, 1, 0, {.kind = DraftKind::kMtp}); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "multi-token prediction")) << error.what();
 }
 
 GenerationRequest repeating() {

@@ -33,7 +33,8 @@ inline LoadOptions load_options(int64_t slots, int64_t context, int num_threads,
           .cached = {.num_slots = slots,
                      .capacity = context,
                      .cache_positions = cache_positions,
-                     .max_drafts = most_drafts(draft)}};
+                     .max_drafts = most_drafts(draft)},
+          .predicts = draft.kind == DraftKind::kMtp};
 }
 
 // With DraftKind::kModel the model drafts for itself, or one of `drafting` does.
@@ -42,12 +43,12 @@ inline std::unique_ptr<InferenceEngine> make_engine(const Config& config, int64_
                                                     const DraftOptions& draft = {},
                                                     const std::optional<Config>& drafting = {}) {
   const LoadOptions options = load_options(slots, context, num_threads, cache_positions, draft);
-  std::shared_ptr<CachedModel> draft_model;
+  LoadedModel loaded = random_model(config, byte_tokenizer(), options);
+  DraftModels models{.predictions = std::move(loaded.predictions)};
   if (draft.kind == DraftKind::kModel) {
-    draft_model = random_cached_model(drafting.value_or(config), byte_tokenizer(), options);
+    models.model = random_cached_model(drafting.value_or(config), byte_tokenizer(), options);
   }
-  return std::make_unique<InferenceEngine>(random_cached_model(config, byte_tokenizer(), options), draft,
-                                           std::move(draft_model));
+  return std::make_unique<InferenceEngine>(std::move(loaded.model), draft, std::move(models));
 }
 
 inline GenerationRequest request_of(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling) {

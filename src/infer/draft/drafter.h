@@ -19,6 +19,7 @@ constexpr int64_t kMostDrafts = 16;  // of a text at a time
 enum class DraftKind {
   kNone,
   kNgram,  // what followed the last tokens where they came before (infer/draft/ngram_drafter.h)
+  kMtp,    // the model's own module of multi-token prediction (infer/draft/mtp_drafter.h)
   kModel,  // another, smaller model (infer/draft/model_drafter.h)
 };
 struct DraftOptions {
@@ -49,6 +50,12 @@ struct DraftPass {
   double seconds = 0.0;
 };
 
+// Rows of a text in a pass of the model: from that row of the pass on, from that position of the text on.
+struct RanRows {
+  uint64_t id = 0;
+  int64_t first_row = 0, position = 0, count = 0;
+};
+
 // Not thread-safe.
 class Drafter {
  public:
@@ -59,6 +66,8 @@ class Drafter {
   virtual int64_t num_unread(uint64_t /*id*/, int64_t /*num_tokens*/) const { return 0; }
   // From one call to the next a text only grows. Returns the passes that were made.
   virtual std::vector<DraftPass> draft(std::span<const DraftedText> texts) = 0;
+  // The model runs, or has run, a pass of these.
+  virtual void ran(std::span<const RanRows> /*rows*/) {}
   virtual void end(uint64_t id) = 0;  // of a text, whether it was ever drafted or not
 };
 

@@ -8,9 +8,16 @@
 
 namespace nmoe {
 
-// For texts of `target`, which outlives it; null without drafts. `draft_model`: of DraftKind::kModel. Error (usage):
-// that model cannot guess what the other writes (ModelDrafter).
-std::unique_ptr<Drafter> make_drafter(const DraftOptions& options, const CachedModel& target,
-                                      std::shared_ptr<CachedModel> draft_model);
+struct PredictionPasses;
+
+// What drafts, of the kinds that need it.
+struct DraftModels {
+  std::shared_ptr<CachedModel> model = nullptr;             // of kModel
+  std::shared_ptr<PredictionPasses> predictions = nullptr;  // of kMtp
+};
+
+// For texts of `target`, which outlives it; null without drafts. Error (usage): the drafting model cannot guess what
+// the other writes (ModelDrafter, MtpDrafter), or there are no predictions.
+std::unique_ptr<Drafter> make_drafter(const DraftOptions& options, const CachedModel& target, DraftModels models);
 
 }  // namespace nmoe
