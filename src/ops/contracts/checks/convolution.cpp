@@ -24,11 +24,9 @@ void check_boundary(const Tensor& rows, const ConvolutionInputs& in) {
 void check_inputs(const ConvolutionInputs& in, const Tensor& y) {
   check_taps(in.x, in.weight, in.bias);
   check_boundary(in.before, in);
-  const Tensor& bounds = in.cu_seqlens;
-  NMOE_CHECK(in.num_seqs * in.seq_len == in.x.dim(0) && is(y, in.x.dtype(), in.x.shape()) &&
-                 (!bounds.defined() || (bounds.dtype() == DType::kI32 && bounds.shape().rank() == 1)),
+  NMOE_CHECK(are_sequences(in.x.dim(0), in.num_seqs, in.seq_len, in.cu_seqlens) && is(y, in.x.dtype(), in.x.shape()),
              "a convolution of {} over {} sequences of {} to {}, documents {}", in.x.shape(), in.num_seqs, in.seq_len,
-             y.shape(), bounds.shape());
+             y.shape(), in.cu_seqlens.shape());
 }
 
 }  // namespace

@@ -39,11 +39,9 @@ void check_inputs(const DeltaRuleInputs& in) {
   check_rows({in.q, in.k, in.v, in.b, in.a}, in.v.dtype());
   check_parameters(in.dt_bias, in.a_log, in.v.dim(1));
   check_state(in.initial_state, in);
-  const Tensor& bounds = in.cu_seqlens;
-  NMOE_CHECK(in.num_seqs * in.seq_len == in.v.dim(0) &&
-                 (!bounds.defined() || (bounds.dtype() == DType::kI32 && bounds.shape().rank() == 1)),
+  NMOE_CHECK(are_sequences(in.v.dim(0), in.num_seqs, in.seq_len, in.cu_seqlens),
              "a delta rule of {} over {} sequences of {}, documents {}", in.v.shape(), in.num_seqs, in.seq_len,
-             bounds.shape());
+             in.cu_seqlens.shape());
 }
 
 }  // namespace
