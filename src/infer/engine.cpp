@@ -205,8 +205,12 @@ void InferenceEngine::run_step() {
   std::vector<RanRows> ran;
   for (const Part& part : parts) {
     const Sequence& sequence = *part.sequence;
-    ran.push_back(
-        {.id = sequence.id, .first_row = std::ssize(rows), .position = sequence.num_computed, .count = part.num_rows});
+    if (drafter_ != nullptr) {
+      ran.push_back({.id = sequence.id,
+                     .first_row = std::ssize(rows),
+                     .position = sequence.num_computed,
+                     .count = part.num_rows});
+    }
     for (int64_t i = 0; i < part.num_rows; ++i) {
       const int64_t position = sequence.num_computed + i;
       if (part.wants(i)) wanted.push_back(static_cast<int32_t>(rows.size()));

@@ -42,7 +42,6 @@ class DraftRate {
 class StepTimes {
  public:
   void record(int64_t rows, double seconds);
-  bool knows(int64_t rows) const { return seconds_.contains(rows); }
   // The largest number of rows of which one is known; 0: none is.
   int64_t most_rows() const { return seconds_.empty() ? 0 : seconds_.rbegin()->first; }
   // Interpolated between those that are known. Beyond them the largest that is known, or, with two of them, as many

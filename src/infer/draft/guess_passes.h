@@ -2,6 +2,7 @@
 // with the same random numbers, so that where two models nearly agree their tokens do, too.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -10,6 +11,13 @@
 #include "infer/draft/drafter.h"
 
 namespace nmoe {
+
+// Of texts that a drafter holds, by id, the one that has not been asked for longest; end(): all have been in this call.
+template <class Texts>
+auto least_recently_asked(Texts& texts, uint64_t this_call) {
+  const auto oldest = std::ranges::min_element(texts, {}, [](const auto& text) { return text.second.last_call; });
+  return oldest == texts.end() || oldest->second.last_call == this_call ? texts.end() : oldest;
+}
 
 class GuessPasses {
  public:

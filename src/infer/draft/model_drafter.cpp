@@ -98,8 +98,8 @@ bool ModelDrafter::enter(const DraftedText& text, int64_t num_positions) {
 }
 
 bool ModelDrafter::evict() {
-  const auto oldest = std::ranges::min_element(texts_, {}, [](const auto& text) { return text.second.last_call; });
-  if (oldest == texts_.end() || oldest->second.last_call == num_calls_) return false;
+  const auto oldest = least_recently_asked(texts_, num_calls_);
+  if (oldest == texts_.end()) return false;
   end(oldest->first);
   return true;
 }
