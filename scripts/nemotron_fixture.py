@@ -7,21 +7,18 @@ It needs the Python package `numpy` alone. OUT_DIR/VARIANT holds what scripts/hf
 named after the tensors of the files.
 
 transformers' own computation is no reference here: without mamba_ssm's kernels it is wrong beyond one chunk, and clamps
-steps at time_step_min. This is the model as it was trained, written from its formulas in float64: Mamba-2 as the plain
-recurrence, token by token (arXiv 2405.21060, section 2), gradients by reverse accumulation over a record of numpy
-operations, which are checked against central differences.
+steps at time_step_min. This is the model as it was trained, written from its formulas in float64 (reference_model.py):
+Mamba-2 as the plain recurrence, token by token (arXiv 2405.21060, section 2).
 """
 
-import json
+import functools
 import pathlib
-import struct
 import sys
 
 import numpy as np
 
-NUM_SEQS = 2
-VOCAB = 96
-LEAST_MARGIN = 1e-4  # between scores of the last expert chosen and the first one not
+from reference_model import (VOCAB, Value, apply, attend, causal_convolution, chosen_experts, einsum, exp, linear,
+                             make_fixture, mean_loss, power, rms_norm, routed, sigmoid, silu, softplus, stack, within)
 
 COMMON = dict(
     architectures=["NemotronHForCausalLM"], model_type="nemotron_h", vocab_size=VOCAB, hidden_size=48,
@@ -52,119 +49,8 @@ VARIANTS = {
 LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 
 
-class Value:
-    """An array and how it was made: (value, function from this one's gradient to its) for each it was made of."""
-
-    def __init__(self, data, made_of=()):
-        self.data, self.made_of, self.grad = np.asarray(data, dtype=np.float64), made_of, None
-
-    def __add__(self, other):
-        other = value(other)
-        return Value(self.data + other.data, [(self, lambda g: summed(g, self)), (other, lambda g: summed(g, other))])
-
-    def __mul__(self, other):
-        other = value(other)
-        return Value(self.data * other.data, [(self, lambda g: summed(g * other.data, self)),
-                                              (other, lambda g: summed(g * self.data, other))])
-
-    def __getitem__(self, index):
-        def back(g):
-            full = np.zeros_like(self.data)
-            np.add.at(full, index, g)
-            return full
-
-        return Value(self.data[index], [(self, back)])
-
-    def reshape(self, *shape):
-        return Value(self.data.reshape(shape), [(self, lambda g: g.reshape(self.data.shape))])
-
-    def sum(self, axis):
-        return Value(self.data.sum(axis, keepdims=True), [(self, lambda g: np.broadcast_to(g, self.data.shape))])
-
-
-def value(x):
-    return x if isinstance(x, Value) else Value(x)
-
-
-def summed(gradient, of):
-    """Over what was broadcast."""
-    while gradient.ndim > of.data.ndim:
-        gradient = gradient.sum(0)
-    for axis, size in enumerate(of.data.shape):
-        if size == 1 and gradient.shape[axis] != 1:
-            gradient = gradient.sum(axis, keepdims=True)
-    return gradient
-
-
-def apply(x, function, derivative):
-    return Value(function(x.data), [(x, lambda g: g * derivative(x.data))])
-
-
-def logistic(x):
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def exp(x):
-    return apply(x, np.exp, np.exp)
-
-
-def sigmoid(x):
-    return apply(x, logistic, lambda d: logistic(d) * (1.0 - logistic(d)))
-
-
-def silu(x):
-    return x * sigmoid(x)
-
-
-def softplus(x):
-    return apply(x, lambda d: np.logaddexp(0.0, d), logistic)
-
-
-def power(x, exponent):
-    return apply(x, lambda d: d**exponent, lambda d: exponent * d ** (exponent - 1.0))
-
-
 def relu_squared(x):
     return apply(x, lambda d: np.maximum(d, 0.0) ** 2, lambda d: 2.0 * np.maximum(d, 0.0))
-
-
-def einsum(rule, a, b):
-    inputs, out = rule.split("->")
-    left, right = inputs.split(",")
-    return Value(np.einsum(rule, a.data, b.data),
-                 [(a, lambda g: np.einsum(f"{out},{right}->{left}", g, b.data)),
-                  (b, lambda g: np.einsum(f"{out},{left}->{right}", g, a.data))])
-
-
-def stack(rows):
-    return Value(np.stack([row.data for row in rows]), [(row, lambda g, i=i: g[i]) for i, row in enumerate(rows)])
-
-
-def backward(result):
-    order, seen = [], set()
-    todo = [(result, False)]
-    while todo:
-        node, done = todo.pop()
-        if done:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            todo.append((node, True))
-            todo.extend((parent, False) for parent, _ in node.made_of)
-    result.grad = np.ones_like(result.data)
-    for node in reversed(order):
-        for parent, back in node.made_of:
-            gradient = back(node.grad)
-            parent.grad = gradient if parent.grad is None else parent.grad + gradient
-
-
-def linear(x, weight):
-    return einsum("ti,oi->to", x, weight)
-
-
-def rms_norm(x, gain, eps):
-    size = x.data.shape[-1]
-    return x * power((x * x).sum(-1) * (1.0 / size) + eps, -0.5) * gain
 
 
 def kinds_of(config):
@@ -176,16 +62,10 @@ def mamba2(config, w, x):
     """One sequence [T, hidden]."""
     heads, size, state, groups = (config[k] for k in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups"))
     width, shared = heads * size, groups * state
-    tokens, taps = x.data.shape[0], config["conv_kernel"]
+    tokens = x.data.shape[0]
     projected = linear(x, w["in_proj.weight"])
     z, xbc, dt = projected[:, :width], projected[:, width : 2 * width + 2 * shared], projected[:, 2 * width + 2 * shared :]
-    convolved = []
-    for t in range(tokens):
-        row = w["conv1d.bias"]
-        for k in range(taps):
-            if t - (taps - 1) + k >= 0:
-                row = row + w["conv1d.weight"][:, 0, k] * xbc[t - (taps - 1) + k]
-        convolved.append(silu(row))
+    convolved = causal_convolution(xbc, w["conv1d.weight"], w["conv1d.bias"])
     step = softplus(dt + w["dt_bias"])
     decay = exp(step * exp(w["A_log"]) * -1.0)
     of_head = np.arange(heads) // (heads // groups)
@@ -213,36 +93,11 @@ def attention(config, w, x):
     of_head = np.arange(heads) // (heads // kv_heads)
     q = project("q", x).reshape(tokens, heads, size)
     k, v = (project(name, x).reshape(tokens, kv_heads, size)[:, of_head] for name in "kv")
-    scores = einsum("thd,shd->hts", q, k) * size**-0.5 + np.triu(np.full((tokens, tokens), -np.inf), 1)
-    weights = exp(scores + -scores.data.max(-1, keepdims=True))
-    weights = weights * power(weights.sum(-1), -1.0)
-    return project("o", einsum("hts,shd->thd", weights, v).reshape(tokens, heads * size))
-
-
-def chosen_experts(config, scores, bias):
-    """[T, k], by biased scores of the groups whose two best are best; and by how much at least it was decided."""
-    biased = scores + bias
-    tokens, experts = biased.shape
-    groups, margin = config["n_group"], np.inf
-    if groups > 1:
-        best = np.sort(biased.reshape(tokens, groups, -1))[:, :, -2:].sum(-1)
-        order = np.sort(best)[:, ::-1]
-        margin = (order[:, config["topk_group"] - 1] - order[:, config["topk_group"]]).min()
-        kept = np.argsort(-best)[:, : config["topk_group"]]
-        inside = (np.arange(experts)[None, None] // (experts // groups) == kept[:, :, None]).any(1)
-        biased = np.where(inside, biased, -np.inf)
-    order = np.argsort(-biased)
-    top = config["num_experts_per_tok"]
-    ranked = np.take_along_axis(biased, order, 1)
-    return order[:, :top], min(margin, (ranked[:, top - 1] - ranked[:, top]).min())
+    return project("o", attend(q, k, v, size**-0.5).reshape(tokens, heads * size))
 
 
 def mlp(w, x):
     return linear(relu_squared(linear(x, w["up_proj.weight"])), w["down_proj.weight"])
-
-
-def within(w, prefix):
-    return {name.removeprefix(prefix): tensor for name, tensor in w.items() if name.startswith(prefix)}
 
 
 def experts(config, w, x, margins):
@@ -256,13 +111,7 @@ def experts(config, w, x, margins):
     weights = weights * config["routed_scaling_factor"]
     latent = config.get("moe_latent_size") is not None
     inside = linear(x, w["fc1_latent_proj.weight"]) if latent else x
-    routed = []
-    for t in range(tokens):
-        row = Value(np.zeros((1, inside.data.shape[1])))
-        for slot, expert in enumerate(chosen[t]):
-            row = row + mlp(within(w, f"experts.{expert}."), inside[t : t + 1]) * weights[t, slot]
-        routed.append(row[0])
-    out = stack(routed)
+    out = routed(inside, chosen, weights, lambda number, rows: mlp(within(w, f"experts.{number}."), rows))
     if latent:
         out = linear(out, w["fc2_latent_proj.weight"])
     return out + mlp(within(w, "shared_experts."), x)
@@ -274,20 +123,15 @@ def compute(config, weights, ids, margins):
               "moe": lambda c, w, x: experts(c, w, x, margins), "mlp": lambda _, w, x: mlp(w, x)}
     table = weights["backbone.embeddings.weight"]
     head = table if config["tie_word_embeddings"] else weights["lm_head.weight"]
-    logits, total = [], Value(0.0)
+    logits = []
     for sequence in ids:
         x = table[sequence[:-1]]
         for layer, kind in enumerate(kinds_of(config)):
             of_layer = within(weights, f"backbone.layers.{layer}.")
             normed = rms_norm(x, of_layer["norm.weight"], config["layer_norm_epsilon"])
             x = x + mixers[kind](config, within(of_layer, "mixer."), normed)
-        rows = linear(rms_norm(x, weights["backbone.norm_f.weight"], config["layer_norm_epsilon"]), head)
-        logits.append(rows.data)
-        shifted = exp(rows + -rows.data.max(-1, keepdims=True))
-        logs = apply(shifted.sum(-1), np.log, lambda d: 1.0 / d) + rows.data.max(-1, keepdims=True)
-        picked = rows[np.arange(len(sequence) - 1), sequence[1:]].reshape(-1, 1)
-        total = total + (logs + picked * -1.0).sum(0).reshape(1)
-    return np.stack(logits), total * (1.0 / (ids.size - len(ids)))
+        logits.append(linear(rms_norm(x, weights["backbone.norm_f.weight"], config["layer_norm_epsilon"]), head))
+    return np.stack([rows.data for rows in logits]), mean_loss(logits, ids)
 
 
 def shapes_of_block(config, kind):
@@ -358,66 +202,12 @@ def random_value(name, shape, random):
     return noise / shape[-1] ** 0.5
 
 
-def write_tensors(path, tensors):
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, tensor in sorted(tensors.items()):
-        raw = np.ascontiguousarray(tensor).tobytes()
-        kind = {"float32": "F32", "int32": "I32"}[str(tensor.dtype)]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def check_gradients(config, stored, ids, random):
-    """A derivative along a random direction of each kind of tensor, against central differences."""
-    scale = 1e-6
-    weights = {name: Value(tensor) for name, tensor in stored.items()}
-    backward(compute(config, weights, ids, [])[1])
-    for name, tensor in weights.items():
-        if tensor.grad is None or ".experts." in name and not name.endswith(".0.up_proj.weight"):
-            continue
-        direction = random.standard_normal(tensor.data.shape)
-        sides = []
-        for sign in (1.0, -1.0):
-            moved = weights | {name: Value(tensor.data + sign * scale * direction)}
-            sides.append(compute(config, moved, ids, [])[1].data[0])
-        found, wanted = (sides[0] - sides[1]) / (2.0 * scale), (tensor.grad * direction).sum()
-        if abs(found - wanted) > 1e-6 * (1e-2 + abs(wanted)):
-            raise SystemExit(f"{name}: {wanted} by the record, {found} by differences")
-
-
-def make_fixture(folder, config, seq_len):
-    for seed in range(1, 100):
-        random = np.random.default_rng(seed)
-        stored = {name: random_value(name, shape, random).astype(np.float32)
-                  for name, shape in sorted(shapes_of(config).items())}
-        weights = {name: Value(tensor) for name, tensor in stored.items()}
-        ids, margins = random.integers(0, VOCAB, (NUM_SEQS, seq_len + 1)), []
-        logits, loss = compute(config, weights, ids, margins)
-        if min(margins) > LEAST_MARGIN:
-            break
-    check_gradients(config, stored, ids[:1, :12], random)
-    backward(loss)
-    expected = {"input_ids": ids.astype(np.int32), "logits": logits.astype(np.float32), "loss": loss.data.astype(np.float32)}
-    for name, tensor in weights.items():
-        if name.startswith("mtp.") or name.endswith("e_score_correction_bias"):
-            continue
-        gradient = tensor.grad if tensor.grad is not None else np.zeros_like(tensor.data)  # of an expert without tokens
-        expected["grad." + name] = gradient.astype(np.float32)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write_tensors(folder / "model.safetensors", stored)
-    write_tensors(folder / "expected.safetensors", expected)
-    print(f"{folder}: loss {loss.data[0]:.6f}, seed {seed}")
-
-
 def main():
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     for name, (config, seq_len) in VARIANTS.items():
-        make_fixture(pathlib.Path(sys.argv[1]) / name, config, seq_len)
+        make_fixture(pathlib.Path(sys.argv[1]) / name, config, seq_len, shapes_of(config), random_value,
+                     functools.partial(compute, config))
 
 
 if __name__ == "__main__":

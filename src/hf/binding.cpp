@@ -34,7 +34,7 @@ std::optional<int64_t> layer_of(std::string_view tensor) {
   return layer ? std::optional<int64_t>(static_cast<int64_t>(*layer)) : std::nullopt;
 }
 
-// ERNIE's and Nemotron's files keep theirs beside the layers.
+// ERNIE's files and those of types with one module (PredictionModules) keep theirs beside the layers.
 bool is_prediction_module(std::string_view tensor) {
   return tensor.starts_with("model.mtp_") || tensor.starts_with("mtp.");
 }
@@ -59,7 +59,7 @@ HfModel with_trained_predictions(HfModel model, const fs::path& dir) {
                                   model.num_nextn_predict_layers, model_type_name(model.type)),
                       "leave --train-mtp out");
   }
-  if (model.num_nextn_predict_layers > 1 && is_hybrid(model.type)) {
+  if (model.num_nextn_predict_layers > 1 && form_of(model.type).modules == PredictionModules::kOne) {
     throw usage_error(fmt::format("'{}': {} modules for further tokens, and {} stores one", dir.string(),
                                   model.num_nextn_predict_layers, model_type_name(model.type)),
                       "leave --train-mtp out");

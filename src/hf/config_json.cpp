@@ -130,7 +130,8 @@ void read_model(Keys& keys, HfModel& model) {
   config.dim = keys.at_least(1, {"hidden_size"});
   config.max_positions = keys.at_least(1, {"max_position_embeddings"});
   config.tied_head = keys.flag("tie_word_embeddings", model.type == ModelType::kErnie45Moe);
-  if (!is_hybrid(model.type)) {  // which has these under names of its own, and no rotation
+  const TypeForm& form = form_of(model.type);
+  if (!form.single_parts) {  // which have these under names of their own
     config.num_layers = keys.at_least(1, {"num_hidden_layers"});
     config.num_heads = keys.at_least(1, {"num_attention_heads"});
     config.norm_eps = keys.positive("rms_norm_eps");
@@ -139,7 +140,7 @@ void read_model(Keys& keys, HfModel& model) {
   keys.only("attention_dropout", 0.0);
   keys.only("pretraining_tp", 1, "weights split over devices are not supported");
   text_of(model.type).read(keys, model);
-  if (!is_hybrid(model.type)) read_rope(keys, model.type, config);
+  if (form.rotates) read_rope(keys, model.type, config);
   read_quantization(keys, model);
   read_ids(keys, model);
   if (const Json* dtype = keys.find(kDtypeKey)) {

@@ -51,14 +51,19 @@ std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   return common;
 }
 
+// The kind of attention that the first layer with any has.
+PartKind common_attention(const ModelConfig& config) {
+  const std::vector<PartSpec> parts = parts_of(layer_specs(config));
+  const auto attention = std::ranges::find_if(parts, is_attention, &PartSpec::kind);
+  return attention == parts.end() ? PartKind::kGqa : attention->kind;
+}
+
 // Where layers differ in more, a model with the first attention everywhere.
 ModelConfig with_equal_layers(const ModelConfig& config) {
   if (auto same = with_common_keys(config)) return *same;
   ModelConfig near = config;
   near.layers.clear();
-  const std::vector<PartSpec> parts = parts_of(layer_specs(config));
-  const auto attention = std::ranges::find_if(parts, is_attention, &PartSpec::kind);
-  near.attention = attention == parts.end() ? PartKind::kGqa : attention->kind;
+  near.attention = common_attention(config);
   near.window = 0;
   return near;
 }
@@ -98,12 +103,13 @@ Json canonical_json(const HfModel& model) {
                {"max_position_embeddings", config.max_positions},
                {"bos_token_id", model.bos_id ? Json(*model.bos_id) : Json(nullptr)},
                {"eos_token_id", eos_json(model.eos_ids)}};
-  if (!is_hybrid(model.type)) {
+  const TypeForm& form = form_of(model.type);
+  if (!form.single_parts) {
     json["num_attention_heads"] = config.num_heads;
     json["hidden_act"] = "silu";
     json["rms_norm_eps"] = config.norm_eps;
-    write_rope(json, model.type, config);
   }
+  if (form.rotates) write_rope(json, model.type, config);
   text_of(model.type).write(json, model);
   if (!model.dtype.empty()) json[kDtypeKey.name] = model.dtype;
   if (model.format == HfFormat::kMxFp4) {
@@ -124,19 +130,15 @@ Json canonical_json(const HfModel& model) {
 
 // Other keys that say what `key` does.
 std::vector<std::string_view> rivals_of(std::string_view key, ModelType type) {
-  if (is_hybrid(type)) {
-    std::vector<std::string_view> rivals;
-    for (const KeyNames& names : kNemotronKeys) {
-      if (key == names.name) rivals.push_back(names.alias);
-    }
-    if (!rivals.empty()) return rivals;
-  } else if (is_rope_key(key)) {
-    return {std::begin(kRopeKeys), std::end(kRopeKeys)};
-  }
+  if (is_rope_key(key)) return {std::begin(kRopeKeys), std::end(kRopeKeys)};
   for (const KeyNames& names : {kDtypeKey, kNextnKey, routed_experts_key(type)}) {
     if (key == names.name) return {names.alias};
   }
-  return {};
+  std::vector<std::string_view> rivals;
+  for (const KeyNames& names : kOtherNames) {
+    if (key == names.name) rivals.push_back(names.alias);
+  }
+  return rivals;
 }
 
 void replace(Json& json, std::string_view key, const Json& wanted, ModelType type) {
@@ -144,7 +146,7 @@ void replace(Json& json, std::string_view key, const Json& wanted, ModelType typ
   for (const std::string_view rival : rivals_of(key, type)) {
     if (rival != key) json.erase(std::string(rival));
   }
-  if (is_rope_key(key) && !is_hybrid(type)) {  // which takes its rivals with it, so all of them are written anew
+  if (is_rope_key(key)) {  // which takes its rivals with it, so all of them are written anew
     for (const std::string_view rope : kRopeKeys) {
       if (wanted.contains(rope)) json[std::string(rope)] = wanted.at(std::string(rope));
     }
@@ -155,26 +157,26 @@ void replace(Json& json, std::string_view key, const Json& wanted, ModelType typ
   }
 }
 
-// What no type has yet.
-void require_plain(Fit& fit, const ModelConfig& config) {
-  fit.require(!config.zero_centred_norms, "model.zero_centred_norms", "norms that multiply by their weights");
-  if (count_parts(layer_specs(config), PartKind::kGqa) > 0) {
-    fit.require(!config.gqa.output_gate, "model.gqa.output_gate", "attention without a gate");
-  }
+// The same model with keys that a pattern replaces as they follow from it.
+ModelConfig with_keys_of_layers(const ModelConfig& config) {
+  ModelConfig same = config;
+  same.num_layers = std::ssize(layer_specs(config));
+  same.attention = common_attention(config);
+  return same;
 }
 
-// What a type whose layers are of one part each has not.
-std::vector<std::string> obstacles_to_hybrid(const ModelConfig& config, ModelType type) {
+// What a type whose layers may have mixers of several kinds has not.
+std::vector<std::string> obstacles_to_mixed(const ModelConfig& config, ModelType type) {
   Fit fit(config, model_type_name(type));
-  require_plain(fit, config);
   text_of(type).require(fit, config, type);
+  if (form_of(type).rotates) require_rope(fit, config);
   return std::move(fit).obstacles();
 }
 
 }  // namespace
 
 std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) {
-  if (is_hybrid(type)) return obstacles_to_hybrid(given, type);
+  if (form_of(type).mixes_mixers) return obstacles_to_mixed(with_keys_of_layers(given), type);
   const ModelConfig config = with_equal_layers(given);
   const std::string_view name = model_type_name(type);
   Fit fit(config, name);
@@ -191,7 +193,7 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
   fit.require(config.moe.latent_dim == 0, "model.moe.latent_dim", "experts that read the residual stream");
   fit.require(config.mtp.depth == 0 || predicts_further(type), "model.mtp.depth", "no further tokens to predict");
   fit.require(config.mtp.layers.empty(), "model.mtp.layers", "one layer in a module, as the model's last");
-  require_plain(fit, config);
+  require_plain_norms(fit, config);
   require_layers(fit, config, type);
   text_of(type).require(fit, config, type);
   require_rope(fit, config);
@@ -217,15 +219,16 @@ Error not_expressible(ModelType type, const std::vector<std::string>& obstacles)
 ModelType nearest_type(const ModelConfig& given) {
   // The first that computes the same: where several do, the one whose name says most. Kimi-K2 and GLM-4-MoE-Lite are
   // DeepSeek-V3 by other names.
-  constexpr std::array<ModelType, 14> kByPreference = {
+  constexpr std::array<ModelType, 15> kByPreference = {
       ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe,  ModelType::kMixtral,
       ModelType::kOlmoe,      ModelType::kQwen2Moe,   ModelType::kMinimaxM2, ModelType::kDots1,
       ModelType::kGlm4Moe,    ModelType::kErnie45Moe, ModelType::kQwen3,     ModelType::kLlama,
-      ModelType::kGptOss,     ModelType::kNemotronH};
+      ModelType::kGptOss,     ModelType::kNemotronH,  ModelType::kQwen3Next};
   const auto* const fits =
       std::ranges::find_if(kByPreference, [&](ModelType type) { return obstacles_to(given, type).empty(); });
   if (fits != kByPreference.end()) return *fits;
   if (count_parts(layer_specs(given), PartKind::kMamba2) > 0) return ModelType::kNemotronH;
+  if (count_parts(layer_specs(given), PartKind::kGatedDeltaNet) > 0) return ModelType::kQwen3Next;
   const ModelConfig config = with_equal_layers(given);
   if (config.attention == PartKind::kGqa && config.gqa.sinks) return ModelType::kGptOss;
   if (config.attention == PartKind::kGqa && config.moe.num_experts > 0) return ModelType::kQwen3Moe;
@@ -238,11 +241,7 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     throw not_expressible(given.type, obstacles);
   }
   HfModel model = given;
-  if (is_hybrid(given.type)) {
-    model.config.num_layers = std::ssize(layer_specs(given.config));
-  } else {
-    model.config = with_equal_layers(given.config);
-  }
+  model.config = form_of(given.type).mixes_mixers ? with_keys_of_layers(given.config) : with_equal_layers(given.config);
   NMOE_CHECK(model.config.vocab_size > 0 && model.config.max_positions > 0, "vocab_size {}, max_positions {}",
              model.config.vocab_size, model.config.max_positions);
   const Json wanted = canonical_json(model);

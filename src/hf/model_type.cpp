@@ -12,12 +12,14 @@ struct TypeNames {
   std::string_view name;
   std::string_view architecture;
   std::optional<RopeLayout> layout;
+  TypeForm form = {};
 };
+constexpr TypeForm kModulesBehind = {.modules = PredictionModules::kBehindLayers};
 constexpr std::array<TypeNames, kModelTypes.size()> kTypes = {{
     {ModelType::kDeepseekV2, "deepseek_v2", "DeepseekV2ForCausalLM", RopeLayout::kInterleaved},
-    {ModelType::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM", std::nullopt},
-    {ModelType::kKimiK2, "kimi_k2", "DeepseekV3ForCausalLM", std::nullopt},
-    {ModelType::kGlm4MoeLite, "glm4_moe_lite", "Glm4MoeLiteForCausalLM", std::nullopt},
+    {ModelType::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM", std::nullopt, kModulesBehind},
+    {ModelType::kKimiK2, "kimi_k2", "DeepseekV3ForCausalLM", std::nullopt, kModulesBehind},
+    {ModelType::kGlm4MoeLite, "glm4_moe_lite", "Glm4MoeLiteForCausalLM", std::nullopt, kModulesBehind},
     {ModelType::kLlama, "llama", "LlamaForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kQwen3, "qwen3", "Qwen3ForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", RopeLayout::kHalfSplit},
@@ -25,11 +27,20 @@ constexpr std::array<TypeNames, kModelTypes.size()> kTypes = {{
     {ModelType::kMixtral, "mixtral", "MixtralForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kOlmoe, "olmoe", "OlmoeForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kMinimaxM2, "minimax_m2", "MiniMaxM2ForCausalLM", RopeLayout::kHalfSplit},
-    {ModelType::kGlm4Moe, "glm4_moe", "Glm4MoeForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kGlm4Moe, "glm4_moe", "Glm4MoeForCausalLM", RopeLayout::kHalfSplit, kModulesBehind},
     {ModelType::kDots1, "dots1", "Dots1ForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kErnie45Moe, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", RopeLayout::kInterleaved},
     {ModelType::kGptOss, "gpt_oss", "GptOssForCausalLM", RopeLayout::kHalfSplit},
-    {ModelType::kNemotronH, "nemotron_h", "NemotronHForCausalLM", std::nullopt},
+    {ModelType::kNemotronH,
+     "nemotron_h",
+     "NemotronHForCausalLM",
+     std::nullopt,
+     {.single_parts = true, .mixes_mixers = true, .rotates = false, .modules = PredictionModules::kOne}},
+    {ModelType::kQwen3Next,
+     "qwen3_next",
+     "Qwen3NextForCausalLM",
+     RopeLayout::kHalfSplit,
+     {.mixes_mixers = true, .modules = PredictionModules::kOne}},
 }};
 
 const TypeNames& names_of(ModelType type) {
@@ -50,7 +61,7 @@ std::string model_type_names() {
   return names;
 }
 
-bool is_hybrid(ModelType type) { return type == ModelType::kNemotronH; }
+const TypeForm& form_of(ModelType type) { return names_of(type).form; }
 
 std::string_view architecture_name(ModelType type) { return names_of(type).architecture; }
 
@@ -69,6 +80,7 @@ ExpertNames expert_names(ModelType type) {
     case ModelType::kErnie45Moe:
       return {.selection_bias = "moe_statics.e_score_correction_bias", .bias_is_matrix = true};
     case ModelType::kQwen2Moe:
+    case ModelType::kQwen3Next:
       return {.shared = "shared_expert.", .shared_gate = "shared_expert_gate.weight"};
     case ModelType::kMixtral:
       return kMixtral;

@@ -28,19 +28,32 @@ enum class ModelType {
   kErnie45Moe,  // GQA, interleaved; softmax scores with a selection bias
   kGptOss,      // GQA with biases and sinks; softmax scores, biases of routers and experts, clamped SwiGLU
   kNemotronH,   // layers of one part each: Mamba-2, GQA without rotation, squared-ReLU experts or MLPs
+  kQwen3Next,   // Gated DeltaNet or GQA with gates, zero-centred norms; softmax scores, a gated shared expert
 };
 std::string_view model_type_name(ModelType type);  // "deepseek_v3"
 
-constexpr std::array<ModelType, 16> kModelTypes = {
-    ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,    ModelType::kGlm4MoeLite,
-    ModelType::kLlama,      ModelType::kQwen3,      ModelType::kQwen3Moe,  ModelType::kQwen2Moe,
-    ModelType::kMixtral,    ModelType::kOlmoe,      ModelType::kMinimaxM2, ModelType::kGlm4Moe,
-    ModelType::kDots1,      ModelType::kErnie45Moe, ModelType::kGptOss,    ModelType::kNemotronH};
+constexpr std::array<ModelType, 17> kModelTypes = {
+    ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,   ModelType::kGlm4MoeLite, ModelType::kLlama,
+    ModelType::kQwen3,      ModelType::kQwen3Moe,   ModelType::kQwen2Moe, ModelType::kMixtral,     ModelType::kOlmoe,
+    ModelType::kMinimaxM2,  ModelType::kGlm4Moe,    ModelType::kDots1,    ModelType::kErnie45Moe,  ModelType::kGptOss,
+    ModelType::kNemotronH,  ModelType::kQwen3Next};
 // "deepseek_v2, deepseek_v3, ... and ernie4_5_moe".
 std::string model_type_names();
 
-// Whether layers are of one part each, attention does not rotate, and hidden layers have no gates.
-bool is_hybrid(ModelType type);
+// Where files of a type have modules of multi-token prediction in a form that hf/tensor_map.h knows.
+enum class PredictionModules {
+  kNone,
+  kBehindLayers,  // layers behind the last, each with copies of embedding and head
+  kOne,           // one, beside the layers ("mtp."), whose projection has its two halves as columns of one matrix
+};
+// How models of a type differ in form from the most.
+struct TypeForm {
+  bool single_parts = false;  // layers are of one part each, and they and keys of config.json have names of their own
+  bool mixes_mixers = false;  // layers may have mixers of several kinds
+  bool rotates = true;        // attention does, as config.json says
+  PredictionModules modules = PredictionModules::kNone;
+};
+const TypeForm& form_of(ModelType type);
 
 // What stands under "architectures".
 std::string_view architecture_name(ModelType type);

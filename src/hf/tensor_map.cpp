@@ -45,7 +45,17 @@ class Pieces {
   template <class RowOf>
   void scattered(const std::string& tensor, int64_t rows, int64_t tensor_rows, const RowOf& row_of) {
     const Shape whole = tensor_shape(tensor_rows * row_size());
-    for (int64_t row = 0; row < rows; ++row) add(tensor, whole, row_of(row) * row_size(), row_size());
+    for (int64_t row = 0, end = 0; row < rows; row = end) {
+      const int64_t first = row_of(row);
+      for (end = row + 1; end < rows && row_of(end) == first + end - row;) ++end;
+      add(tensor, whole, first * row_size(), (end - row) * row_size());
+    }
+  }
+  // All rows, in blocks of `block`, are in the blocks of `tensor_block` rows of `tensor`, each from its row `first` on.
+  void blocks(const std::string& tensor, int64_t block, int64_t first, int64_t tensor_block) {
+    const int64_t rows = num_left() / row_size();
+    scattered(tensor, rows, rows / block * tensor_block,
+              [=](int64_t row) { return row / block * tensor_block + first + row % block; });
   }
   // The next rows * width elements are spread over `tensor` (TensorPiece) from its element `first` on.
   void spread(const std::string& tensor, const Shape& tensor_shape, int64_t first, int64_t rows, int64_t width,
@@ -97,14 +107,18 @@ struct SameTensor {
 };
 constexpr SameTensor kModelTensors[] = {
     {"embedding", "model.embed_tokens.weight"}, {"final_norm", "model.norm.weight"}, {"head", "lm_head.weight"}};
-constexpr SameTensor kHybridModelTensors[] = {
+constexpr SameTensor kSinglePartModelTensors[] = {
     {"embedding", "backbone.embeddings.weight"}, {"final_norm", "backbone.norm_f.weight"}, {"head", "lm_head.weight"}};
-constexpr std::string_view kHybridBlock = "mixer.", kHybridNorm = "norm.weight";
+constexpr std::string_view kSinglePartBlock = "mixer.", kSinglePartNorm = "norm.weight";
 constexpr SameTensor kLayerTensors[] = {{"attention_norm", "input_layernorm.weight"},
                                         {"mlp_norm", "post_attention_layernorm.weight"},
                                         {"attention.out", "self_attn.o_proj.weight"}};
+// Of a module for further tokens.
 constexpr SameTensor kModuleTensors[] = {
     {"embedding_norm", "enorm.weight"}, {"hidden_norm", "hnorm.weight"}, {"final_norm", "shared_head.norm.weight"}};
+constexpr SameTensor kOneModuleTensors[] = {{"embedding_norm", "pre_fc_norm_embedding.weight"},
+                                            {"hidden_norm", "pre_fc_norm_hidden.weight"},
+                                            {"final_norm", "norm.weight"}};
 constexpr SameTensor kDenseTensors[] = {{"mlp.out", "mlp.down_proj.weight"}};
 constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_proj.weight"},
                                          {"attention.q_norm", "self_attn.q_a_layernorm.weight"},
@@ -114,6 +128,10 @@ constexpr SameTensor kMamba2Tensors[] = {
     {"mamba2.conv_bias", "mixer.conv1d.bias"}, {"mamba2.dt_bias", "mixer.dt_bias"},
     {"mamba2.a_log", "mixer.A_log"},           {"mamba2.d", "mixer.D"},
     {"mamba2.norm", "mixer.norm.weight"},      {"mamba2.out", "mixer.out_proj.weight"}};
+constexpr SameTensor kGatedDeltaNetTensors[] = {{"gated_deltanet.dt_bias", "linear_attn.dt_bias"},
+                                                {"gated_deltanet.a_log", "linear_attn.A_log"},
+                                                {"gated_deltanet.norm", "linear_attn.norm.weight"},
+                                                {"gated_deltanet.out", "linear_attn.out_proj.weight"}};
 constexpr SameTensor kGroupedTensors[] = {
     {"attention.q", "self_attn.q_proj.weight"},      {"attention.k", "self_attn.k_proj.weight"},
     {"attention.v", "self_attn.v_proj.weight"},      {"attention.out_bias", "self_attn.o_proj.bias"},
@@ -207,6 +225,14 @@ bool map_grouped_attention(const ModelConfig& config, const RowOrder& order, std
     map_heads("self_attn.v_proj.bias", gqa.num_kv_heads, false);
     return true;
   }
+  if (gqa.output_gate && (name == "attention.q" || name == "attention.gate")) {  // of each head, one behind the other
+    const int64_t rows = config.num_heads * C;
+    pieces.scattered("self_attn.q_proj.weight", rows, 2 * rows, [&, is_gate = name == "attention.gate"](int64_t row) {
+      const int64_t head = row / C * C;
+      return head + (is_gate ? C + row : row_of(row));
+    });
+    return true;
+  }
   const bool over_all = gqa.qk_norm_over == QkNormOver::kAllHeads;
   for (const auto& [parameter, heads] : {std::pair<std::string_view, int64_t>("attention.q", config.num_heads),
                                          {"attention.k", gqa.num_kv_heads},
@@ -240,9 +266,33 @@ bool map_mamba2(const Mamba2Config& config, std::string_view name, Pieces& piece
   return true;
 }
 
+// Two projections, of each group of heads its rows [q | k | v | z] and [b | a].
+bool map_gated_deltanet(const GatedDeltaNetConfig& config, std::string_view name, Pieces& pieces) {
+  const int64_t heads = config.num_value_heads / config.num_key_heads;  // of a group
+  const int64_t K = config.key_head_dim, V = heads * config.value_head_dim;
+  struct Section {
+    std::string_view parameter, tensor;
+    int64_t rows, first, all;  // of a group
+  };
+  constexpr std::string_view kWide = "linear_attn.in_proj_qkvz.weight", kNarrow = "linear_attn.in_proj_ba.weight";
+  for (const Section& section : {Section{"gated_deltanet.q", kWide, K, 0, 2 * K + 2 * V},
+                                 Section{"gated_deltanet.k", kWide, K, K, 2 * K + 2 * V},
+                                 Section{"gated_deltanet.v", kWide, V, 2 * K, 2 * K + 2 * V},
+                                 Section{"gated_deltanet.z", kWide, V, 2 * K + V, 2 * K + 2 * V},
+                                 Section{"gated_deltanet.b", kNarrow, heads, 0, 2 * heads},
+                                 Section{"gated_deltanet.a", kNarrow, heads, heads, 2 * heads}}) {
+    if (name != section.parameter) continue;
+    pieces.blocks(std::string(section.tensor), section.rows, section.first, section.all);
+    return true;
+  }
+  if (name != "gated_deltanet.conv") return map_same(kGatedDeltaNetTensors, name, pieces);
+  pieces.channels("linear_attn.conv1d.weight");
+  return true;
+}
+
 bool map_dense(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
   if (name != "mlp.in") return map_same(kDenseTensors, name, pieces);
-  map_gated(is_hybrid(type) ? "" : "mlp.gate_proj", "mlp.up_proj", part.spec.hidden, pieces);
+  map_gated(expert_names(type).gate.empty() ? "" : "mlp.gate_proj", "mlp.up_proj", part.spec.hidden, pieces);
   return true;
 }
 
@@ -314,7 +364,7 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
     case PartKind::kMamba2:
       return map_mamba2(part.config.mamba2, name, pieces);
     case PartKind::kGatedDeltaNet:
-      return false;
+      return map_gated_deltanet(part.config.gated_deltanet, name, pieces);
     case PartKind::kDense:
       return map_dense(part, type, name, pieces);
     case PartKind::kMoe:
@@ -325,41 +375,53 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
 
 std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight, ModelType type) {
   Pieces pieces(weight, "");
-  const bool found = is_hybrid(type) ? map_same(kHybridModelTensors, weight.name, pieces)
-                                     : map_same(kModelTensors, weight.name, pieces);
+  const bool found = form_of(type).single_parts ? map_same(kSinglePartModelTensors, weight.name, pieces)
+                                                : map_same(kModelTensors, weight.name, pieces);
   NMOE_CHECK(found, "weight {} has no counterpart", weight.name);
   return pieces.take();
 }
 
-// What the names of tensors of a layer begin with.
-std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
-
-// The same of a hybrid of so many layers, behind which those of its one module count from 0 again.
-std::string hybrid_layer_prefix(int64_t layer, int64_t num_layers) {
-  return layer < num_layers ? fmt::format("backbone.layers.{}.", layer)
-                            : fmt::format("mtp.layers.{}.", layer - num_layers);
+// What the names of tensors of a layer begin with, in a model of so many. Those of one module count from 0 again.
+std::string layer_prefix(int64_t layer, int64_t num_layers, ModelType type) {
+  const TypeForm& form = form_of(type);
+  if (layer >= num_layers && form.modules == PredictionModules::kOne) {
+    return fmt::format("mtp.layers.{}.", layer - num_layers);
+  }
+  return fmt::format("{}.layers.{}.", form.single_parts ? "backbone" : "model", layer);
 }
 
-// Of a module, without its layer.
+// Of a module, without its layer: beside it ("mtp."), or in the first one of its layers, the final norm in the last.
+bool map_module(const ModelConfig& config, ModelType type, int64_t module, std::string_view name,
+                const WeightSpec& weight, std::vector<TensorPiece>& mapped) {
+  const TypeForm& form = form_of(type);
+  const bool is_beside = form.modules == PredictionModules::kOne && !form.single_parts;
+  const int64_t num_layers = std::ssize(layer_specs(config));
+  if (form.single_parts && name == "final_norm") {
+    const int64_t last = num_layers + std::ssize(prediction_layer_specs(config)) - 1;
+    Pieces pieces(weight, layer_prefix(last, num_layers, type));
+    pieces.whole("final_layernorm.weight");
+    mapped = pieces.take();
+    return true;
+  }
+  Pieces pieces(weight, is_beside ? "mtp." : layer_prefix(num_layers + module, num_layers, type));
+  if (name.starts_with("projection_")) {
+    pieces.columns(is_beside ? "fc.weight" : "eh_proj.weight", name == "projection_hidden" ? config.dim : 0,
+                   2 * config.dim);
+  } else if (!(is_beside ? map_same(kOneModuleTensors, name, pieces) : map_same(kModuleTensors, name, pieces))) {
+    return false;
+  }
+  mapped = pieces.take();
+  return true;
+}
+
 std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& config, ModelType type,
                                                          const WeightSpec& weight) {
-  const int64_t num_layers = std::ssize(layer_specs(config));
   for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
     const std::string prefix = prediction_prefix(module);
     if (!weight.name.starts_with(prefix)) continue;
+    std::vector<TensorPiece> mapped;
     const std::string_view name = std::string_view(weight.name).substr(prefix.size());
-    if (is_hybrid(type) && name == "final_norm") {  // behind its last layer
-      const int64_t last = num_layers + std::ssize(prediction_layer_specs(config)) - 1;
-      Pieces pieces(weight, hybrid_layer_prefix(last, num_layers));
-      pieces.whole("final_layernorm.weight");
-      return pieces.take();
-    }
-    Pieces pieces(weight,
-                  is_hybrid(type) ? hybrid_layer_prefix(num_layers, num_layers) : layer_prefix(num_layers + module));
-    if (map_same(kModuleTensors, name, pieces)) return pieces.take();
-    if (!name.starts_with("projection_")) break;
-    pieces.columns("eh_proj.weight", name == "projection_hidden" ? config.dim : 0, 2 * config.dim);
-    return pieces.take();
+    if (map_module(config, type, module, name, weight, mapped)) return mapped;
   }
   return std::nullopt;
 }
@@ -369,20 +431,35 @@ std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, in
                                          const WeightSpec& weight) {
   const std::string& prefix = parts.front().prefix;
   const std::string_view name = std::string_view(weight.name).substr(prefix.size());
-  if (is_hybrid(type)) {
+  const std::string layer = layer_prefix(weight.layer, num_layers, type);
+  if (form_of(type).single_parts) {
     NMOE_CHECK(parts.size() == 1, "layer {} of {} parts", weight.layer, parts.size());
     const bool is_norm = weight.name == parts.front().norm_name();
-    Pieces pieces(weight, hybrid_layer_prefix(weight.layer, num_layers), is_norm ? "" : kHybridBlock);
-    if (is_norm) pieces.whole(std::string(kHybridNorm));
+    Pieces pieces(weight, layer, is_norm ? "" : kSinglePartBlock);
+    if (is_norm) pieces.whole(std::string(kSinglePartNorm));
     NMOE_CHECK(is_norm || map_same(kLayerTensors, name, pieces) || map_part(parts.front(), type, name, pieces),
                "weight {} has no counterpart", weight.name);
     return pieces.take();
   }
-  Pieces pieces(weight, layer_prefix(weight.layer));
+  Pieces pieces(weight, layer);
   const auto maps = [&](const LayerPart& part) { return map_part(part, type, name, pieces); };
   if (map_same(kLayerTensors, name, pieces) || std::ranges::any_of(parts, maps)) return pieces.take();
   NMOE_CHECK(name == "moe.router_bias", "weight {} has no counterpart", weight.name);
   return {};
+}
+
+// Whether modules of the type may be as the model's.
+bool has_form_of_modules(const ModelConfig& config, ModelType type) {
+  if (config.mtp.depth == 0) return true;
+  switch (form_of(type).modules) {
+    case PredictionModules::kNone:
+      return false;
+    case PredictionModules::kBehindLayers:
+      return prediction_layer_specs(config).size() == 1;
+    case PredictionModules::kOne:
+      return config.mtp.num_modules() == 1;
+  }
+  return false;
 }
 
 }  // namespace
@@ -390,10 +467,7 @@ std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, in
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
   std::vector<std::vector<LayerPart>> layers = layer_parts(config);
   const auto num_layers = std::ssize(layers);
-  NMOE_CHECK(config.mtp.depth == 0 ||
-                 (predicts_further(type) &&
-                  (is_hybrid(type) ? config.mtp.num_modules() == 1 : prediction_layer_specs(config).size() == 1)),
-             "{} modules of {} layers, of a type without", config.mtp.num_modules(),
+  NMOE_CHECK(has_form_of_modules(config, type), "{} modules of {} layers, of a type without", config.mtp.num_modules(),
              prediction_layer_specs(config).size());
   std::ranges::move(prediction_parts(config), std::back_inserter(layers));
   std::vector<MappedParameter> mapped;
@@ -405,8 +479,9 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
                    : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], num_layers, type, weight);
     }
     MappedParameter& parameter = mapped.emplace_back(weight.name, weight.shape, *std::move(pieces));
-    for (int64_t module = 0; module < config.mtp.num_modules() && !is_hybrid(type); ++module) {
-      const std::string prefix = layer_prefix(num_layers + module);
+    if (form_of(type).modules != PredictionModules::kBehindLayers) continue;
+    for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
+      const std::string prefix = layer_prefix(num_layers + module, num_layers, type);
       const bool is_embedding = weight.name == "embedding";
       if (is_embedding) parameter.copies.push_back(prefix + "embed_tokens.weight");
       if (weight.name == "head" || (is_embedding && config.tied_head)) {
@@ -417,10 +492,7 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
   return mapped;
 }
 
-bool predicts_further(ModelType type) {
-  return type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2 || type == ModelType::kGlm4Moe ||
-         type == ModelType::kGlm4MoeLite || type == ModelType::kNemotronH;
-}
+bool predicts_further(ModelType type) { return form_of(type).modules != PredictionModules::kNone; }
 
 bool has_selection_bias(ModelType type) { return !expert_names(type).selection_bias.empty(); }
 

@@ -4,8 +4,9 @@
 // Both sides keep a linear layer as [out, in], row-major. They differ in what is one tensor: here gate and up
 // projections are stacked, and so are the experts of a layer ([E, out, in]); there they are not, or are [E, in, out]
 // with gate and up in turns (gpt-oss), and the latent of keys and values comes from one matrix with the shared rotated
-// key. Where all models of a type pair the rows that rotate in a layout that is not the model's (only_rope_layout),
-// rows of queries and keys are reordered: it then computes the same.
+// key. Qwen3-Next's queries are in one matrix with their gates, head by head, and so are all of Gated DeltaNet's
+// projections, a group of heads after the other. Where all models of a type pair the rows that rotate in a layout that
+// is not the model's (only_rope_layout), rows of queries and keys are reordered: it then computes the same.
 #pragma once
 
 #include <cstdint>
@@ -40,16 +41,15 @@ struct MappedParameter {
   // selection bias that is zero.
   std::vector<TensorPiece> pieces;
   // Further tensors that have all of the parameter's values, as its one piece has: each module of multi-token
-  // prediction has the embedding and the head once more, but for nemotron_h's.
+  // prediction that is a layer behind the last has the embedding and the head once more.
   std::vector<std::string> copies = {};
 };
 
 // Every parameter of the model, in definition order. obstacles_to finds nothing against it.
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type);
 
-// Whether models of this type may have modules of multi-token prediction in a form that this map knows: as layers
-// behind the last, or (nemotron_h) one module in layers of its own, with the two halves of their projection as columns
-// of one matrix.
+// Whether models of this type may have modules of multi-token prediction in a form that this map knows
+// (PredictionModules).
 bool predicts_further(ModelType type);
 
 // Whether routers of this type have one.

@@ -1,31 +1,19 @@
 // Types beyond DeepSeek's and Qwen3-MoE, by published hyperparameters.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "config/layers.h"
-#include "config/load.h"
-#include "config/schema.h"
-#include "hf/config_json.h"
-#include "model/spec/spec.h"
-#include "support/errors.h"
+#include "hf/published_models.h"
 
 namespace nmoe {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using test::common_keys;
 using test::contains;
+using test::elements;
 using test::error_of;
-
-Json common_keys() {
-  return Json::parse(R"({"torch_dtype": "bfloat16", "attention_dropout": 0.0, "hidden_act": "silu", "use_cache": true,
-    "initializer_range": 0.02, "tie_word_embeddings": false, "transformers_version": "4.51.0"})");
-}
-Json merged(Json json, const char* more) {
-  json.update(Json::parse(more));
-  return json;
-}
+using test::Json;
+using test::merged;
+using test::printed_model;
+using test::read_json;
 
 Json llama_3_1_8b() {
   return merged(common_keys(),
@@ -168,36 +156,11 @@ Json nemotron_super() {
     "num_experts_per_tok": 22, "num_hidden_layers": 88, "num_nextn_predict_layers": 1, "routed_scaling_factor": 5.0})");
 }
 
-HfModel read_json(const Json& json) { return from_config_json(json.dump(), "config.json"); }
-
-// The keys of [model] that have an effect, except those that all these models have.
-std::string printed_model(const ModelConfig& model) {
-  Config config;
-  config.model = model;
-  std::ostringstream text;
-  for (const Field& field : describe(config)) {
-    if (field.used() && field.section().starts_with("model"))
-      text << field.key << " = " << to_toml(field.get()) << "\n";
-  }
-  return text.str();
-}
-
 TEST(ConfigJsonTypes, EveryOneRoundTrips) {
   for (const Json& json :
        {llama_3_1_8b(), qwen3_8b(), mixtral_8x7b(), olmoe_1b_7b(), qwen1_5_moe(), minimax_m2(), glm_4_5_air(),
         dots_llm1(), ernie_21b(), glm_4_7_flash(), gpt_oss_20b(), nemotron_nano(), nemotron_super()}) {
-    SCOPED_TRACE(json["model_type"]);
-    const HfModel model = read_json(json);
-    const std::string text = to_config_json(model);
-    const HfModel again = from_config_json(text, "config.json");
-    EXPECT_EQ(again.type, model.type);
-    EXPECT_EQ(printed_model(again.config), printed_model(model.config));
-    EXPECT_EQ(again.num_nextn_predict_layers, model.num_nextn_predict_layers);
-    EXPECT_EQ(to_config_json(again), text);
-    EXPECT_EQ(to_config_json(model, json.dump()), json.dump(2) + "\n");  // what it came from stays as it is
-    EXPECT_EQ(obstacles_to(model.config, model.type), std::vector<std::string>());
-    const ModelType nearest = nearest_type(model.config);
-    EXPECT_EQ(nearest, model.type == ModelType::kGlm4MoeLite ? ModelType::kDeepseekV3 : model.type);
+    test::expect_round_trip(json);
   }
 }
 
@@ -324,23 +287,8 @@ TEST(ConfigJsonTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
                                    {"gpt-oss-20b", gpt_oss_20b()},
                                    {"nemotron-3-nano-30b-a3b", nemotron_nano()},
                                    {"nemotron-3-super-120b-a12b", nemotron_super()}}) {
-    const ModelConfig published = read_json(json).config;
-    ModelConfig own = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models" / (std::string(file) + ".toml")).model;
-    own.moe.balance_loss = published.moe.balance_loss;
-    own.moe.z_loss = published.moe.z_loss;
-    own.moe.bias_rate = published.moe.bias_rate;
-    own.init = published.init;
-    own.mtp = published.mtp;
-    EXPECT_EQ(layer_specs(own), layer_specs(published)) << file;
-    own.layers = published.layers;
-    EXPECT_EQ(printed_model(own), printed_model(published)) << file;
+    test::expect_is_published_model(file, json);
   }
-}
-
-int64_t elements(const ModelConfig& config) {
-  int64_t sum = 0;
-  for (const WeightSpec& weight : describe_model(config).weights) sum += weight.shape.num_elements();
-  return sum;
 }
 
 // Its release has 123,611,033,088 elements (NVIDIA's card), selection biases and the module for further tokens
@@ -349,18 +297,6 @@ TEST(ConfigJsonTypes, NemotronSuperHasTheElementsOfItsRelease) {
   EXPECT_EQ(elements(load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models/nemotron-3-super-120b-a12b.toml").model),
             123'611'033'088);
   EXPECT_EQ(elements(read_json(nemotron_super()).config), 120'668'707'840);
-}
-
-// By the shapes of transformers' tensors, without the module for further tokens.
-TEST(ConfigJsonTypes, QwenNextHasTheElementsOfItsTensors) {
-  const int64_t D = 2048, experts = 513 * 3 * 512 * D + 512 * D + D, norms = 2 * D;
-  const int64_t recurrent = 12288 * D + 64 * D + 8192 * 4 + 32 + 32 + 128 + D * 4096;
-  const int64_t attention = 8192 * D + 2 * 512 * D + D * 4096 + 2 * 256;
-  const int64_t all = 2 * 151936 * D + D + 48 * (experts + norms) + 36 * recurrent + 12 * attention;
-  EXPECT_EQ(all, 79'674'391'296);
-  const int64_t selection_biases = 48 * 512;  // which the type has not, and this model does not move
-  EXPECT_EQ(elements(load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models/qwen3-next-80b-a3b.toml").model),
-            all + selection_biases);
 }
 
 // The keys of earlier and later versions, and what is refused.
@@ -648,11 +584,11 @@ TEST(ConfigJsonTypes, AllThatIsMissingIsNamedAtOnce) {
 
 TEST(ConfigJsonTypes, OfAnotherTypeItsFeaturesAreNamed) {
   const Error next = error_of([] {
-    from_config_json(R"({"model_type": "qwen3_next", "linear_num_key_heads": 16, "partial_rotary_factor": 0.25})", "x");
+    from_config_json(R"({"model_type": "glm_moe_dsa", "index_topk": 16, "partial_rotary_factor": 0.25})", "x");
   });
-  EXPECT_TRUE(contains(next.what(), "model_type = \"qwen3_next\": nmoe reads deepseek_v2, deepseek_v3, "));
-  EXPECT_TRUE(contains(next.what(), "layers of Gated DeltaNet, gates on attention's output"));
-  EXPECT_TRUE(contains(next.what(), "linear_num_key_heads = 16: nmoe has no layers of Gated DeltaNet"));
+  EXPECT_TRUE(contains(next.what(), "model_type = \"glm_moe_dsa\": nmoe reads deepseek_v2, deepseek_v3, "));
+  EXPECT_TRUE(contains(next.what(), "needs what nmoe does not have: indexer of sparse attention"));
+  EXPECT_TRUE(contains(next.what(), "index_topk = 16: nmoe has no indexer of sparse attention"));
   const Error unknown = error_of([] { from_config_json(R"({"model_type": "new", "vision_config": {}})", "x"); });
   EXPECT_TRUE(contains(unknown.what(), "vision_config = {}: nmoe has no images"));
 }

@@ -136,6 +136,11 @@ TEST_F(Parity, TellsEveryKeyThatIsEasilyMisread) {
            Misread{"nemotron", R"({"routed_scaling_factor": 1.0})"},
            Misread{"nemotron_latent", R"({"norm_topk_prob": true})"},
            Misread{"nemotron_latent", R"({"n_group": 1})"},
+           Misread{"qwen3_next", R"({"rms_norm_eps": 0.01})"},
+           Misread{"qwen3_next", R"({"norm_topk_prob": false})"},
+           Misread{"qwen3_next", R"({"partial_rotary_factor": 0.5})"},
+           Misread{"qwen3_next_mtp", R"({"norm_topk_prob": true})"},
+           Misread{"qwen3_next_mtp", R"({"rope_parameters": {"partial_rotary_factor": 0.25}})"},
        }) {
     const fs::path fixture = fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf" / misread.fixture;
     const fs::path copy = dir_.path() / "copy";

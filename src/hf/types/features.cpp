@@ -45,7 +45,6 @@ constexpr Feature kOfTypes[] = {
     {"llama4_text", "attention within chunks, scores on experts' inputs, L2 norms of queries and keys"},
     {"mimo_v2_flash", "values of another size than keys, windowed layers with heads and a rotation of their own"},
     {"qwen3_5_moe", "layers of Gated DeltaNet, gates on attention's output, zero-centred norms"},
-    {"qwen3_next", "layers of Gated DeltaNet, gates on attention's output, zero-centred norms"},
 };
 
 template <size_t N>

@@ -140,8 +140,6 @@ void read_experts(Keys& keys, const HfModel& model, MoeConfig& moe) {
   keys.ignore("moe_shared_expert_overlap");
 }
 
-bool has_kind(const ModelConfig& config, PartKind kind) { return count_parts(layer_specs(config), kind) > 0; }
-
 void read_nemotron(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   read_layers(keys, config);
@@ -240,6 +238,7 @@ void require_layer_kinds(Fit& fit, const ModelConfig& config) {
 
 void require_nemotron(Fit& fit, const ModelConfig& config, ModelType /*type*/) {
   const MoeConfig& moe = config.moe;
+  require_plain_norms(fit, config);
   require_layer_kinds(fit, config);
   fit.require(config.mtp.num_modules() < 2, "model.mtp.shared", "one module for all depths");
   if (has_kind(config, PartKind::kDense) || has_kind(config, PartKind::kMoe)) {

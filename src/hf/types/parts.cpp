@@ -44,6 +44,32 @@ void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits) {
   fit.require(traits.rotates_part || gqa.rotated() == gqa.head_dim, "model.gqa.rotary_dim", "whole heads that rotate");
 }
 
+void require_plain_norms(Fit& fit, const ModelConfig& config) {
+  fit.require(!config.zero_centred_norms, "model.zero_centred_norms", "norms that multiply by their weights");
+  if (has_kind(config, PartKind::kGqa)) {
+    fit.require(!config.gqa.output_gate, "model.gqa.output_gate", "attention without a gate");
+  }
+}
+
+bool has_kind(const ModelConfig& config, PartKind kind) { return count_parts(layer_specs(config), kind) > 0; }
+
+void require_mixed_layers(Fit& fit, const ModelConfig& config, std::initializer_list<PartSpec> mixers) {
+  const std::vector<LayerSpec> layers = all_layer_specs(config);
+  const auto is_known = [&](const LayerSpec& layer) {
+    return layer.parts.size() == 2 && std::ranges::find(mixers, layer.parts.front()) != mixers.end();
+  };
+  const auto has_common_width = [&](const PartSpec& part) {
+    return is_mixer(part.kind) ||
+           part.hidden == (part.kind == PartKind::kDense ? config.dense_dim : config.moe.expert_dim);
+  };
+  std::vector<LayerSpec> kinds;
+  for (const PartSpec& mixer : mixers) kinds.push_back({.parts = {mixer}});
+  fit.require(std::ranges::all_of(layers, is_known), "model.layers",
+              fmt::format("layers of one of {} and a feed-forward part, without windows", write_layer_pattern(kinds)));
+  fit.require(std::ranges::all_of(parts_of(layers), has_common_width), "model.layers",
+              "MLPs of one width, and experts of one");
+}
+
 void set_layers(ModelConfig& config, const LayerKinds& kinds) {
   const auto sparse = std::ranges::find(kinds.dense, 0);
   config.num_dense_layers = sparse - kinds.dense.begin();

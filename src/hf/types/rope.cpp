@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <optional>
 
 #include "base/text.h"
 #include "hf/types/types.h"
@@ -13,7 +14,19 @@ using Json = Keys::Json;
 // Types of DeepSeek's, whose own code scales the softmax of a stretched context by mscale_all_dim.
 bool has_softmax_magnitude(const ModelConfig& config) { return config.attention == PartKind::kMla; }
 
-bool may_rotate_part(ModelType type) { return type == ModelType::kGlm4Moe || type == ModelType::kMinimaxM2; }
+// The share of a head that rotates where a file does not say it; nothing for types that rotate whole heads.
+std::optional<double> rotated_share(ModelType type) {
+  switch (type) {
+    case ModelType::kGlm4Moe:
+      return 0.5;
+    case ModelType::kMinimaxM2:
+      return 1.0;
+    case ModelType::kQwen3Next:
+      return 0.25;
+    default:
+      return std::nullopt;
+  }
+}
 
 int64_t rotated(const ModelConfig& model) {
   return model.attention == PartKind::kMla ? model.mla.qk_rope_head_dim : model.gqa.rotated();
@@ -146,13 +159,13 @@ bool is_of_transformers_5(Keys& file) {
 // otherwise beside them is left over in a file that transformers wrote, and refused in any other.
 void read_rotated(Keys& file, Keys& keys, bool in_parameters, ModelType type, ModelConfig& model) {
   constexpr std::string_view kShare = "partial_rotary_factor";
-  if (!may_rotate_part(type)) {
+  const std::optional<double> absent = rotated_share(type);
+  if (!absent) {
     for (Keys* each : {&file, &keys}) each->only(kShare, 1.0, "nmoe rotates the whole of a head's rotated part");
     return;
   }
   const int64_t head_dim = model.gqa.head_dim;
-  const double absent = type == ModelType::kGlm4Moe ? 0.5 : 1.0;
-  const double beside = file.positive(kShare, absent), share = keys.positive(kShare, beside);
+  const double beside = file.positive(kShare, *absent), share = keys.positive(kShare, beside);
   if (file.has(kShare) && beside != share && !is_of_transformers_5(file)) {
     throw file.error(kShare, fmt::format("rope_parameters.{} = {} says otherwise", kShare, share),
                      "keep one of the two keys");
@@ -243,7 +256,7 @@ void read_rope(Keys& file, ModelType type, ModelConfig& model) {
 void write_rope(Json& json, ModelType type, const ModelConfig& config) {
   json["rope_theta"] = config.rope.theta;
   json["rope_scaling"] = scaling_json(config);
-  if (!may_rotate_part(type)) return;
+  if (!rotated_share(type)) return;
   json["partial_rotary_factor"] = share_of(config.gqa.rotated(), config.gqa.head_dim);
   if (type == ModelType::kMinimaxM2) json["rotary_dim"] = config.gqa.rotated();
 }

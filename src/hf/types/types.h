@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,7 @@ TypeText glm4_moe_text();  // GLM-4-MoE and dots1
 TypeText ernie_text();
 TypeText gpt_oss_text();
 TypeText nemotron_text();
+TypeText qwen3_next_text();
 
 // --- rotation (rope.cpp)
 // Both spellings: rope_theta beside rope_scaling (null, or what to do beyond the trained length), and rope_parameters
@@ -82,6 +84,14 @@ struct GqaTraits {
 void read_gqa(Keys& keys, ModelConfig& config, const GqaTraits& traits, bool kv_optional);
 void write_gqa(Keys::Json& json, const ModelConfig& config);
 void require_gqa(Fit& fit, const ModelConfig& config, const GqaTraits& traits);
+// Norms that multiply by their weights, and attention without gates.
+void require_plain_norms(Fit& fit, const ModelConfig& config);
+
+// Whether any layer has such a part.
+bool has_kind(const ModelConfig& config, PartKind kind);
+// Layers, those of modules for further tokens too, of two parts each, a mixer that is one of these and a feed-forward
+// part of one width for each kind.
+void require_mixed_layers(Fit& fit, const ModelConfig& config, std::initializer_list<PartSpec> mixers);
 
 // Of every layer, what a file says of it: whether it has no experts, and its window, 0 where it has none.
 struct LayerKinds {

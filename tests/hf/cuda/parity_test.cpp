@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -17,7 +18,7 @@ namespace {
 
 // Whether its model has layers that GPUs do not compute yet.
 bool is_for_cpus(const fs::path& fixture) {
-  return count_parts(layer_specs(read_hf_model(fixture).config), PartKind::kMamba2) > 0;
+  return std::ranges::any_of(parts_of(layer_specs(read_hf_model(fixture).config)), is_recurrent, &PartSpec::kind);
 }
 
 ParityReport on_gpu(const fs::path& fixture, Precision precision) {
