@@ -25,6 +25,7 @@ enum class PartKind {
   kGqa,            // grouped-query attention: model/parts/gqa.h
   kMamba2,         // state-space duality: model/parts/mamba2.h
   kGatedDeltaNet,  // the gated delta rule: model/parts/gated_deltanet.h
+  kKda,            // the same with a decay of each key channel: model/parts/kda.h
   // Feed-forward parts, which work on each position separately.
   kDense,  // an MLP: model/parts/mlp.h
   kMoe,    // a mixture of experts: model/parts/moe.h
@@ -171,6 +172,16 @@ struct GatedDeltaNetConfig {
   int64_t conv_channels() const { return 2 * key_width() + value_width(); }
 };
 
+// Kimi Delta Attention (arXiv 2510.26692).
+struct KdaConfig {
+  int64_t num_heads = 4;
+  int64_t head_dim = 64;   // values of a query, key and value, and between the projections to decays and to gates
+  int64_t conv_width = 4;  // tokens that the convolution sees, the token itself included
+
+  int64_t width() const { return num_heads * head_dim; }
+  int64_t conv_channels() const { return 3 * width(); }
+};
+
 struct MoeConfig {
   int64_t num_experts = 0;  // routed experts; 0: every layer is dense
   int64_t top_k = 2;
@@ -258,6 +269,7 @@ struct ModelConfig {
   GqaConfig gqa;
   Mamba2Config mamba2;
   GatedDeltaNetConfig gated_deltanet;
+  KdaConfig kda;
   MoeConfig moe;
   MtpConfig mtp;
   ScalingConfig scaling;

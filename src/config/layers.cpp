@@ -16,10 +16,12 @@ constexpr int64_t kMaxNumber = 1 << 20;  // of layers, of a window, of a width
 constexpr int kMaxDepth = 16;            // of parentheses
 
 constexpr Named<PartSpec> kPartNames[] = {{{.kind = PartKind::kMla}, "mla"},
+                                          {{.kind = PartKind::kMla, .rotates = false}, "mla_nope"},
                                           {{.kind = PartKind::kGqa}, "gqa"},
                                           {{.kind = PartKind::kGqa, .rotates = false}, "gqa_nope"},
                                           {{.kind = PartKind::kMamba2, .rotates = false}, "mamba2"},
                                           {{.kind = PartKind::kGatedDeltaNet, .rotates = false}, "gated_deltanet"},
+                                          {{.kind = PartKind::kKda, .rotates = false}, "kda"},
                                           {{.kind = PartKind::kDense}, "dense"},
                                           {{.kind = PartKind::kMoe}, "moe"}};
 
@@ -84,7 +86,7 @@ class PatternReader {
     std::vector<std::string> names;
     for (const Named<PartSpec>& part : kPartNames) {
       if (only_feed_forward && is_mixer(part.value.kind)) continue;
-      if (part.name == name) return with_number(part.value);
+      if (part.name == name) return with_number(part.value, name);
       names.emplace_back(part.name);
     }
     const std::string_view what = only_feed_forward ? "feed-forward kind" : "part of a layer";
@@ -92,11 +94,10 @@ class PatternReader {
             name.empty() ? fmt::format("a {} was expected", what) : fmt::format("\"{}\" is not a {}", name, what),
             fmt::format("write {}", join_or(names)));
   }
-  PartSpec with_number(PartSpec part) {
+  PartSpec with_number(PartSpec part, std::string_view name) {
     const size_t colon = at_;
     if (!take(':')) return part;
     if (is_recurrent(part.kind)) {
-      const std::string_view name = part.kind == PartKind::kMamba2 ? "mamba2" : "gated_deltanet";
       fail_at(colon, fmt::format("{} has no window", name), fmt::format("write {} alone", name));
     }
     if (is_mixer(part.kind)) {

@@ -27,6 +27,7 @@ constexpr BaseSize kSizes[] = {
      [](ModelConfig& model) -> int64_t& { return model.gated_deltanet.num_key_heads; }},
     {"gated_deltanet.", "num_value_heads",
      [](ModelConfig& model) -> int64_t& { return model.gated_deltanet.num_value_heads; }},
+    {"kda.", "num_heads", [](ModelConfig& model) -> int64_t& { return model.kda.num_heads; }},
     {"moe.", "num_experts", [](ModelConfig& model) -> int64_t& { return model.moe.num_experts; }},
     {"moe.", "top_k", [](ModelConfig& model) -> int64_t& { return model.moe.top_k; }},
     {"moe.", "expert_dim", [](ModelConfig& model) -> int64_t& { return model.moe.expert_dim; }},

@@ -216,6 +216,14 @@ void describe_gated_deltanet(FieldList& f, GatedDeltaNetConfig& net, const Layer
   f.key("conv_width", net.conv_width, Integers{2, 8}, "tokens that the convolution sees, the token itself included");
 }
 
+void describe_kda(FieldList& f, KdaConfig& kda, const LayerUse& layers, const ModelConfig& model) {
+  f.section("model.kda");
+  f.following_need(layers.has_mixer(model, PartKind::kKda), "a layer with kda in model.layers");
+  f.key("num_heads", kda.num_heads, kSize, "number of heads, each with a state");
+  f.key("head_dim", kda.head_dim, kSize, "values of a query, key or value, and between a gate's two projections");
+  f.key("conv_width", kda.conv_width, Integers{2, 8}, "tokens that the convolution sees, the token itself included");
+}
+
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
   f.section("model.moe");
   f.key("num_experts", moe.num_experts, kSizeOrNone, "number of routed experts; 0: every layer is dense");
@@ -307,6 +315,7 @@ void describe_model(FieldList& f, ModelConfig& model) {
   describe_attention(f, model, layers);
   describe_mamba2(f, model.mamba2, layers, model);
   describe_gated_deltanet(f, model.gated_deltanet, layers, model);
+  describe_kda(f, model.kda, layers, model);
   describe_moe(f, model.moe, layers);
   describe_mtp(f, model.mtp);
 

@@ -64,24 +64,25 @@ bool check_pattern(Rules& rules, const ModelConfig& model) {
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.layers"},
-                "in no layer do positions see each other", "write mla, gqa, mamba2 or gated_deltanet in some layer");
+                "in no layer do positions see each other",
+                "write mla, gqa, mamba2, gated_deltanet or kda in some layer");
   return true;
 }
 
 void check_attention(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
-  if (count_parts(layers, PartKind::kMla) > 0) {
+  const auto rotates = [parts = parts_of(layers)](PartKind kind) {
+    return std::ranges::any_of(parts, [kind](const PartSpec& part) { return part.kind == kind && part.rotates; });
+  };
+  if (rotates(PartKind::kMla)) {
     rules.require(model.mla.qk_rope_head_dim % 2 == 0, {"model.mla.qk_rope_head_dim"}, "RoPE rotates pairs",
                   "make it even");
   }
   if (count_parts(layers, PartKind::kGqa) > 0) {
-    const std::vector<PartSpec> parts = parts_of(layers);
-    const bool rotates =
-        std::ranges::any_of(parts, [](const PartSpec& part) { return part.kind == PartKind::kGqa && part.rotates; });
     if (model.gqa.rotary_dim == 0) {
-      rules.require(!rotates || model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"}, "RoPE rotates pairs",
-                    "make it even");
+      rules.require(!rotates(PartKind::kGqa) || model.gqa.head_dim % 2 == 0, {"model.gqa.head_dim"},
+                    "RoPE rotates pairs", "make it even");
     } else {
-      rules.require(rotates, {"model.gqa.rotary_dim"}, "no layer rotates heads", "remove it");
+      rules.require(rotates(PartKind::kGqa), {"model.gqa.rotary_dim"}, "no layer rotates heads", "remove it");
       rules.require(model.gqa.rotary_dim % 2 == 0, {"model.gqa.rotary_dim"}, "RoPE rotates pairs", "make it even");
       rules.require(model.gqa.rotary_dim <= model.gqa.head_dim, {"model.gqa.rotary_dim", "model.gqa.head_dim"},
                     "a head has fewer values", "lower model.gqa.rotary_dim");
@@ -152,6 +153,19 @@ void check_gated_deltanet(Rules& rules, const Config& config, const std::vector<
                 "set run.device = \"cpu\"");
 }
 
+void check_mla_nope(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  const bool is_there = std::ranges::any_of(
+      parts_of(layers), [](const PartSpec& part) { return part.kind == PartKind::kMla && !part.rotates; });
+  rules.require(!is_there || config.run.device == "cpu", {"run.device", "model.layers"},
+                "mla_nope does not run on GPUs yet", "set run.device = \"cpu\"");
+}
+
+void check_kda(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  if (count_parts(layers, PartKind::kKda) == 0) return;
+  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "kda does not run on GPUs yet",
+                "set run.device = \"cpu\"");
+}
+
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
   const MoeConfig& moe = model.moe;
   const bool has_moe = count_parts(layers, PartKind::kMoe) > 0;
@@ -205,7 +219,7 @@ void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>&
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.mtp.layers"},
                 "in no layer of a module do positions see each other",
-                "write mla, gqa, mamba2 or gated_deltanet in some layer");
+                "write mla, gqa, mamba2, gated_deltanet or kda in some layer");
   const bool are_known =
       std::ranges::all_of(parts, [&](const PartSpec& part) { return count_parts(layers, part.kind) > 0; });
   rules.require(are_known, {"model.mtp.layers"}, "it has a part of a kind that no layer of the model has",
@@ -350,6 +364,8 @@ std::vector<Issue> find_issues(const Config& config) {
     check_output_gate(rules, config, layers);
     check_mamba2(rules, config, layers);
     check_gated_deltanet(rules, config, layers);
+    check_mla_nope(rules, config, layers);
+    check_kda(rules, config, layers);
     check_moe(rules, config.model, layers);
     check_mtp(rules, config, layers);
     check_precision(rules, config, layers.size());

@@ -32,6 +32,7 @@ constexpr const char* kWidths[] = {"dim",
                                    "mamba2.num_heads",
                                    "gated_deltanet.num_key_heads",
                                    "gated_deltanet.num_value_heads",
+                                   "kda.num_heads",
                                    "moe.expert_dim",
                                    "moe.latent_dim",
                                    "moe.shared_dim"};

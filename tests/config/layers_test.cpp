@@ -56,12 +56,13 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
   };
   for (const Case& c : {
            Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is not a part of a layer",
-                "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe"},
+                "write mla, mla_nope, gqa, gqa_nope, mamba2, gated_deltanet, kda, dense or moe"},
            Case{"mla/dense,", 11, "a part of a layer was expected",
-                "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe"},
+                "write mla, mla_nope, gqa, gqa_nope, mamba2, gated_deltanet, kda, dense or moe"},
            Case{"gqa/mla", 5, "\"mla\" is not a feed-forward kind", "write dense or moe"},
            Case{"2 x mamba2:64", 11, "mamba2 has no window", "write mamba2 alone"},
            Case{"gated_deltanet:64", 15, "gated_deltanet has no window", "write gated_deltanet alone"},
+           Case{"3 x (kda:8, moe)", 9, "kda has no window", "write kda alone"},
            Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
            Case{"gqa/mo", 5, "\"mo\" is not a feed-forward kind", "write dense or moe"},
            Case{"gqa:0/moe", 5, "a window must be an integer from 1 to 1048576", "write such a number here"},
@@ -109,7 +110,7 @@ TEST(LayerPattern, IsWrittenFromLayers) {
   for (const char* pattern :
        {"gqa/moe", "mla/dense, 26 x mla/moe", "4 x (3 x gqa:512/moe, gqa/moe)", "2 x (gqa/dense, gqa:8/moe)",
         "gqa, moe, dense, gqa_nope", "4 x (2 x mamba2, moe)", "4 x (3 x gated_deltanet/moe, gqa/moe)",
-        "2 x gqa:4096/moe", "gqa/moe, gqa/dense, gqa/moe"}) {
+        "kda/dense, 2 x kda/moe, mla_nope/moe", "2 x gqa:4096/moe", "gqa/moe, gqa/dense, gqa/moe"}) {
     EXPECT_EQ(write_layer_pattern(read_layer_pattern(pattern).layers), pattern);
   }
   EXPECT_EQ(write_layer_pattern(read_layer_pattern("gqa/moe, gqa/moe, 2 x gqa/dense").layers),
@@ -205,10 +206,10 @@ TEST(LayersKey, TheLastLayerMayHaveAWindow) {
 TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense, mlx/dense", "",
                  "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is not a part of a layer",
-                 "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe");
+                 "write mla, mla_nope, gqa, gqa_nope, mamba2, gated_deltanet, kda, dense or moe");
   expect_refused("dense, 2 x dense:8", "",
                  "x.toml:1: model.layers = \"dense, 2 x dense:8\": in no layer do positions see each other",
-                 "write mla, gqa, mamba2 or gated_deltanet in some layer");
+                 "write mla, gqa, mamba2, gated_deltanet or kda in some layer");
   expect_refused("gqa, dense", "model.moe.num_experts = 4",
                  "x.toml:2: model.layers = \"gqa, dense\" with model.moe.num_experts = 4: no layer has experts",
                  "write moe for dense in some layer, or set model.moe.num_experts = 0");
@@ -251,6 +252,13 @@ TEST(LayersKey, IsChecked) {
                  "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x gated_deltanet/dense\": gated_deltanet "
                  "does not run on GPUs yet",
                  "set run.device = \"cpu\"");
+  expect_refused("kda/dense", "run.device = \"cuda\"",
+                 "x.toml:2: run.device = \"cuda\" with model.layers = \"kda/dense\": kda does not run on GPUs yet",
+                 "set run.device = \"cpu\"");
+  expect_refused(
+      "mla_nope/dense", "run.device = \"cuda\"",
+      "x.toml:2: run.device = \"cuda\" with model.layers = \"mla_nope/dense\": mla_nope does not run on GPUs yet",
+      "set run.device = \"cpu\"");
 }
 
 TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {

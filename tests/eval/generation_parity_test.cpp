@@ -43,6 +43,10 @@ TEST(GenerationParity, OfDeltaRulesIsExact) {
   expect_equal(qwen_next_shaped({"model.gated_deltanet.num_key_heads=6", "model.gated_deltanet.conv_width=2"}),
                options_of());
 }
+TEST(GenerationParity, OfKimiDeltaAttentionIsExact) {
+  expect_equal(kimi_shaped(), options_of(GenerationArithmetic::kTraining));
+  expect_equal(kimi_shaped({"model.kda.conv_width=2"}), options_of(GenerationArithmetic::kTraining));
+}
 TEST(GenerationParity, OfWindowsIsExact) {
   expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}), options_of());
 }

@@ -133,6 +133,28 @@ inline Config qwen_next_shaped(const std::vector<std::string>& overrides = {}) {
                        overrides);
 }
 
+// Three layers of Kimi Delta Attention to one of latent attention that does not rotate, as in Kimi Linear.
+inline Config kimi_shaped(const std::vector<std::string>& overrides = {}) {
+  return shaped_config(R"(
+    layers = "kda/dense, 2 x kda/moe, mla_nope/moe")",
+                       R"(
+    [model.mla]
+    kv_lora_rank = 24
+    qk_nope_head_dim = 12
+    qk_rope_head_dim = 6
+    v_head_dim = 10
+    [model.kda]
+    num_heads = 3
+    head_dim = 20
+    [model.moe]
+    num_experts = 8
+    top_k = 3
+    expert_dim = 20
+    routed_scale = 2.5
+    )",
+                       overrides);
+}
+
 // No value of generation is another than training's; what fails names the first that is.
 inline void expect_equal(const Config& config, const GenerationParityOptions& options) {
   const std::vector<BatchParity> parities = compare_generation(config, byte_tokenizer(), options);

@@ -64,6 +64,14 @@ TEST(Cost, DeltaRulesCountTheirTokens) {
   EXPECT_EQ(cost.parameters, cost.active_matrix_parameters + 11 * 6 + 14 * 4 + 2 * 2 + 4 + 3 * 6);
   const double per_token = 6.0 * static_cast<double>(cost.active_matrix_parameters) + 24.0 * 8 * 3;
   EXPECT_DOUBLE_EQ(cost.document_flops(10), 10.0 * per_token);
+  config.layers = "kda, dense";
+  config.kda = {.num_heads = 2, .head_dim = 3};
+  const ModelCost kda = model_cost(config);
+  const int64_t mixer = (6 + 6 + 6 + 2) * 6 + 2 * (3 * 6 + 6 * 3) + 6 * 6;  // in, through both latents, out
+  EXPECT_EQ(kda.active_matrix_parameters, 11 * 6 + mixer + dense);
+  EXPECT_EQ(kda.parameters, kda.active_matrix_parameters + 11 * 6 + 18 * 4 + 6 + 2 + 3 + 3 * 6);
+  EXPECT_DOUBLE_EQ(kda.document_flops(10),
+                   10.0 * (6.0 * static_cast<double>(kda.active_matrix_parameters) + 24.0 * 6 * 3));
 }
 
 }  // namespace

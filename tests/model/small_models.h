@@ -172,6 +172,15 @@ inline std::vector<SmallModel> small_models() {
         .num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 2, .value_head_dim = 3, .conv_width = 3};
     c.mamba2 = {.num_heads = 2, .head_dim = 3, .state_dim = 2, .chunk = 2, .step_min = 0.2, .step_max = 0.5};
   });
+  add("kda", [](ModelConfig& c) {
+    c.layers = "kda, dense, kda/dense";
+    c.kda = {.num_heads = 2, .head_dim = 3};
+    c.moe.num_experts = 0;
+  });
+  add("kda_hybrid", [](ModelConfig& c) {
+    c.layers = "kda/moe, mla_nope/moe";
+    c.kda = {.num_heads = 3, .head_dim = 2, .conv_width = 3};
+  });
   // What Qwen3-Next has besides.
   add("gates_and_zero_centred_norms", [](ModelConfig& c) {
     c.layers = "gated_deltanet/moe, gqa/moe";

@@ -8,7 +8,9 @@ namespace {
 
 struct RuleSizes {
   int64_t seqs = 1, tokens = 8, groups = 1, key_dim = 3, heads = 2, value_dim = 4;
+  bool by_channel = false;  // whether each channel of keys has a decay
   int64_t rows() const { return seqs * tokens; }
+  int64_t decays() const { return by_channel ? key_dim : 1; }
 };
 
 // Inputs of a delta rule and room for everything that it writes. Rows lie apart, as in a layer.
@@ -22,8 +24,10 @@ struct Rule : RecurrentProblem<DeltaRuleInputs> {
     in.k = pool.apart(pool.normal(keys), 1);
     in.v = pool.apart(pool.normal(values), 2);
     in.b = pool.apart(pool.normal(gates), 1);
-    in.a = pool.apart(pool.normal(gates), 2);
-    in.dt_bias = pool.normal({s.heads}, 0.5, -1.0);
+    const Shape steps = s.by_channel ? Shape{s.rows(), s.heads, s.key_dim} : gates;
+    const Shape biases = s.by_channel ? Shape{s.heads, s.key_dim} : Shape{s.heads};
+    in.a = pool.apart(pool.normal(steps), 2);
+    in.dt_bias = pool.normal(biases, 0.5, -1.0);
     in.a_log = pool.normal({s.heads}, 0.5, -0.5);
     y = pool.full(values, 7.0);
     dy = pool.normal(values);
@@ -31,8 +35,9 @@ struct Rule : RecurrentProblem<DeltaRuleInputs> {
     dk = pool.apart(pool.full(keys, 7.0), 1);
     dv = pool.apart(pool.full(values, 7.0), 1);
     db = pool.apart(pool.full(gates, 7.0), 1);
-    da = pool.apart(pool.full(gates, 7.0), 3);
-    for (Tensor* gradient : {&ddt_bias, &da_log}) *gradient = pool.zeros({s.heads});
+    da = pool.apart(pool.full(steps, 7.0), 3);
+    ddt_bias = pool.zeros(biases);
+    da_log = pool.zeros({s.heads});
   }
   void forward() const { ops->delta_rule_forward({in, y, final_state}); }
   void backward() const {
@@ -69,8 +74,20 @@ std::vector<double> normed(const Tensor& x, int64_t t, int64_t group, double sca
   return row;
 }
 
-// The definition, with matrices written out: y, then the last states. The transition of a token is the product of the
-// decay and I - beta k k^T, to which beta k v^T is added.
+// The decays of a head, for each of its channels.
+std::vector<double> decays_of(const Rule& rule, int64_t t, int64_t h) {
+  std::vector<double> decays;
+  for (int64_t i = 0; i < rule.s.key_dim; ++i) {
+    const int64_t c = rule.s.by_channel ? i : 0, D = rule.s.decays();
+    const double biased = get(rule.in.a, (t * rule.s.heads + h) * D + c) + get(rule.in.dt_bias, h * D + c);
+    const double step = biased > 20 ? biased : std::log1p(std::exp(biased));
+    decays.push_back(std::exp(-step * std::exp(get(rule.in.a_log, h))));
+  }
+  return decays;
+}
+
+// The definition, with matrices written out: y, then the last states. The transition of a token is the product of I -
+// beta k k^T and the diagonal matrix of decays, to which beta k v^T is added.
 std::vector<double> definition(const Rule& rule) {
   const RuleSizes& s = rule.s;
   const DeltaRuleInputs& in = rule.in;
@@ -89,9 +106,7 @@ std::vector<double> definition(const Rule& rule) {
         const int64_t group = h / (s.heads / s.groups);
         const std::vector<double> q = normed(in.q, t, group, 1 / std::sqrt(static_cast<double>(K))),
                                   k = normed(in.k, t, group, 1);
-        const double biased = get(in.a, t * s.heads + h) + get(in.dt_bias, h);
-        const double step = biased > 20 ? biased : std::log1p(std::exp(biased));
-        const double decay = std::exp(-step * std::exp(get(in.a_log, h)));
+        const std::vector<double> decay = decays_of(rule, t, h);
         const double beta = 1 / (1 + std::exp(-get(in.b, t * s.heads + h)));
         std::vector<double> next(state.size());
         for (int64_t i = 0; i < K; ++i) {
@@ -100,7 +115,7 @@ std::vector<double> definition(const Rule& rule) {
             for (int64_t l = 0; l < K; ++l) {
               const double transition =
                   (i == l ? 1.0 : 0.0) - beta * k[static_cast<size_t>(i)] * k[static_cast<size_t>(l)];
-              sum += decay * transition * state[static_cast<size_t>(l * V + j)];
+              sum += decay[static_cast<size_t>(l)] * transition * state[static_cast<size_t>(l * V + j)];
             }
             const int64_t at = (t * s.heads + h) * V + j;
             sum += beta * k[static_cast<size_t>(i)] * get(in.v, at);
@@ -117,31 +132,71 @@ std::vector<double> definition(const Rule& rule) {
   return y;
 }
 
+RuleSizes by_channel(RuleSizes sizes) {
+  sizes.by_channel = true;
+  return sizes;
+}
+
+void expect_definition(const RuleSizes& sizes) {
+  const Rule exact(DType::kF64, sizes);
+  exact.forward();
+  EXPECT_TRUE(near(exact.results(), definition(exact), 1e-12)) << sizes.tokens;
+  const Rule single(DType::kF32, sizes);
+  single.forward();
+  EXPECT_TRUE(near(single.results(), definition(single), 1e-3)) << sizes.tokens;  // of a thousandth of the largest
+}
+
 TEST(DeltaRule, MatchesTheDefinition) {
   for (const int64_t tokens : {1, 63, 64, 65, 300}) {
     const RuleSizes sizes{.tokens = tokens, .groups = 2, .key_dim = 5, .heads = 4, .value_dim = 6};
-    const Rule exact(DType::kF64, sizes);
-    exact.forward();
-    EXPECT_TRUE(near(exact.results(), definition(exact), 1e-12)) << tokens;
-    const Rule single(DType::kF32, sizes);
-    single.forward();
-    EXPECT_TRUE(near(single.results(), definition(single), 1e-3)) << tokens;  // of a thousandth of the largest
+    expect_definition(sizes);
+    expect_definition(by_channel(sizes));
   }
 }
 
-// A layer of Qwen3-Next: 16 heads of keys, 32 of values.
+// A layer of Qwen3-Next, 16 heads of keys and 32 of values, and one of Kimi Linear.
 TEST(DeltaRule, MatchesTheDefinitionAtPublishedSizes) {
-  const Rule single(DType::kF32, {.tokens = 5, .groups = 16, .key_dim = 128, .heads = 32, .value_dim = 128});
-  single.forward();
-  EXPECT_TRUE(near(single.results(), definition(single), 1e-3));
+  for (const RuleSizes& sizes :
+       {RuleSizes{.tokens = 5, .groups = 16, .key_dim = 128, .heads = 32, .value_dim = 128},
+        RuleSizes{.tokens = 5, .groups = 32, .key_dim = 128, .heads = 32, .value_dim = 128, .by_channel = true}}) {
+    const Rule single(DType::kF32, sizes);
+    single.forward();
+    EXPECT_TRUE(near(single.results(), definition(single), 1e-3));
+  }
 }
 
 TEST(DeltaRule, MatchesTheDefinitionWithDocumentsAndStatesElsewhere) {
-  Rule rule(DType::kF64, {.seqs = 2, .tokens = 90, .groups = 2, .heads = 4});
-  rule.documents({0, 0, 5, 6, 70, 90, 100, 100, 164, 180, 180});
-  rule.continue_elsewhere();
-  rule.forward();
-  EXPECT_TRUE(near(rule.results(), definition(rule), 1e-12));
+  for (const bool channels : {false, true}) {
+    Rule rule(DType::kF64, {.seqs = 2, .tokens = 90, .groups = 2, .heads = 4, .by_channel = channels});
+    rule.documents({0, 0, 5, 6, 70, 90, 100, 100, 164, 180, 180});
+    rule.continue_elsewhere();
+    rule.forward();
+    EXPECT_TRUE(near(rule.results(), definition(rule), 1e-12));
+  }
+}
+
+// Equal decays of all channels are one decay, to the bit.
+TEST(DeltaRule, ChannelsThatDecayAlikeAreOneDecay) {
+  const RuleSizes sizes{.tokens = 80, .groups = 2, .key_dim = 6, .heads = 4, .value_dim = 5};
+  const Rule one(DType::kF32, sizes);
+  Rule many(DType::kF32, by_channel(sizes));
+  for (const auto member :
+       {&DeltaRuleInputs::q, &DeltaRuleInputs::k, &DeltaRuleInputs::v, &DeltaRuleInputs::b, &DeltaRuleInputs::a_log}) {
+    many.in.*member = one.in.*member;
+  }
+  many.dy = one.dy;
+  for (int64_t i = 0; i < many.in.a.num_elements(); ++i) set(many.in.a, i, get(one.in.a, i / sizes.key_dim));
+  for (int64_t i = 0; i < many.in.dt_bias.num_elements(); ++i) {
+    set(many.in.dt_bias, i, get(one.in.dt_bias, i / sizes.key_dim));
+  }
+  for (const Rule* rule : {&one, static_cast<const Rule*>(&many)}) {
+    rule->forward();
+    rule->backward();
+  }
+  for (Tensor Rule::*const member :
+       std::initializer_list<Tensor Rule::*>{&Rule::y, &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db}) {
+    EXPECT_EQ(values(one.*member), values(many.*member));
+  }
 }
 
 void expect_gradients(const Rule& rule) {
@@ -162,13 +217,16 @@ void expect_gradients(const Rule& rule) {
 TEST(DeltaRule, BackwardMatchesFiniteDifferences) {
   expect_gradients(Rule(DType::kF64, {.tokens = 11, .groups = 2, .heads = 4}));
   expect_gradients(Rule(DType::kF64, {.tokens = 67, .key_dim = 2, .heads = 1, .value_dim = 2}));  // past a stretch
+  expect_gradients(Rule(DType::kF64, {.tokens = 11, .groups = 2, .heads = 4, .by_channel = true}));
 }
 
 TEST(DeltaRule, BackwardMatchesFiniteDifferencesWithDocumentsAndStatesElsewhere) {
-  Rule rule(DType::kF64, {.seqs = 2, .tokens = 13, .groups = 1, .heads = 2});
-  rule.documents({0, 6, 13, 13, 18, 26});
-  rule.continue_elsewhere();
-  expect_gradients(rule);
+  for (const bool channels : {false, true}) {
+    Rule rule(DType::kF64, {.seqs = 2, .tokens = 13, .groups = 1, .heads = 2, .by_channel = channels});
+    rule.documents({0, 6, 13, 13, 18, 26});
+    rule.continue_elsewhere();
+    expect_gradients(rule);
+  }
   Rule long_one(DType::kF64, {.tokens = 70, .key_dim = 2, .heads = 1, .value_dim = 2});
   long_one.documents({0, 64, 66, 70});
   long_one.continue_elsewhere();
@@ -177,36 +235,40 @@ TEST(DeltaRule, BackwardMatchesFiniteDifferencesWithDocumentsAndStatesElsewhere)
 
 // Where softplus is linear, where decays vanish, gates are open and shut, and keys are 0.
 TEST(DeltaRule, Extremes) {
-  Rule rule(DType::kF64, {.tokens = 9});
-  set(rule.in.a, 2, 30.0);
-  set(rule.in.a, 7, -40.0);
-  set(rule.in.a, 10, 900.0);
-  set(rule.in.b, 4, 800.0);
-  set(rule.in.b, 5, -800.0);
-  for (int64_t i = 0; i < rule.s.key_dim; ++i) set(rule.in.k, 3 * rule.s.key_dim + i, 0.0);
-  rule.forward();
-  EXPECT_TRUE(near(rule.results(), definition(rule), 1e-12));
-  rule.backward();
-  for (const Tensor& gradient : {rule.da, rule.db, rule.dk, rule.ddt_bias, rule.da_log}) {
-    for (const double value : values(gradient)) EXPECT_TRUE(std::isfinite(value));
+  for (const bool channels : {false, true}) {
+    Rule rule(DType::kF64, {.tokens = 9, .by_channel = channels});
+    set(rule.in.a, 2, 30.0);
+    set(rule.in.a, 7, -40.0);
+    set(rule.in.a, 10, 900.0);
+    set(rule.in.b, 4, 800.0);
+    set(rule.in.b, 5, -800.0);
+    for (int64_t i = 0; i < rule.s.key_dim; ++i) set(rule.in.k, 3 * rule.s.key_dim + i, 0.0);
+    rule.forward();
+    EXPECT_TRUE(near(rule.results(), definition(rule), 1e-12));
+    rule.backward();
+    for (const Tensor& gradient : {rule.da, rule.db, rule.dk, rule.ddt_bias, rule.da_log}) {
+      for (const double value : values(gradient)) EXPECT_TRUE(std::isfinite(value));
+    }
   }
 }
 
 TEST(DeltaRule, SinglePrecisionGradientsAgreeWithDouble) {
-  const RuleSizes sizes{.tokens = 300, .groups = 2, .key_dim = 16, .heads = 4, .value_dim = 8};
-  const Rule single(DType::kF32, sizes), exact(DType::kF64, sizes);
-  for (const Rule* rule : {&single, &exact}) {
-    rule->forward();
-    rule->backward();
-  }
-  for (Tensor Rule::*const member : std::initializer_list<Tensor Rule::*>{&Rule::dq, &Rule::dk, &Rule::dv, &Rule::db,
-                                                                          &Rule::da, &Rule::da_log, &Rule::ddt_bias}) {
-    EXPECT_TRUE(near(single.*member, exact.*member, 2e-3));
+  for (const bool channels : {false, true}) {
+    const RuleSizes sizes{
+        .tokens = 300, .groups = 2, .key_dim = 16, .heads = 4, .value_dim = 8, .by_channel = channels};
+    const Rule single(DType::kF32, sizes), exact(DType::kF64, sizes);
+    for (const Rule* rule : {&single, &exact}) {
+      rule->forward();
+      rule->backward();
+    }
+    for (Tensor Rule::*const member : std::initializer_list<Tensor Rule::*>{
+             &Rule::dq, &Rule::dk, &Rule::dv, &Rule::db, &Rule::da, &Rule::da_log, &Rule::ddt_bias}) {
+      EXPECT_TRUE(near(single.*member, exact.*member, 2e-3));
+    }
   }
 }
 
-TEST(DeltaRule, BitsDoNotDependOnThreads) {
-  const RuleSizes sizes{.seqs = 2, .tokens = 150, .groups = 3, .key_dim = 7, .heads = 6, .value_dim = 5};
+void expect_same_bits_by_threads(const RuleSizes& sizes) {
   std::vector<std::unique_ptr<Rule>> rules;
   for (const int threads : {1, 3}) {
     rules.push_back(std::make_unique<Rule>(DType::kF32, sizes, threads));
@@ -220,12 +282,19 @@ TEST(DeltaRule, BitsDoNotDependOnThreads) {
   }
 }
 
+TEST(DeltaRule, BitsDoNotDependOnThreads) {
+  const RuleSizes sizes{.seqs = 2, .tokens = 150, .groups = 3, .key_dim = 7, .heads = 6, .value_dim = 5};
+  expect_same_bits_by_threads(sizes);
+  expect_same_bits_by_threads(by_channel(sizes));
+}
+
 constexpr Tensor DeltaRuleInputs::*kRuleRows[] = {&DeltaRuleInputs::q, &DeltaRuleInputs::k, &DeltaRuleInputs::v,
                                                   &DeltaRuleInputs::b, &DeltaRuleInputs::a};
 
 // Whatever one document holds, and wherever the other lies: not a bit of it is in the other.
-TEST(DeltaRule, DocumentsDoNotTouch) {
-  const RuleSizes packed{.tokens = 100, .groups = 2, .heads = 4}, alone{.tokens = 87, .groups = 2, .heads = 4};
+void expect_documents_apart(bool channels) {
+  const RuleSizes packed{.tokens = 100, .groups = 2, .heads = 4, .by_channel = channels},
+      alone{.tokens = 87, .groups = 2, .heads = 4, .by_channel = channels};
   const auto run = [&](double poison) {
     auto rule = std::make_unique<Rule>(DType::kF32, packed);
     rule->documents({0, 13, 100});
@@ -258,11 +327,16 @@ TEST(DeltaRule, DocumentsDoNotTouch) {
   }
 }
 
-// Both parts of a sequence have the bits of the whole, wherever it is cut.
-TEST(DeltaRule, ASequenceGoesOnElsewhere) {
+TEST(DeltaRule, DocumentsDoNotTouch) {
+  expect_documents_apart(/*channels=*/false);
+  expect_documents_apart(/*channels=*/true);
+}
+
+void expect_equal_parts(bool channels) {
   constexpr int64_t kCut = 21, kAll = 90;
-  Rule whole(DType::kF32, {.tokens = kAll}), first(DType::kF32, {.tokens = kCut}),
-      second(DType::kF32, {.tokens = kAll - kCut});
+  Rule whole(DType::kF32, {.tokens = kAll, .by_channel = channels}),
+      first(DType::kF32, {.tokens = kCut, .by_channel = channels}),
+      second(DType::kF32, {.tokens = kAll - kCut, .by_channel = channels});
   for (Rule* rule : {&first, &second}) {
     const int64_t from = rule == &first ? 0 : kCut, end = rule == &first ? kCut : kAll;
     rule->continue_elsewhere();
@@ -289,9 +363,14 @@ TEST(DeltaRule, ASequenceGoesOnElsewhere) {
   }
 }
 
+// Both parts of a sequence have the bits of the whole, wherever it is cut.
+TEST(DeltaRule, ASequenceGoesOnElsewhere) {
+  expect_equal_parts(/*channels=*/false);
+  expect_equal_parts(/*channels=*/true);
+}
+
 // Generation in passes of any number of rows of two slots, whose memory held something else before.
-TEST(DeltaRule, CachedRowsHaveTheBitsOfForward) {
-  const RuleSizes sizes{.tokens = 45, .groups = 2, .key_dim = 20, .heads = 6, .value_dim = 24};
+void expect_cached_bits(const RuleSizes& sizes) {
   Rule rule(DType::kF32, sizes), other(DType::kF32, sizes);
   rule.forward();
   for (int64_t i = 0; i < other.in.v.num_elements(); ++i) set(other.in.v, i, get(rule.in.v, i) + 1);
@@ -337,8 +416,14 @@ TEST(DeltaRule, CachedRowsHaveTheBitsOfForward) {
   }
 }
 
+TEST(DeltaRule, CachedRowsHaveTheBitsOfForward) {
+  const RuleSizes sizes{.tokens = 45, .groups = 2, .key_dim = 20, .heads = 6, .value_dim = 24};
+  expect_cached_bits(sizes);
+  expect_cached_bits(by_channel(sizes));
+}
+
 TEST(DeltaRule, CountingRunClaimsTheScratchOfARealOne) {
-  const Rule run(DType::kF32, {.seqs = 2, .tokens = 20});
+  const Rule run(DType::kF32, {.seqs = 2, .tokens = 20, .by_channel = true});
   run.forward();
   run.backward();
   const auto counting = make_device({.num_threads = 2});

@@ -193,6 +193,13 @@ TEST_F(ContractChecks, DeltaRules) {
                    a.in.b = floats({6, 2});
                  },
                  [](auto& a) {
+                   a.in.a = floats({6, 4, 3});  // without as many biases
+                 },
+                 [](auto& a) {
+                   a.in.a = floats({6, 4, 2});
+                   a.in.dt_bias = floats({4, 2});
+                 },
+                 [](auto& a) {
                    a.final_state = floats({2, 4, 5, 3});
                  },
                  [](auto& a) {

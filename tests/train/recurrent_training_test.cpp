@@ -42,12 +42,12 @@ log_every = 1
 logical_shards = 8
 )";
 
-// Layers of two parts, as Qwen3-Next has them.
+// Layers of two parts, as Qwen3-Next and Kimi Linear have them.
 constexpr std::string_view kDeltaRuleToml = R"(
 [run]
 threads = 1
 [model]
-layers = "2 x gated_deltanet/moe, gqa/moe"
+layers = "gated_deltanet/moe, kda/moe, gqa/moe"
 dim = 16
 num_heads = 2
 [model.gqa]
@@ -57,6 +57,9 @@ num_key_heads = 2
 num_value_heads = 4
 key_head_dim = 6
 value_head_dim = 8
+[model.kda]
+num_heads = 2
+head_dim = 6
 [model.moe]
 num_experts = 8
 top_k = 2

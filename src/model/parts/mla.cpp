@@ -11,6 +11,7 @@ LatentAttention::LatentAttention(const LayerPart& part, WeightSet& weights)
     : config_(part.config),
       layer_(part.layer),
       window_(part.spec.window),
+      rotates_(part.spec.rotates),
       projections_(weights, attention_prefix(part),
                    {config_.mla.q_lora_rank > 0 ? "q_down" : "q", "kv_down", "k_rope"}),
       kv_norm_(weights, attention_prefix(part) + "kv_norm", config_.mla.norm_eps),
@@ -24,7 +25,8 @@ LatentAttention::LatentAttention(const LayerPart& part, WeightSet& weights)
 
 double LatentAttention::softmax_scale() const {
   const double head_dim = static_cast<double>(config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim);
-  return yarn_softmax_scale(config_.yarn) / std::sqrt(head_dim);
+  // YaRN stretches rotations; what is not rotated stays as it is.
+  return (rotates_ ? yarn_softmax_scale(config_.yarn) : 1.0) / std::sqrt(head_dim);
 }
 
 LatentAttention::Projections LatentAttention::push_projections(const Pass& pass, int64_t num_tokens) const {
@@ -41,6 +43,10 @@ Rope LatentAttention::rotation_of_shared_key(const Pass& pass, Tensor k_rope) co
   return pass.rotation(k_rope.reshape({k_rope.dim(0), 1, P}), P, config_.rope.layout);
 }
 
+Rope LatentAttention::rotation_of_queries(const Pass& pass, Tensor q) const {
+  return pass.rotation(q, config_.mla.qk_rope_head_dim, config_.rope.layout, config_.mla.qk_nope_head_dim);
+}
+
 Tensor LatentAttention::queries(const Pass& pass, const Projections& raw, Kept& kept) const {
   const int64_t T = raw.all.dim(0), H = config_.num_heads,
                 C = config_.mla.qk_nope_head_dim + config_.mla.qk_rope_head_dim;
@@ -55,16 +61,16 @@ Tensor LatentAttention::queries(const Pass& pass, const Projections& raw, Kept& 
 LatentAttention::Kept LatentAttention::project(const Pass& pass, const Rows& x) const {
   Ops& ops = pass.ops;
   const MlaConfig& mla = config_.mla;
-  const int64_t T = x.tensor().dim(0), N = mla.qk_nope_head_dim, P = mla.qk_rope_head_dim;
+  const int64_t T = x.tensor().dim(0);
   Kept kept;
   kept.kv_latent = pass.push({T, mla.kv_lora_rank});
   const Projections raw = push_projections(pass, T);
   projections_.forward(ops, x, raw.all);
 
   kept.q = queries(pass, raw, kept);
-  ops.rope_forward(pass.rotation(kept.q, P, config_.rope.layout, N));
+  if (rotates_) ops.rope_forward(rotation_of_queries(pass, kept.q));
   kept.kv_norm = kv_norm_.forward(pass, raw.kv_latent, kept.kv_latent);
-  ops.rope_forward(rotation_of_shared_key(pass, raw.k_rope));
+  if (rotates_) ops.rope_forward(rotation_of_shared_key(pass, raw.k_rope));
   kept.k_rope = raw.k_rope;
   return kept;
 }
@@ -145,7 +151,7 @@ void LatentAttention::attend_expanded(const Pass& pass, Tensor x, const PartStat
 
 void LatentAttention::attend_in_latent_space(const Pass& pass, Tensor x, const PartStates& states, Tensor slots,
                                              Tensor out) const {
-  const RopeTable& rope = pass.rope.of(config_.mla.qk_rope_head_dim);
+  const RopeTable rope = rotates_ ? pass.rope.of(config_.mla.qk_rope_head_dim) : RopeTable{};
   const Projections raw = push_projections(pass, x.dim(0));
   projections_.forward(pass.ops, x, raw.all);
   Kept kept;
@@ -192,11 +198,11 @@ void LatentAttention::backward(const Pass& pass, const Application& of, Tensor x
                               .dq = dq,
                               .dkv = dkv,
                               .dk_rope = d.k_rope,
-                              .rope = pass.rotation({}, P, config_.rope.layout, N),
+                              .rope = rotates_ ? rotation_of_queries(pass, {}) : Rope{},
                               .dkv_codes = dkv_rows.quantised});
 
   // Keys and values: through the shared rotated part, and through the latent.
-  ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
+  if (rotates_) ops.rope_backward(rotation_of_shared_key(pass, d.k_rope));
   const Tensor dkv_latent = pass.push({T, mla.kv_lora_rank});
   kv_up_.backward(ops, kept.kv_latent, dkv_rows, dkv_latent);
   kv_norm_.backward(pass, kept.kv_norm, dkv_latent, d.kv_latent);

@@ -1,5 +1,6 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values are expanded from one
-// small latent vector per token; a separate key part shared by all heads carries the position.
+// small latent vector per token; a separate key part shared by all heads carries the position. Without rotation
+// (PartSpec::rotates), as Kimi Linear has it, that part is as it is projected.
 //
 // T tokens, D model width, H heads, N nope size, P rope size (query/key head size N + P), U value head size, Rq and Rkv
 // latent widths. One product projects a block's input to queries, key/value latent and key part; its query columns, Q,
@@ -62,12 +63,14 @@ class LatentAttention final : public Part {
   // Both forms of cached_forward: the states of x's rows, and their attention [T, H, U].
   void attend_expanded(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor out) const;
   void attend_in_latent_space(const Pass& pass, Tensor x, const PartStates& states, Tensor slots, Tensor out) const;
-  // The rotation of k_rope [T, P], as one head.
+  // The rotation of k_rope [T, P], as one head, and of q [T, H, N + P].
   Rope rotation_of_shared_key(const Pass& pass, Tensor k_rope) const;
+  Rope rotation_of_queries(const Pass& pass, Tensor q) const;
 
   const ModelConfig& config_;
   int64_t layer_;
   int64_t window_;
+  bool rotates_;
   JoinedLinear projections_;  // [Q + Rkv + P, D]
   std::optional<LowRankQuery> q_low_rank_;
   Norm kv_norm_;

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/parts/gated_deltanet.h"
 #include "model/parts/gqa.h"
+#include "model/parts/kda.h"
 #include "model/parts/mamba2.h"
 #include "model/parts/mla.h"
 #include "model/parts/mlp.h"
@@ -21,6 +22,8 @@ std::unique_ptr<Part> make_part(const LayerPart& part, WeightSet& weights, std::
       return std::make_unique<Mamba2>(part, weights);
     case PartKind::kGatedDeltaNet:
       return std::make_unique<GatedDeltaNet>(part, weights);
+    case PartKind::kKda:
+      return std::make_unique<Kda>(part, weights);
     case PartKind::kDense:
       return std::make_unique<Mlp>(part, mlp_prefix(part), part.spec.hidden, weights, Intermediate::kMlpHidden);
     case PartKind::kMoe: {

@@ -25,7 +25,7 @@ PartTraits describe_mla(const LayerPart& part, WeightList& weights) {
   weights.add(weights.matrix(name + "kv_up", H * (N + U), mla.kv_lora_rank));
   weights.add(weights.output(name + "out", D, H * U));
   return {.flops_per_position = 6.0 * static_cast<double>(H * (N + P + U)),
-          .rope_dim = P,
+          .rope_dim = part.spec.rotates ? P : 0,
           .state = {.widths = {mla.kv_lora_rank + P}, .fixed = {}},
           .training_state = StateSpec{.widths = {H * (N + U), P}, .fixed = {}}};
 }

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "model/spec/gated_deltanet.h"
 #include "model/spec/gqa.h"
+#include "model/spec/kda.h"
 #include "model/spec/mamba2.h"
 #include "model/spec/mla.h"
 #include "model/spec/mlp.h"
@@ -20,6 +21,8 @@ PartTraits describe_part(const LayerPart& part, WeightList& weights) {
       return describe_mamba2(part, weights);
     case PartKind::kGatedDeltaNet:
       return describe_gated_deltanet(part, weights);
+    case PartKind::kKda:
+      return describe_kda(part, weights);
     case PartKind::kDense:
       return describe_dense(part, weights);
     case PartKind::kMoe:

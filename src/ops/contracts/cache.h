@@ -65,7 +65,7 @@ struct MlaCachedAttention {
   Tensor k_rope;     // [T, rope], apart; to be rotated
   Tensor gain;       // [Rkv] stat
   double eps = 1e-6;
-  Tensor cos, sin;  // [positions, rope / 2] stat, as in Rope
+  Tensor cos, sin;  // [positions, rope / 2] stat, as in Rope; undefined: nothing is rotated
   RopeLayout layout = RopeLayout::kInterleaved;
   Tensor slots;      // [T] i32
   Tensor positions;  // [T] i32

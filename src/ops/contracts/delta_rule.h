@@ -1,9 +1,11 @@
 // The gated delta rule (Gated DeltaNet, arXiv 2412.06464, section 3; the arrangement of heads and norms as Qwen3-Next
-// has them). H heads of V values, in G groups that share queries and keys of K values: head h is of group h / (H / G).
+// has them), and with a decay of each key channel Kimi Delta Attention (arXiv 2510.26692, section 3). H heads of V
+// values, in G groups that share queries and keys of K values: head h is of group h / (H / G). A head has C decays: 1,
+// of all its state, or K, one of each of its rows.
 //
 //   n(x) = x / sqrt(sum of x^2 + kDeltaRuleNormEps);   q' = n(q) / sqrt(K);   k' = n(k)
-//   decay = exp(softplus(a + dt_bias[h]) * -exp(a_log[h]));   beta = sigmoid(b)
-//   S = decay * S;   delta = beta * (v - S^T k');   S = S + k' delta^T;   y = S^T q'
+//   decay[c] = exp(softplus(a[c] + dt_bias[h, c]) * -exp(a_log[h]));   beta = sigmoid(b)
+//   S[i] = decay[C == 1 ? 0 : i] * S[i];   delta = beta * (v - S^T k');   S = S + k' delta^T;   y = S^T q'
 //
 // for each token of a document in turn, with S [K, V] of each head and softplus(x) = x above kSoftplusLinearAbove
 // (contracts/ssd.h). A document's state begins at 0. Sequences, documents and cu_seqlens are those of attention
@@ -12,10 +14,10 @@
 // The order of sums is the recurrence's, a token after the other, so that a row's bits depend neither on where its
 // document lies nor on what follows it, and are the same in generation. S^T k' and S^T q' are sums over K, ascending
 // from 0 on; the order of a norm's sum depends on K alone. Backward makes states again. Its sums over values (of dq',
-// dk' and of decay's gradient) have an order that depends on V alone, and those of decay's rows are added ascending in
-// K. Gradients of a group's q' and k' are added from the group's first head to its last, and only then go through the
-// norm. da_log and ddt_bias are summed over a sequence's tokens, from the last to the first, then over sequences,
-// ascending, from 0 on, and this is added to the gradient.
+// dk' and of decays' gradients) have an order that depends on V alone, and those of a decay's rows are added ascending
+// in K. Gradients of a group's q' and k' are added from the group's first head to its last, and only then go through
+// the norm. da_log and ddt_bias are summed over a sequence's tokens, from the last to the first, of each da_log over
+// its decays, ascending, then over sequences, ascending, from 0 on, and this is added to the gradient.
 //
 // A sequence may continue one that was computed elsewhere, from `initial_state`, which its first document goes on from;
 // `final_state` is what the next part would go on from. Both parts have the bits of the whole, wherever the cut is, but
@@ -35,8 +37,9 @@ struct DeltaRuleInputs {
   int64_t seq_len = 0;
   Tensor q, k;                // [T, G, K], apart
   Tensor v;                   // [T, H, V], apart
-  Tensor b, a;                // [T, H], apart
-  Tensor dt_bias;             // [H] stat
+  Tensor b;                   // [T, H], apart
+  Tensor a;                   // [T, H] or, with a decay of each channel, [T, H, K], apart
+  Tensor dt_bias;             // [H] or [H, K] stat
   Tensor a_log;               // [H] stat
   Tensor cu_seqlens = {};     // [C] i32; undefined: every sequence is one document
   Tensor initial_state = {};  // [B, H, K, V] stat; undefined: sequences begin here
@@ -52,8 +55,9 @@ struct DeltaRuleBackward {
   Tensor dfinal_state = {};    // [B, H, K, V] stat; undefined: 0
   Tensor dq, dk;               // = [T, G, K], apart
   Tensor dv;                   // = [T, H, V], apart
-  Tensor db, da;               // = [T, H], apart
-  Tensor ddt_bias;             // += [H] stat
+  Tensor db;                   // = [T, H], apart
+  Tensor da;                   // = as a, apart
+  Tensor ddt_bias;             // += as dt_bias, stat
   Tensor da_log;               // += [H] stat
   Tensor dinitial_state = {};  // = [B, H, K, V] stat, if there is an initial_state
 };
@@ -65,8 +69,9 @@ struct DeltaRuleBackward {
 struct CachedDeltaRule {
   Tensor q, k;       // [T, G, K], apart
   Tensor v;          // [T, H, V], apart
-  Tensor b, a;       // [T, H], apart
-  Tensor dt_bias;    // [H] stat
+  Tensor b;          // [T, H], apart
+  Tensor a;          // [T, H] or [T, H, K], apart
+  Tensor dt_bias;    // [H] or [H, K] stat
   Tensor a_log;      // [H] stat
   Tensor slots;      // [T] i32
   Tensor positions;  // [T] i32
@@ -77,12 +82,20 @@ struct CachedDeltaRule {
 // What forward, backward and generation have in common.
 struct DeltaRuleSizes {
   int64_t tokens, groups, key_dim, heads, value_dim;
+  int64_t decays;  // of a head
 
   int64_t group_size() const { return heads / groups; }
   int64_t state() const { return key_dim * value_dim; }  // of a head
 };
-inline DeltaRuleSizes delta_rule_sizes(const Tensor& q, const Tensor& v) {
-  return {.tokens = v.dim(0), .groups = q.dim(1), .key_dim = q.dim(2), .heads = v.dim(1), .value_dim = v.dim(2)};
+template <class Rows>  // of q, v and a
+DeltaRuleSizes delta_rule_sizes(const Rows& rows) {
+  const Tensor &q = rows.q, &v = rows.v;
+  return {.tokens = v.dim(0),
+          .groups = q.dim(1),
+          .key_dim = q.dim(2),
+          .heads = v.dim(1),
+          .value_dim = v.dim(2),
+          .decays = rows.a.shape().rank() == 3 ? q.dim(2) : 1};
 }
 
 }  // namespace nmoe

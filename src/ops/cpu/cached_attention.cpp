@@ -228,6 +228,7 @@ void mla_cached_attention(Context& ctx, const MlaCachedAttention& args) {
   const Tensor latent = scope.allocate(kReal, {T, rank}), rstd = scope.allocate(kReal, {T});
   const Tensor latent_q = scope.allocate(kReal, {T, H, rank + rope}), latents = scope.allocate(kReal, {T, H, rank});
   const auto rotate = [&](Tensor x, int64_t offset) {
+    if (!args.cos.defined()) return;
     rope_forward<Real>(ctx, {.x = x,
                              .positions = args.positions,
                              .cos = args.cos,

@@ -18,20 +18,28 @@ template <class Real>
 }
 
 template <class Real>
-[[gnu::noinline]] DeltaGates<Real> delta_gates(Real a, Real b, Real dt_bias, Real a_log) {
-  const Real step = ssd_step(a + dt_bias);
-  return {.decay = ssd_decay(step * -std::exp(a_log)), .beta = 1 / (1 + std::exp(-b)), .step = step};
+[[gnu::noinline]] void delta_decays(const Real* a, const Real* dt_bias, Real a_log, int64_t size, Real* decay,
+                                    Real* step) {
+  const Real rate = -std::exp(a_log);
+  for (int64_t i = 0; i < size; ++i) {
+    step[i] = ssd_step(a[i] + dt_bias[i]);
+    decay[i] = ssd_decay(step[i] * rate);
+  }
+}
+
+template <class Real>
+[[gnu::noinline]] Real delta_beta(Real b) {
+  return 1 / (1 + std::exp(-b));
 }
 
 template <class Real>
 [[gnu::noinline]] void delta_step(const DeltaToken<Real>& token, int64_t key_dim, int64_t value_dim, const Real* from,
                                   Real* to, Real* error, Real* y) {
-  const auto [decay, beta, step] = token.gates;
   std::fill_n(error, value_dim, Real{0});
   for (int64_t i = 0; i < key_dim; ++i) {
     const Real* const old = from + i * value_dim;
     Real* const row = to + i * value_dim;
-    const Real k = token.k[i];
+    const Real k = token.k[i], decay = token.decay_of(i);
 #pragma omp simd
     for (int64_t j = 0; j < value_dim; ++j) {
       row[j] = decay * old[j];
@@ -43,7 +51,7 @@ template <class Real>
   std::fill_n(y, value_dim, Real{0});
   for (int64_t i = 0; i < key_dim; ++i) {
     Real* const row = to + i * value_dim;
-    const Real k = token.k[i] * beta, q = token.q[i];
+    const Real k = token.k[i] * token.beta, q = token.q[i];
 #pragma omp simd
     for (int64_t j = 0; j < value_dim; ++j) {
       row[j] += k * error[j];
@@ -54,25 +62,29 @@ template <class Real>
 
 namespace {
 
-// A thread's room: q' and k' [K] each, an error [V].
+// A thread's room: a token's, and an error [V].
 template <class Real>
 struct TokenRoom {
-  TokenRoom(Real* at, const DeltaRuleSizes& sizes) : q(at), k(at + sizes.key_dim), error(at + 2 * sizes.key_dim) {}
-  static int64_t elements(const DeltaRuleSizes& sizes) { return 2 * sizes.key_dim + sizes.value_dim; }
+  TokenRoom(Real* at, const DeltaRuleSizes& sizes)
+      : token{.q = at,
+              .k = at + sizes.key_dim,
+              .decay = at + 2 * sizes.key_dim,
+              .step = at + 2 * sizes.key_dim + sizes.decays},
+        error(token.step + sizes.decays) {}
+  static int64_t elements(const DeltaRuleSizes& sizes) {
+    return 2 * sizes.key_dim + 2 * sizes.decays + sizes.value_dim;
+  }
 
-  Real *q, *k, *error;
+  DeltaTokenRoom<Real> token;
+  Real* error;
 };
 
 // Row t of a head, from and to `state`.
 template <class Real, class Args>
 void advance(const Args& args, const Tensor& y, const DeltaRuleSizes& sizes, int64_t t, int64_t head,
              const TokenRoom<Real>& room, Real* state) {
-  const int64_t group = head / sizes.group_size();
-  delta_norm(delta_row<Real>(args.q, t, group), sizes.key_dim, delta_scale<Real>(sizes), room.q);
-  delta_norm(delta_row<Real>(args.k, t, group), sizes.key_dim, Real{1}, room.k);
-  delta_step<Real>(
-      {.q = room.q, .k = room.k, .v = delta_row<Real>(args.v, t, head), .gates = delta_gates_of<Real>(args, t, head)},
-      sizes.key_dim, sizes.value_dim, state, state, room.error, delta_row<Real>(y, t, head));
+  delta_step(delta_token(args, sizes, t, head, room.token), sizes.key_dim, sizes.value_dim, state, state, room.error,
+             delta_row<Real>(y, t, head));
 }
 
 }  // namespace
@@ -80,7 +92,7 @@ void advance(const Args& args, const Tensor& y, const DeltaRuleSizes& sizes, int
 template <class Real>
 void delta_rule_forward(Context& ctx, const DeltaRuleForward& args) {
   const DeltaRuleInputs& in = args.in;
-  const DeltaRuleSizes sizes = delta_rule_sizes(in.q, in.v);
+  const DeltaRuleSizes sizes = delta_rule_sizes(in);
   const int64_t H = sizes.heads, size = sizes.state();
   ArenaScope scope(ctx.scratch);
   const Tensor begins = scope.allocate(DType::kU8, {sizes.tokens});
@@ -107,7 +119,7 @@ void delta_rule_forward(Context& ctx, const DeltaRuleForward& args) {
 
 template <class Real>
 void cached_delta_rule(Context& ctx, const CachedDeltaRule& args) {
-  const DeltaRuleSizes sizes = delta_rule_sizes(args.q, args.v);
+  const DeltaRuleSizes sizes = delta_rule_sizes(args);
   ArenaScope scope(ctx.scratch);
   const Tensor rooms = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), TokenRoom<Real>::elements(sizes)});
   if (ctx.counting()) return;
@@ -127,9 +139,10 @@ void cached_delta_rule(Context& ctx, const CachedDeltaRule& args) {
   });
 }
 
-#define NMOE_INSTANTIATE_DELTA_RULE(Real)                              \
-  template Real delta_norm<Real>(const Real*, int64_t, Real, Real*);   \
-  template DeltaGates<Real> delta_gates<Real>(Real, Real, Real, Real); \
+#define NMOE_INSTANTIATE_DELTA_RULE(Real)                                                  \
+  template Real delta_norm<Real>(const Real*, int64_t, Real, Real*);                       \
+  template void delta_decays<Real>(const Real*, const Real*, Real, int64_t, Real*, Real*); \
+  template Real delta_beta<Real>(Real);                                                    \
   template void delta_step<Real>(const DeltaToken<Real>&, int64_t, int64_t, const Real*, Real*, Real*, Real*);
 NMOE_INSTANTIATE_DELTA_RULE(float)
 NMOE_INSTANTIATE_DELTA_RULE(double)

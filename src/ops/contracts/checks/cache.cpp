@@ -46,8 +46,10 @@ void check(const MlaCachedAttention& args) {
   const DType act = args.q.dtype();
   check_places(args.cache, args, T);
   NMOE_CHECK(is_act(act) && nope >= 0 && is(args.kv_latent, act, {T, rank}) && is(args.k_rope, act, {T, rope}) &&
-                 is_stat(args.gain.dtype()) && args.gain.shape() == Shape({rank}) && is_stat(args.cos.dtype()) &&
-                 args.cos.dim(1) * 2 == rope && is(args.sin, args.cos.dtype(), args.cos.shape()) &&
+                 is_stat(args.gain.dtype()) && args.gain.shape() == Shape({rank}) &&
+                 args.cos.defined() == args.sin.defined() &&
+                 (!args.cos.defined() || (is_stat(args.cos.dtype()) && args.cos.dim(1) * 2 == rope &&
+                                          is(args.sin, args.cos.dtype(), args.cos.shape()))) &&
                  is(args.kv_up, act, {H * (nope + value), rank}) && args.cache.dtype() == act &&
                  args.cache.dim(2) == rank + rope && is(args.out, act, {T, H, value}) && args.window >= 0,
              "MLA of q {} {}, latents {}, keys {} with {} over a cache {} to {}", dtype_name(act), args.q.shape(),

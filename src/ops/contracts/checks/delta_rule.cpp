@@ -15,21 +15,25 @@ void check_rows(const DeltaRuleRows& of, DType act) {
   const auto& [q, k, v, b, a] = of;
   NMOE_CHECK(q.shape().rank() == 3 && v.shape().rank() == 3 && is_act(act), "a delta rule of q {} {} and v {}",
              dtype_name(q.dtype()), q.shape(), v.shape());
-  const auto [T, G, K, H, V] = delta_rule_sizes(q, v);
+  const auto [T, G, K, H, V, decays] = delta_rule_sizes(of);
   NMOE_CHECK(G > 0 && K > 0 && V > 0 && H % G == 0 && is(q, act, {T, G, K}) && is(k, act, {T, G, K}) &&
-                 is(v, act, {T, H, V}) && is(b, act, {T, H}) && is(a, act, {T, H}),
+                 is(v, act, {T, H, V}) && is(b, act, {T, H}) &&
+                 is(a, act, decays == 1 && a.shape().rank() == 2 ? Shape{T, H} : Shape{T, H, K}),
              "a delta rule of q {}, k {}, v {}, b {} and a {}", q.shape(), k.shape(), v.shape(), b.shape(), a.shape());
 }
 
-void check_parameters(const Tensor& dt_bias, const Tensor& a_log, int64_t num_heads) {
-  for (const Tensor& each : {dt_bias, a_log}) {
-    NMOE_CHECK(is_stat(each.dtype()) && each.shape() == Shape({num_heads}),
-               "a delta rule of {} heads with a parameter {} {}", num_heads, dtype_name(each.dtype()), each.shape());
-  }
+// dt_bias is as a row of a.
+void check_parameters(const Tensor& dt_bias, const Tensor& a_log, const Tensor& a) {
+  const int64_t H = a.dim(1);
+  const Shape of_steps = a.shape().rank() == 3 ? Shape{H, a.dim(2)} : Shape{H};
+  NMOE_CHECK(is_stat(a_log.dtype()) && a_log.shape() == Shape({H}) && dt_bias.dtype() == a_log.dtype() &&
+                 dt_bias.shape() == of_steps,
+             "a delta rule of a {} with dt_bias {} {} and a_log {} {}", a.shape(), dtype_name(dt_bias.dtype()),
+             dt_bias.shape(), dtype_name(a_log.dtype()), a_log.shape());
 }
 
 void check_state(const Tensor& state, const DeltaRuleInputs& in) {
-  const DeltaRuleSizes sizes = delta_rule_sizes(in.q, in.v);
+  const DeltaRuleSizes sizes = delta_rule_sizes(in);
   const Shape shape{in.num_seqs, sizes.heads, sizes.key_dim, sizes.value_dim};
   NMOE_CHECK(!state.defined() || (is_stat(state.dtype()) && state.shape() == shape), "a state {} {}, not {}",
              dtype_name(state.dtype()), state.shape(), shape);
@@ -37,7 +41,7 @@ void check_state(const Tensor& state, const DeltaRuleInputs& in) {
 
 void check_inputs(const DeltaRuleInputs& in) {
   check_rows({in.q, in.k, in.v, in.b, in.a}, in.v.dtype());
-  check_parameters(in.dt_bias, in.a_log, in.v.dim(1));
+  check_parameters(in.dt_bias, in.a_log, in.a);
   check_state(in.initial_state, in);
   NMOE_CHECK(are_sequences(in.v.dim(0), in.num_seqs, in.seq_len, in.cu_seqlens),
              "a delta rule of {} over {} sequences of {}, documents {}", in.v.shape(), in.num_seqs, in.seq_len,
@@ -56,11 +60,11 @@ void check(const DeltaRuleForward& args) {
 void check(const DeltaRuleBackward& args) {
   check_inputs(args.in);
   check_rows({args.dq, args.dk, args.dv, args.db, args.da}, args.in.v.dtype());
-  check_parameters(args.ddt_bias, args.da_log, args.in.v.dim(1));
+  check_parameters(args.ddt_bias, args.da_log, args.in.a);
   check_state(args.dfinal_state, args.in);
   check_state(args.dinitial_state, args.in);
   NMOE_CHECK(args.dq.shape() == args.in.q.shape() && is(args.dy, args.in.v.dtype(), args.in.v.shape()) &&
-                 args.dv.shape() == args.in.v.shape() &&
+                 args.dv.shape() == args.in.v.shape() && args.da.shape() == args.in.a.shape() &&
                  args.dinitial_state.defined() == args.in.initial_state.defined(),
              "gradients {} of a delta rule of q {} and v {}; initial state {} with gradient {}", args.dy.shape(),
              args.in.q.shape(), args.in.v.shape(), args.in.initial_state.shape(), args.dinitial_state.shape());
@@ -68,8 +72,8 @@ void check(const DeltaRuleBackward& args) {
 
 void check(const CachedDeltaRule& args) {
   check_rows({args.q, args.k, args.v, args.b, args.a}, args.v.dtype());
-  check_parameters(args.dt_bias, args.a_log, args.v.dim(1));
-  const DeltaRuleSizes sizes = delta_rule_sizes(args.q, args.v);
+  check_parameters(args.dt_bias, args.a_log, args.a);
+  const DeltaRuleSizes sizes = delta_rule_sizes(args);
   const Tensor& states = args.states;
   NMOE_CHECK(is(args.slots, DType::kI32, {sizes.tokens}) && is(args.positions, DType::kI32, {sizes.tokens}) &&
                  states.shape().rank() == 4 &&

@@ -62,5 +62,9 @@ template <>
 inline void check_not_cpu_only(const CachedConvolution& args) {
   check_has_biases(args);
 }
+template <>
+inline void check_not_cpu_only(const MlaCachedAttention& args) {
+  if (!args.cos.defined()) refuse_cpu_only("MLA without rotation");
+}
 
 }  // namespace nmoe::cuda
