@@ -128,7 +128,7 @@ void read_model(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   config.vocab_size = keys.at_least(1, {"vocab_size"});
   config.dim = keys.at_least(1, {"hidden_size"});
-  config.max_positions = keys.at_least(1, {"max_position_embeddings"});
+  config.max_positions = keys.at_least(1, positions_key(model.type));
   config.tied_head = keys.flag("tie_word_embeddings", model.type == ModelType::kErnie45Moe);
   const TypeForm& form = form_of(model.type);
   if (!form.single_parts) {  // which have these under names of their own

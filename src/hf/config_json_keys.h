@@ -29,6 +29,10 @@ constexpr KeyNames kOtherNames[] = {{"hybrid_override_pattern", "layers_block_ty
                                     {"expand", "mamba_expand"},
                                     {"mtp_hybrid_override_pattern", "mtp_layers_block_type"},
                                     {"layer_types", "full_attention_interval"}};
+constexpr KeyNames positions_key(ModelType type) {
+  if (type == ModelType::kKimiLinear) return {"model_max_length", "max_position_embeddings"};
+  return {"max_position_embeddings"};
+}
 constexpr KeyNames routed_experts_key(ModelType type) {
   switch (type) {
     case ModelType::kDeepseekV2:
@@ -36,6 +40,7 @@ constexpr KeyNames routed_experts_key(ModelType type) {
     case ModelType::kQwen2Moe:
     case ModelType::kQwen3Moe:
     case ModelType::kQwen3Next:
+    case ModelType::kKimiLinear:
     case ModelType::kOlmoe:
       return {"num_experts", "num_local_experts"};
     case ModelType::kMixtral:

@@ -100,7 +100,7 @@ Json canonical_json(const HfModel& model) {
                {"hidden_size", config.dim},
                {"num_hidden_layers", config.num_layers},
                {"tie_word_embeddings", config.tied_head},
-               {"max_position_embeddings", config.max_positions},
+               {positions_key(model.type).name, config.max_positions},
                {"bos_token_id", model.bos_id ? Json(*model.bos_id) : Json(nullptr)},
                {"eos_token_id", eos_json(model.eos_ids)}};
   const TypeForm& form = form_of(model.type);
@@ -131,7 +131,7 @@ Json canonical_json(const HfModel& model) {
 // Other keys that say what `key` does.
 std::vector<std::string_view> rivals_of(std::string_view key, ModelType type) {
   if (is_rope_key(key)) return {std::begin(kRopeKeys), std::end(kRopeKeys)};
-  for (const KeyNames& names : {kDtypeKey, kNextnKey, routed_experts_key(type)}) {
+  for (const KeyNames& names : {kDtypeKey, kNextnKey, routed_experts_key(type), positions_key(type)}) {
     if (key == names.name) return {names.alias};
   }
   std::vector<std::string_view> rivals;
@@ -219,16 +219,17 @@ Error not_expressible(ModelType type, const std::vector<std::string>& obstacles)
 ModelType nearest_type(const ModelConfig& given) {
   // The first that computes the same: where several do, the one whose name says most. Kimi-K2 and GLM-4-MoE-Lite are
   // DeepSeek-V3 by other names.
-  constexpr std::array<ModelType, 15> kByPreference = {
+  constexpr std::array<ModelType, 16> kByPreference = {
       ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe,  ModelType::kMixtral,
       ModelType::kOlmoe,      ModelType::kQwen2Moe,   ModelType::kMinimaxM2, ModelType::kDots1,
       ModelType::kGlm4Moe,    ModelType::kErnie45Moe, ModelType::kQwen3,     ModelType::kLlama,
-      ModelType::kGptOss,     ModelType::kNemotronH,  ModelType::kQwen3Next};
+      ModelType::kGptOss,     ModelType::kNemotronH,  ModelType::kQwen3Next, ModelType::kKimiLinear};
   const auto* const fits =
       std::ranges::find_if(kByPreference, [&](ModelType type) { return obstacles_to(given, type).empty(); });
   if (fits != kByPreference.end()) return *fits;
   if (count_parts(layer_specs(given), PartKind::kMamba2) > 0) return ModelType::kNemotronH;
   if (count_parts(layer_specs(given), PartKind::kGatedDeltaNet) > 0) return ModelType::kQwen3Next;
+  if (count_parts(layer_specs(given), PartKind::kKda) > 0) return ModelType::kKimiLinear;
   const ModelConfig config = with_equal_layers(given);
   if (config.attention == PartKind::kGqa && config.gqa.sinks) return ModelType::kGptOss;
   if (config.attention == PartKind::kGqa && config.moe.num_experts > 0) return ModelType::kQwen3Moe;

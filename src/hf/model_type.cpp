@@ -36,6 +36,11 @@ constexpr std::array<TypeNames, kModelTypes.size()> kTypes = {{
      "NemotronHForCausalLM",
      std::nullopt,
      {.single_parts = true, .mixes_mixers = true, .rotates = false, .modules = PredictionModules::kOne}},
+    {ModelType::kKimiLinear,
+     "kimi_linear",
+     "KimiLinearForCausalLM",
+     std::nullopt,
+     {.mixes_mixers = true, .rotates = false}},
     {ModelType::kQwen3Next,
      "qwen3_next",
      "Qwen3NextForCausalLM",
@@ -84,6 +89,12 @@ ExpertNames expert_names(ModelType type) {
       return {.shared = "shared_expert.", .shared_gate = "shared_expert_gate.weight"};
     case ModelType::kMixtral:
       return kMixtral;
+    case ModelType::kKimiLinear: {
+      ExpertNames names = kMixtral;
+      names.shared = "shared_experts.";
+      names.selection_bias = kBias;
+      return names;
+    }
     case ModelType::kMinimaxM2: {
       ExpertNames names = kMixtral;
       names.selection_bias = "e_score_correction_bias";

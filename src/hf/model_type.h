@@ -28,15 +28,16 @@ enum class ModelType {
   kErnie45Moe,  // GQA, interleaved; softmax scores with a selection bias
   kGptOss,      // GQA with biases and sinks; softmax scores, biases of routers and experts, clamped SwiGLU
   kNemotronH,   // layers of one part each: Mamba-2, GQA without rotation, squared-ReLU experts or MLPs
+  kKimiLinear,  // KDA, or MLA without rotation; sigmoid scores with a selection bias
   kQwen3Next,   // Gated DeltaNet or GQA with gates, zero-centred norms; softmax scores, a gated shared expert
 };
 std::string_view model_type_name(ModelType type);  // "deepseek_v3"
 
-constexpr std::array<ModelType, 17> kModelTypes = {
+constexpr std::array<ModelType, 18> kModelTypes = {
     ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,   ModelType::kGlm4MoeLite, ModelType::kLlama,
     ModelType::kQwen3,      ModelType::kQwen3Moe,   ModelType::kQwen2Moe, ModelType::kMixtral,     ModelType::kOlmoe,
     ModelType::kMinimaxM2,  ModelType::kGlm4Moe,    ModelType::kDots1,    ModelType::kErnie45Moe,  ModelType::kGptOss,
-    ModelType::kNemotronH,  ModelType::kQwen3Next};
+    ModelType::kNemotronH,  ModelType::kKimiLinear, ModelType::kQwen3Next};
 // "deepseek_v2, deepseek_v3, ... and ernie4_5_moe".
 std::string model_type_names();
 

@@ -72,8 +72,13 @@ class Pieces {
   }
   // All of the next is all of `tensor`, of the same shape.
   void same(const std::string& tensor) { add(tensor, shape_, 0, num_left()); }
-  // The same of a matrix, whose tensor has a dimension of 1 between the two.
-  void channels(const std::string& tensor) { add(tensor, {shape_[0], 1, width()}, 0, num_left()); }
+  // The next rows of a matrix are those of `tensor`, which has a dimension of 1 between the two; 0: all.
+  void channels(const std::string& tensor, int64_t rows = 0) {
+    const int64_t count = rows == 0 ? shape_[0] : rows;
+    add(tensor, {count, 1, width()}, 0, count * width());
+  }
+  // All elements are those of `tensor`, of this shape.
+  void reshaped(const std::string& tensor, const Shape& shape) { add(tensor, shape, 0, num_left()); }
   std::vector<TensorPiece> take() {
     NMOE_CHECK(num_left() == 0, "{} elements of {} are mapped to nothing", num_left(), shape_);
     return std::move(pieces_);
@@ -132,6 +137,16 @@ constexpr SameTensor kGatedDeltaNetTensors[] = {{"gated_deltanet.dt_bias", "line
                                                 {"gated_deltanet.a_log", "linear_attn.A_log"},
                                                 {"gated_deltanet.norm", "linear_attn.norm.weight"},
                                                 {"gated_deltanet.out", "linear_attn.out_proj.weight"}};
+constexpr SameTensor kKdaTensors[] = {{"kda.q", "self_attn.q_proj.weight"},
+                                      {"kda.k", "self_attn.k_proj.weight"},
+                                      {"kda.v", "self_attn.v_proj.weight"},
+                                      {"kda.b", "self_attn.b_proj.weight"},
+                                      {"kda.decay_down", "self_attn.f_a_proj.weight"},
+                                      {"kda.decay_up", "self_attn.f_b_proj.weight"},
+                                      {"kda.gate_down", "self_attn.g_a_proj.weight"},
+                                      {"kda.gate_up", "self_attn.g_b_proj.weight"},
+                                      {"kda.norm", "self_attn.o_norm.weight"},
+                                      {"kda.out", "self_attn.o_proj.weight"}};
 constexpr SameTensor kGroupedTensors[] = {
     {"attention.q", "self_attn.q_proj.weight"},      {"attention.k", "self_attn.k_proj.weight"},
     {"attention.v", "self_attn.v_proj.weight"},      {"attention.out_bias", "self_attn.o_proj.bias"},
@@ -290,6 +305,20 @@ bool map_gated_deltanet(const GatedDeltaNetConfig& config, std::string_view name
   return true;
 }
 
+bool map_kda(const KdaConfig& config, std::string_view name, Pieces& pieces) {
+  if (name == "kda.conv") {
+    for (const char* of : {"q", "k", "v"})
+      pieces.channels(fmt::format("self_attn.{}_conv1d.weight", of), config.width());
+  } else if (name == "kda.a_log") {
+    pieces.reshaped("self_attn.A_log", {1, 1, config.num_heads, 1});
+  } else if (name == "kda.dt_bias") {
+    pieces.reshaped("self_attn.dt_bias", {config.width()});
+  } else {
+    return map_same(kKdaTensors, name, pieces);
+  }
+  return true;
+}
+
 bool map_dense(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
   if (name != "mlp.in") return map_same(kDenseTensors, name, pieces);
   map_gated(expert_names(type).gate.empty() ? "" : "mlp.gate_proj", "mlp.up_proj", part.spec.hidden, pieces);
@@ -365,6 +394,8 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
       return map_mamba2(part.config.mamba2, name, pieces);
     case PartKind::kGatedDeltaNet:
       return map_gated_deltanet(part.config.gated_deltanet, name, pieces);
+    case PartKind::kKda:
+      return map_kda(part.config.kda, name, pieces);
     case PartKind::kDense:
       return map_dense(part, type, name, pieces);
     case PartKind::kMoe:

@@ -29,6 +29,22 @@ Json qwen3_next_80b() {
     "vocab_size": 151936})");
 }
 
+Json kimi_linear_48b() {
+  return merged(common_keys(), R"({"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear",
+    "bos_token_id": 163584, "eos_token_id": 163586, "first_k_dense_replace": 1, "head_dim": 72, "hidden_size": 2304,
+    "intermediate_size": 9216, "kv_lora_rank": 512,
+    "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
+      "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+      "num_heads": 32, "short_conv_kernel_size": 4},
+    "mla_use_nope": true, "model_max_length": 1048576, "moe_intermediate_size": 1024, "moe_layer_freq": 1,
+    "moe_renormalize": true, "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1,
+    "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": null,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446, "topk_group": 1, "use_grouped_topk": true, "v_head_dim": 128,
+    "vocab_size": 163840})");
+}
+
 std::string refusal(const Json& json, const char* change) {
   Json changed = json;
   changed.merge_patch(Json::parse(change));
@@ -48,10 +64,14 @@ TEST(DeltaRuleTypes, RoundTrip) {
   EXPECT_EQ(read_json(later).config.layers, "gqa/moe, gated_deltanet/dense, gated_deltanet/moe, gqa/moe");
   EXPECT_EQ(read_json(later).config.gqa.rotary_dim, 128);
   test::expect_round_trip(merged(later, R"({"num_experts": 0, "mlp_only_layers": []})"));
+  test::expect_round_trip(kimi_linear_48b());
+  test::expect_round_trip(merged(kimi_linear_48b(), R"({"first_k_dense_replace": 0, "num_shared_experts": 0,
+    "moe_renormalize": false, "tie_word_embeddings": true})"));
 }
 
 TEST(DeltaRuleTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
   test::expect_is_published_model("qwen3-next-80b-a3b", qwen3_next_80b());
+  test::expect_is_published_model("kimi-linear-48b-a3b", kimi_linear_48b());
 }
 
 TEST(DeltaRuleTypes, ReadsQwenNext) {
@@ -138,6 +158,74 @@ TEST(DeltaRuleTypes, QwenNextHasTheElementsOfItsTensors) {
   const int64_t selection_biases = 48 * 512;  // which the type has not, and this model does not move
   EXPECT_EQ(elements(load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models/qwen3-next-80b-a3b.toml").model),
             all + selection_biases);
+}
+
+TEST(DeltaRuleTypes, ReadsKimiLinear) {
+  const ModelConfig config = read_json(kimi_linear_48b()).config;
+  EXPECT_EQ(config.layers,
+            "kda/dense, 2 x kda/moe, mla_nope/moe, 3 x kda/moe, mla_nope/moe, 3 x kda/moe, mla_nope/moe, 3 x kda/moe, "
+            "mla_nope/moe, 3 x kda/moe, mla_nope/moe, 3 x kda/moe, mla_nope/moe, 2 x kda/moe, mla_nope/moe");
+  EXPECT_EQ(config.max_positions, 1048576);
+  EXPECT_EQ(config.mla.norm_eps, 1e-6) << "the class's own, whatever rms_norm_eps";
+  EXPECT_EQ(config.moe.routed_scale, 2.446);
+  EXPECT_GT(config.moe.bias_rate, 0.0);
+}
+
+TEST(DeltaRuleTypes, RefusesWithTheKeyWhatKimiLinearHasNot) {
+  for (const auto& [change, says] :
+       {std::pair(R"({"mla_use_nope": false})", "mla_use_nope = false: latent attention of the type does not rotate"),
+        {R"({"mla_use_nope": null})", "mla_use_nope: is missing"},
+        {R"({"q_lora_rank": 64})", "q_lora_rank = 64"},
+        {R"({"num_key_value_heads": 8})", "num_key_value_heads = 8"},
+        {R"({"moe_router_activation_func": "softmax"})", "moe_router_activation_func = \"softmax\""},
+        {R"({"num_experts_per_token": 1})", "num_experts_per_token = 1"},
+        {R"({"num_expert_group": 8})", "num_expert_group = 8"},
+        {R"({"use_grouped_topk": false})", "use_grouped_topk = false"},
+        {R"({"moe_layer_freq": 2})", "moe_layer_freq = 2"},
+        {R"({"num_nextn_predict_layers": 1})", "num_nextn_predict_layers = 1"},
+        {R"({"mla_use_output_gate": true})", "mla_use_output_gate = true: nmoe does not know this key"},
+        {R"({"hidden_act": "situ"})", "hidden_act = \"situ\""},
+        {R"({"max_position_embeddings": 4096})", "says otherwise"},
+        {R"({"linear_attn_config": null})", "linear_attn_config: must be an object"},
+        {R"({"linear_attn_config": {"gate_lower_bound": -5.0}})", "linear_attn_config.gate_lower_bound = -5.0"},
+        {R"({"linear_attn_config": {"kda_layers": [28]}})", "28 is no layer from 1 to 27"},
+        {R"({"linear_attn_config": {"kda_layers": [1, 4]}})", "layer 2 is in none of kda_layers and full_attn_layers"},
+        {R"({"linear_attn_config": {"full_attn_layers": [1]}})", "layer 1 is in both of"}}) {
+    EXPECT_TRUE(contains(refusal(kimi_linear_48b(), change), says))
+        << change << ": " << refusal(kimi_linear_48b(), change);
+  }
+}
+
+TEST(DeltaRuleTypes, ObstaclesOfKimiLinearHaveNames) {
+  const auto obstacle = [](auto&& change) {
+    HfModel model = read_json(kimi_linear_48b());
+    change(model.config);
+    const std::vector<std::string> found = obstacles_to(model.config, model.type);
+    return found.size() == 1 ? found.front() : fmt::format("{} obstacles", found.size());
+  };
+  using C = ModelConfig;
+  EXPECT_EQ(obstacle([](C& c) { c.mla.q_lora_rank = 8; }),
+            "model.mla.q_lora_rank = 8: kimi_linear has no latent of queries");
+  EXPECT_EQ(obstacle([](C& c) { c.moe.num_groups = 4; }),
+            "model.moe.num_groups = 4: kimi_linear has no groups of experts");
+  EXPECT_EQ(obstacle([](C& c) { c.layers = "kda/moe, mla/moe, mla_nope/moe"; }),
+            "model.layers = \"kda/moe, mla/moe, mla_nope/moe\": kimi_linear has layers of one of kda, mla_nope and a "
+            "feed-forward part, without windows");
+  EXPECT_EQ(obstacle([](C& c) { c.layers = "kda/moe, mla_nope/dense"; }),
+            "model.layers = \"kda/moe, mla_nope/dense\": kimi_linear has dense layers before those with experts");
+  EXPECT_EQ(obstacle([](C& c) { c.mtp.depth = 1; }),
+            "model.mtp.depth = 1: kimi_linear has no further tokens to predict");
+}
+
+// By the shapes of its release's tensors.
+TEST(DeltaRuleTypes, KimiLinearHasTheElementsOfItsTensors) {
+  const int64_t D = 2304, W = 4096, norms = 2 * D;
+  const int64_t recurrent = 4 * W * D + 3 * W * 4 + 2 * (128 * D + W * 128) + 32 * D + 32 + W + 128;
+  const int64_t attention = 32 * 192 * D + 576 * D + 512 + 32 * 256 * 512 + D * W;
+  const int64_t experts = 257 * 3 * 1024 * D + 256 * D + 256, dense = 3 * 9216 * D;
+  const int64_t all = 2 * 163840 * D + D + 20 * recurrent + 7 * attention + 26 * experts + dense + 27 * norms;
+  EXPECT_EQ(elements(read_json(kimi_linear_48b()).config), all);
+  EXPECT_EQ(all, 49'122'681'728);
 }
 
 // Rows of queries and of what gates them, head by head; of Gated DeltaNet's projections, group by group.

@@ -40,7 +40,6 @@ constexpr Feature kOfTypes[] = {
     {"deepseek_v32", "indexer of sparse attention (DSA)"},
     {"deepseek_v4", "hyper-connections, hash routing, compressed attention"},
     {"glm_moe_dsa", "indexer of sparse attention (DSA)"},
-    {"kimi_linear", "layers of Kimi delta attention"},
     {"llama4", "images, attention within chunks, scores on experts' inputs"},
     {"llama4_text", "attention within chunks, scores on experts' inputs, L2 norms of queries and keys"},
     {"mimo_v2_flash", "values of another size than keys, windowed layers with heads and a rotation of their own"},

@@ -38,7 +38,7 @@ const TypeText& text_of(ModelType type) {
   static const TypeText deepseek = deepseek_text(), deepseek_v2 = deepseek_v2_text(), dense = dense_text(),
                         qwen_moe = qwen_moe_text(), mixtral = mixtral_text(), minimax = minimax_text(),
                         glm4_moe = glm4_moe_text(), ernie = ernie_text(), gpt_oss = gpt_oss_text(),
-                        nemotron = nemotron_text(), qwen3_next = qwen3_next_text();
+                        nemotron = nemotron_text(), kimi_linear = kimi_linear_text(), qwen3_next = qwen3_next_text();
   switch (type) {
     case ModelType::kDeepseekV2:
       return deepseek_v2;
@@ -66,6 +66,8 @@ const TypeText& text_of(ModelType type) {
       return gpt_oss;
     case ModelType::kNemotronH:
       return nemotron;
+    case ModelType::kKimiLinear:
+      return kimi_linear;
     case ModelType::kQwen3Next:
       return qwen3_next;
   }

@@ -56,6 +56,7 @@ TypeText glm4_moe_text();  // GLM-4-MoE and dots1
 TypeText ernie_text();
 TypeText gpt_oss_text();
 TypeText nemotron_text();
+TypeText kimi_linear_text();
 TypeText qwen3_next_text();
 
 // --- rotation (rope.cpp)
