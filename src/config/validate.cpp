@@ -114,8 +114,10 @@ void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpe
                 "groups share the heads evenly", "let model.mamba2.num_groups divide model.mamba2.num_heads");
   rules.require(mamba2.step_min <= mamba2.step_max, {"model.mamba2.step_min", "model.mamba2.step_max"},
                 "no step is between them", "raise model.mamba2.step_max");
-  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "mamba2 does not run on GPUs yet",
-                "set run.device = \"cpu\"");
+  constexpr int64_t kMostGpuTaps = 4;
+  rules.require(config.run.device == "cpu" || mamba2.conv_width <= kMostGpuTaps,
+                {"run.device", "model.mamba2.conv_width"}, "on GPUs a convolution sees 4 tokens at most",
+                "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
 }
 
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {

@@ -218,9 +218,10 @@ TEST(LayersKey, IsChecked) {
                  "x.toml:2: model.mamba2.num_groups = 3 with model.mamba2.num_heads = 8: groups share the heads evenly",
                  "let model.mamba2.num_groups divide model.mamba2.num_heads");
   expect_refused(
-      "2 x mamba2/dense", "run.device = \"cuda\"",
-      "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x mamba2/dense\": mamba2 does not run on GPUs yet",
-      "set run.device = \"cpu\"");
+      "2 x mamba2/dense", "run.device = \"cuda\"\nmodel.mamba2.conv_width = 5",
+      "x.toml:2: run.device = \"cuda\" with model.mamba2.conv_width = 5: on GPUs a convolution sees 4 tokens "
+      "at most",
+      "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
 }
 
 TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {

@@ -345,8 +345,7 @@ void sample(const DeviceOptions& options, Counts& counts) {
 Counts run_self_test(const DeviceOptions& options, const std::function<void(const std::string&)>& say,
                      const Wrap& wrap) {
   Counts counts;
-  std::vector<Config> configs{even_config(Precision::kDevice), odd_config()};
-  if (options.kind == "cpu") configs.push_back(recurrent_config());  // GPUs scan no state yet
+  const std::vector<Config> configs{even_config(Precision::kDevice), odd_config(), recurrent_config()};
   say("single operations");
   single_operations(options, wrap, counts);
   say("training steps");

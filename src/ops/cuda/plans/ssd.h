@@ -1,0 +1,64 @@
+// The SSD scan: where its chunks are, steps and their sums, and states at chunks' beginnings.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cuda/plans/planner.h"
+
+namespace nmoe::cuda {
+
+// A sequence's states at chunks' beginnings have the places of contracts/ssd.h's CPU reference: begin / Q.
+inline int64_t ssd_places(const SsdInputs& in) { return blocks_for(in.seq_len, in.chunk); }
+// Where there are no documents, the number of chunks, and else at least as many as there can be.
+inline int64_t most_ssd_chunks(const SsdInputs& in) {
+  const int64_t whole = in.num_seqs * ssd_places(in);
+  return in.cu_seqlens.defined() ? std::min(in.x.dim(0), whole + in.cu_seqlens.dim(0)) : whole;
+}
+
+struct SsdTables {
+  Tensor chunks;       // [most chunks, 4] I32: SsdChunk (kernels/recurrent/ssd_chunks.cuh)
+  Tensor firsts;       // [B + 1] I32: each sequence's first chunk, and the number of chunks
+  Tensor steps, sums;  // [H, T] F32
+};
+inline SsdTables claim_ssd_tables(ArenaScope& scope, const SsdInputs& in) {
+  return {.chunks = scope.allocate(DType::kI32, {most_ssd_chunks(in), 4}),
+          .firsts = scope.allocate(DType::kI32, {in.num_seqs + 1}),
+          .steps = scope.allocate(DType::kF32, {in.x.dim(1), in.x.dim(0)}),
+          .sums = scope.allocate(DType::kF32, {in.x.dim(1), in.x.dim(0)})};
+}
+// [B * places + B, H, P, N] act: at the beginnings of chunks, and behind those, of sequences' ends.
+inline Tensor claim_ssd_states(ArenaScope& scope, const SsdInputs& in) {
+  return scope.allocate(in.x.dtype(), {in.num_seqs * (ssd_places(in) + 1), in.x.dim(1), in.x.dim(2), in.b.dim(2)});
+}
+
+struct SsdForwardPlan {
+  SsdTables tables;
+  Tensor states;
+};
+inline SsdForwardPlan plan(Planner& to, const SsdForward& args) {
+  return {.tables = claim_ssd_tables(to.scope, args.in), .states = claim_ssd_states(to.scope, args.in)};
+}
+
+struct SsdBackwardPlan {
+  SsdTables tables;
+  Tensor states, dstates;
+  Tensor parts;  // [3, H, most chunks] F32: of a chunk, gradients of dt_bias, a_log and d
+};
+inline SsdBackwardPlan plan(Planner& to, const SsdBackward& args) {
+  return {.tables = claim_ssd_tables(to.scope, args.in),
+          .states = claim_ssd_states(to.scope, args.in),
+          .dstates = claim_ssd_states(to.scope, args.in),
+          .parts = to.scope.allocate(DType::kF32, {3, args.in.x.dim(1), most_ssd_chunks(args.in)})};
+}
+
+// [Z + 2] and [T] I32: where each slot's rows begin among all, ordered by slots, -1 first, and which rows those are.
+struct CachedSsdPlan {
+  Tensor begins, order;
+};
+inline CachedSsdPlan plan(Planner& to, const CachedSsd& args) {
+  return {.begins = to.scope.allocate(DType::kI32, {args.states.dim(0) + 2}),
+          .order = to.scope.allocate(DType::kI32, {args.x.dim(0)})};
+}
+
+}  // namespace nmoe::cuda
