@@ -32,12 +32,23 @@ inline Tensor claim_ssd_states(ArenaScope& scope, const SsdInputs& in) {
   return scope.allocate(in.x.dtype(), {in.num_seqs * (ssd_places(in) + 1), in.x.dim(1), in.x.dim(2), in.b.dim(2)});
 }
 
+// Sizes that forward has a kernel for on Hopper (sm90/ssd_forward.h), in BF16.
+constexpr int64_t kSm90SsdHead = 64, kSm90SsdState = 128, kSm90SsdChunk = 128;
+inline bool sm90_ssd_takes(const KernelSet& kernels, const SsdInputs& in) {
+  const SsdSizes sizes = ssd_sizes(in);
+  return kernels.has_sm90() && in.x.dtype() == DType::kBF16 && sizes.head_dim == kSm90SsdHead &&
+         sizes.state == kSm90SsdState && sizes.chunk == kSm90SsdChunk && in.x.stride() % 8 == 0 &&
+         in.b.stride() % 8 == 0 && in.c.stride() % 8 == 0;
+}
+
 struct SsdForwardPlan {
   SsdTables tables;
-  Tensor states;
+  Tensor states;  // undefined where Hopper's kernel runs
 };
 inline SsdForwardPlan plan(Planner& to, const SsdForward& args) {
-  return {.tables = claim_ssd_tables(to.scope, args.in), .states = claim_ssd_states(to.scope, args.in)};
+  SsdForwardPlan plan{.tables = claim_ssd_tables(to.scope, args.in), .states = {}};
+  if (!sm90_ssd_takes(to.kernels, args.in)) plan.states = claim_ssd_states(to.scope, args.in);
+  return plan;
 }
 
 struct SsdBackwardPlan {

@@ -1,11 +1,15 @@
 // The SSD scan forward, for any sizes: states at chunks' beginnings first (ssd_states.cu), then chunks side by side, a
-// block for 64 values of a head in one.
+// block for 64 values of a head in one. Hopper has a kernel of its own for common sizes (sm90/ssd_forward.h).
 #include "ops/cuda/kernels/recurrent/ssd_chunks.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/sm90/ssd_forward.h"
 
 namespace nmoe::cuda {
+
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+
 namespace ssd {
 namespace {
 
@@ -62,6 +66,9 @@ void ssd_forward(Context& ctx, const SsdForward& args, const SsdForwardPlan& pla
   const SsdSizes sizes = ssd_sizes(args.in);
   if (sizes.tokens == 0 || sizes.heads == 0 || sizes.head_dim == 0) return;
   ssd::fill_tables(ctx, args.in, args.final_state.defined(), plan.tables);
+  if constexpr (kKernels.has_sm90()) {
+    if (!plan.states.defined()) return sm90::ssd_forward(ctx, args, plan.tables);
+  }
   ssd::fill_states(ctx, args.in, plan.tables, args.final_state, plan.states);
   dispatch_act(args.in.x.dtype(), [&](auto element) {
     using T = decltype(element);
