@@ -32,7 +32,7 @@ inline Tensor claim_ssd_states(ArenaScope& scope, const SsdInputs& in) {
   return scope.allocate(in.x.dtype(), {in.num_seqs * (ssd_places(in) + 1), in.x.dim(1), in.x.dim(2), in.b.dim(2)});
 }
 
-// Sizes that forward has a kernel for on Hopper (sm90/ssd_forward.h), in BF16.
+// Sizes that Hopper has kernels of its own for (sm90/ssd.h), in BF16.
 constexpr int64_t kSm90SsdHead = 64, kSm90SsdState = 128, kSm90SsdChunk = 128;
 inline bool sm90_ssd_takes(const KernelSet& kernels, const SsdInputs& in) {
   const SsdSizes sizes = ssd_sizes(in);
@@ -55,12 +55,18 @@ struct SsdBackwardPlan {
   SsdTables tables;
   Tensor states, dstates;
   Tensor parts;  // [3, H, most chunks] F32: of a chunk, gradients of dt_bias, a_log and d
+  bool is_sm90;  // whether Hopper's kernels run
 };
+inline bool sm90_ssd_takes(const KernelSet& kernels, const SsdBackward& args) {
+  return sm90_ssd_takes(kernels, args.in) && args.dx.stride() % 8 == 0 && args.db.stride() % 8 == 0 &&
+         args.dc.stride() % 8 == 0;
+}
 inline SsdBackwardPlan plan(Planner& to, const SsdBackward& args) {
   return {.tables = claim_ssd_tables(to.scope, args.in),
           .states = claim_ssd_states(to.scope, args.in),
           .dstates = claim_ssd_states(to.scope, args.in),
-          .parts = to.scope.allocate(DType::kF32, {3, args.in.x.dim(1), most_ssd_chunks(args.in)})};
+          .parts = to.scope.allocate(DType::kF32, {3, args.in.x.dim(1), most_ssd_chunks(args.in)}),
+          .is_sm90 = sm90_ssd_takes(to.kernels, args)};
 }
 
 // [Z + 2] and [T] I32: where each slot's rows begin among all, ordered by slots, -1 first, and which rows those are.

@@ -1,10 +1,10 @@
 // The SSD scan forward, for any sizes: states at chunks' beginnings first (ssd_states.cu), then chunks side by side, a
-// block for 64 values of a head in one. Hopper has a kernel of its own for common sizes (sm90/ssd_forward.h).
+// block for 64 values of a head in one. Hopper has a kernel of its own for common sizes (sm90/ssd_forward.cu).
 #include "ops/cuda/kernels/recurrent/ssd_chunks.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
-#include "ops/cuda/sm90/ssd_forward.h"
+#include "ops/cuda/sm90/ssd.h"
 
 namespace nmoe::cuda {
 

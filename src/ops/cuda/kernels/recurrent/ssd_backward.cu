@@ -10,8 +10,12 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
+#include "ops/cuda/sm90/ssd.h"
 
 namespace nmoe::cuda {
+
+constexpr KernelSet kKernels{.major = NMOE_CUDA_MAJOR};
+
 namespace ssd {
 namespace {
 
@@ -441,18 +445,18 @@ __global__ void __launch_bounds__(kThreads) add_parts_kernel(const float* parts,
   if (Sums::lane() == 0) gradient[head] += sum;
 }
 
-}  // namespace
-}  // namespace ssd
+void add_parts(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& plan) {
+  const int64_t heads = args.in.x.dim(1);
+  add_parts_kernel<<<dim3(grid_size(ceil_div(heads, int64_t{kThreads / kWarp})), 3), kThreads, 0, ctx.stream>>>(
+      plan.parts.data<float>(), plan.tables.firsts.data<int32_t>() + args.in.num_seqs, plan.parts.dim(2),
+      static_cast<int>(heads), args.ddt_bias.data<float>(), args.da_log.data<float>(), args.dd.data<float>());
+  NMOE_CUDA_CHECK(cudaGetLastError());
+}
 
-void ssd_backward(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& plan) {
-  using namespace ssd;
+void gradients(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& plan) {
   const SsdInputs& in = args.in;
   const SsdSizes sizes = ssd_sizes(in);
-  if (sizes.tokens == 0 || sizes.heads == 0) return;
-  fill_tables(ctx, in, args.dfinal_state.defined(), plan.tables);
-  fill_states(ctx, in, plan.tables, {}, plan.states);
-  fill_state_gradients(ctx, args, plan.tables, plan.dstates);
-  const int64_t most_chunks = plan.parts.dim(2), tiles = ceil_div(sizes.chunk, int64_t{kSide});
+  const int64_t tiles = ceil_div(sizes.chunk, int64_t{kSide});
   dispatch_act(in.x.dtype(), [&](auto element) {
     using T = decltype(element);
     const Scan<T> scan = scan_of<T>(in, plan.tables);
@@ -472,7 +476,7 @@ void ssd_backward(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& 
                           .dt_bias = in.dt_bias.data<float>(),
                           .a_log = in.a_log.data<float>(),
                           .parts = plan.parts.data<float>(),
-                          .most_chunks = most_chunks};
+                          .most_chunks = plan.parts.dim(2)};
     constexpr int kRoomBytes = kSide * (kSide + 1) * static_cast<int>(sizeof(float));
     constexpr int kHeadsBytes = 2 * kTileBytes<T> + kRoomBytes;
     allow_dynamic_shared(heads_kernel<T>, kHeadsBytes);
@@ -485,10 +489,28 @@ void ssd_backward(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& 
             scan, out, static_cast<int>(tiles));
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
-  add_parts_kernel<<<dim3(grid_size(ceil_div(sizes.heads, int64_t{kThreads / kWarp})), 3), kThreads, 0, ctx.stream>>>(
-      plan.parts.data<float>(), plan.tables.firsts.data<int32_t>() + in.num_seqs, most_chunks,
-      static_cast<int>(sizes.heads), args.ddt_bias.data<float>(), args.da_log.data<float>(), args.dd.data<float>());
-  NMOE_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+}  // namespace ssd
+
+void ssd_backward(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& plan) {
+  using namespace ssd;
+  const SsdInputs& in = args.in;
+  const SsdSizes sizes = ssd_sizes(in);
+  if (sizes.tokens == 0 || sizes.heads == 0) return;
+  fill_tables(ctx, in, args.dfinal_state.defined(), plan.tables);
+  if constexpr (kKernels.has_sm90()) {
+    if (plan.is_sm90) {
+      sm90::ssd_states(ctx, args, plan);
+      sm90::ssd_gradients(ctx, args, plan);
+      return add_parts(ctx, args, plan);
+    }
+  }
+  fill_states(ctx, in, plan.tables, {}, plan.states);
+  fill_state_gradients(ctx, args, plan.tables, plan.dstates);
+  gradients(ctx, args, plan);
+  add_parts(ctx, args, plan);
 }
 
 }  // namespace nmoe::cuda
