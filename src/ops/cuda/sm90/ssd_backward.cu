@@ -99,32 +99,34 @@ __device__ __forceinline__ void one_head(const std::byte* stage, const std::byte
                                          const float (&scores)[2 - kHalf][32], float d, int size, Bf16* dx,
                                          int64_t stride, float* parts, TokenSums& tokens) {
   using L = HeadsLayout;
-  constexpr int kFirst = kHalf * kRows, kTiles = 2 - kHalf;
+  constexpr int kFirst = kHalf * kRows;
   const std::byte* const steps = stage + L::kStepsAt;
   const auto dy = [&](int first) { return wgmma_descriptor(stage + L::kDyAt + first * kRowBytes); };
   const uint64_t x = wgmma_descriptor(stage + L::kXAt + kFirst * kRowBytes);
-  float terms[kTiles][32], dz[32] = {};
+  float terms[32], dz[32] = {};
+  uint32_t m[16];
+  const auto products = [&](int first) {
+    wgmma_fence();
+    multiply_rows<1>(x, kTokenPanel, dy(first), kTokenPanel, terms);
+    wgmma_wait_group<0>();
+  };
+  products(kFirst);
+  decay_scores<true>(scores[0], steps, kFirst, kFirst, terms, m);
   wgmma_fence();
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    multiply_rows<1>(x, kTokenPanel, dy(kFirst + tile * kRows), kTokenPanel, terms[tile]);
-  }
-  uint32_t m[kTiles][16];
-  wgmma_wait_group<0>();
-  decay_scores<true>(scores[0], steps, kFirst, kFirst, terms[0], m[0]);
-  if constexpr (kHalf == 0) decay_scores<false>(scores[1], steps, kFirst, kRows, terms[1], m[1]);
-  wgmma_fence();
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) multiply_mix(m[tile], dy(kFirst + tile * kRows), dz);
-  add_rows_behind(terms[0]);
-  add_columns(terms[0], kHalf, parts, tokens.diagonal + kFirst);
+  multiply_mix(m, dy(kFirst), dz);
+  add_rows_behind(terms);
+  add_columns(terms, kHalf, parts, tokens.diagonal + kFirst);
   if constexpr (kHalf == 0) {
+    products(kRows);
+    decay_scores<false>(scores[1], steps, kFirst, kRows, terms, m);
+    wgmma_fence();
+    multiply_mix(m, dy(kRows), dz);
     float below[2] = {};
 #pragma unroll
-    for (int i = 0; i < 32; ++i) below[i / 2 % 2] += terms[1][i];
+    for (int i = 0; i < 32; ++i) below[i / 2 % 2] += terms[i];
     add_in_quad(below);
     if (own_lane() % 4 == 0) tokens.below[own_row(0)] = below[0], tokens.below[own_row(1)] = below[1];
-    add_columns(terms[1], kHalf, parts, tokens.left);
+    add_columns(terms, kHalf, parts, tokens.left);
   }
 
   float behind[32], before[32];  // B dS^T, C S^T
@@ -240,23 +242,24 @@ __device__ __forceinline__ void heads_of_group(const Scan& in, const Gradients& 
       finish_head(in, out, unit, unit.first_head + i, tokens[i % 2]);
     }
   };
-  for (int i = 0; i < unit.heads; ++i) {
+  const auto ready = [] {
     wait_copies<0>();
     fence_proxy_async();                          // what was copied is what wgmma reads
-    named_barrier_sync(kBlockBarrier, kThreads);  // and nobody reads the stage before it any more
-    load(i + 1);
-    if (i == 0) {
-      wgmma_fence();
+    named_barrier_sync(kBlockBarrier, kThreads);  // all threads' copies
+  };
+  ready();
+  wgmma_fence();
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        multiply_rows<kStatePanels>(wgmma_descriptor(shared + L::kBAt + kFirst * kRowBytes), kTokenPanel,
-                                    wgmma_descriptor(shared + L::kCAt + (kFirst + tile * kRows) * kRowBytes),
-                                    kTokenPanel, scores[tile]);
-      }
-      wgmma_wait_group<0>();
-    } else {
-      finish(i - 1);
-    }
+  for (int tile = 0; tile < kTiles; ++tile) {
+    multiply_rows<kStatePanels>(wgmma_descriptor(shared + L::kBAt + kFirst * kRowBytes), kTokenPanel,
+                                wgmma_descriptor(shared + L::kCAt + (kFirst + tile * kRows) * kRowBytes), kTokenPanel,
+                                scores[tile]);
+  }
+  wgmma_wait_group<0>();
+  for (int i = 0; i < unit.heads; ++i) {
+    if (i > 0) ready();  // and nobody reads the stage before it any more
+    load(i + 1);
+    if (i > 0) finish(i - 1);
     const int head = unit.first_head + i;
     one_head<kHalf>(stage_of(i), shared, scores, in.d[head], unit.chunk.size(),
                     out.dx + unit.chunk.begin * out.dx_stride + head * P, out.dx_stride, parts, tokens[i % 2]);
