@@ -23,7 +23,8 @@ struct CachedScan {
   T *open_x, *open_b;
   float* open_step;
   T* y;
-  int num_rows, num_slots, H, P, G, N, Q;
+  int num_slots, H, P, G, N, Q;
+  bool vector;  // rows of b and of states, 16 bytes at a time
 
   __device__ float step(int row, int head) const {
     return softplus(to_float(dt[row * dt_stride + head]) + dt_bias[head]);
@@ -94,6 +95,21 @@ __device__ float rounded(float value) {
   return to_float(from_float<T>(value));
 }
 
+// sum + the sum of a[n] b[n], with b rounded to T.
+template <class T, class Value>
+__device__ float add_product(const float* a, const Value* b, int size, bool vector, float sum) {
+#pragma unroll 2
+  for (int n = 0; n < size; n += 8) {
+    float v[8];
+    load8(b, n, size, vector, v);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (n + k < size) sum = fmaf(a[n + k], rounded<T>(v[k]), sum);
+    }
+  }
+  return sum;
+}
+
 // y of places [first, first + count).
 template <class T>
 __device__ void strip(const OpenChunk<T>& of, int first, int count, Room& room, float* c) {
@@ -108,10 +124,7 @@ __device__ void strip(const OpenChunk<T>& of, int first, int count, Room& room, 
   for (int i = thread; i < count * seen; i += kThreads) {
     const int r = i / seen, j = i % seen;
     if (j > first + r) continue;
-    const T* const b = of.b(j);
-    float score = 0.0F;
-#pragma unroll 8
-    for (int n = 0; n < in.N; ++n) score = fmaf(c[r * in.N + n], to_float(b[n]), score);
+    const float score = add_product<T>(c + r * in.N, of.b(j), in.N, in.vector, 0.0F);
     room.mix[r][j] = rounded<T>(score * decay(room.sum[first + r] - room.sum[j]) * room.step[j]);
   }
   __syncthreads();
@@ -123,9 +136,7 @@ __device__ void strip(const OpenChunk<T>& of, int first, int count, Room& room, 
 #pragma unroll 4
     for (int j = 0; j <= place; ++j) y = fmaf(room.mix[r][j], to_float(of.x(j)[p]), y);
     if (of.continues) {
-      const float* const state = of.state() + static_cast<int64_t>(p) * in.N;
-#pragma unroll 8
-      for (int n = 0; n < in.N; ++n) y = fmaf(c[r * in.N + n], rounded<T>(state[n]), y);
+      y = add_product<T>(c + r * in.N, of.state() + static_cast<int64_t>(p) * in.N, in.N, in.vector, y);
     }
     y = fmaf(in.d[of.head], to_float(of.x(place)[p]), y);
     in.y[(static_cast<int64_t>(of.rows[place - of.begin]) * in.H + of.head) * in.P + p] = from_float<T>(y);
@@ -248,13 +259,13 @@ void cached_ssd(Context& ctx, const CachedSsd& args, const CachedSsdPlan& plan) 
                              .open_b = args.open_b.data<T>(),
                              .open_step = args.open_step.data<float>(),
                              .y = args.y.data<T>(),
-                             .num_rows = static_cast<int>(sizes.tokens),
                              .num_slots = static_cast<int>(num_slots),
                              .H = static_cast<int>(sizes.heads),
                              .P = static_cast<int>(sizes.head_dim),
                              .G = static_cast<int>(sizes.groups),
                              .N = static_cast<int>(sizes.state),
-                             .Q = static_cast<int>(sizes.chunk)};
+                             .Q = static_cast<int>(sizes.chunk),
+                             .vector = can_vectorise(sizes.state, args.b, args.states, args.open_b)};
     const int shared_bytes = kStripRows * scan.N * static_cast<int>(sizeof(float));
     allow_dynamic_shared(rows_kernel<T>, shared_bytes);
     rows_kernel<T><<<dim3(grid_size(sizes.heads), short_grid_size(num_slots + 1)), kThreads,

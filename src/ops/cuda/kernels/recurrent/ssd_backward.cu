@@ -404,6 +404,7 @@ __device__ void rows_of_group(const Scan<T>& in, const Backward<T>& out, const C
     for (int other = kIsB ? first : 0; kIsB ? other < size : other <= first; other += kSide) {
       __syncthreads();
       load_tile(b, others.from(other, n));
+      wait_copies<0>();
       __syncthreads();
       multiply<kIsB, true>(scores(other / kSide), b, size - other, sums);
     }

@@ -55,8 +55,20 @@ __device__ void load_tile(T* tile, const Matrix<Source>& x, const Factor& factor
     }
   }
 }
-template <class T, class Source>
-__device__ void load_tile(T* tile, const Matrix<Source>& x) {
+template <class T>
+__device__ void load_tile(T* tile, const Matrix<T>& x) {
+  if constexpr (sizeof(T) == 2) {
+    if (x.vector) {
+      constexpr int kChunks = kSide / 8;
+#pragma unroll
+      for (int first = 0; first < kSide * kChunks; first += kThreads) {
+        const int chunk = first + static_cast<int>(threadIdx.x), i = chunk / kChunks, j = chunk % kChunks * 8;
+        const bool exists = i < x.rows && j < x.columns;
+        copy_async16(tile + i * kStride<T> + j, exists ? x.data + i * x.stride + j : x.data, exists);
+      }
+      return commit_copies();
+    }
+  }
   load_tile(tile, x, [](int) { return 1.0F; });
 }
 
@@ -141,6 +153,7 @@ __device__ void load_and_multiply(T* a, T* b, int depth, Sums& sums, const LoadA
   __syncthreads();  // nobody reads what was in the tiles
   load_a(a);
   load_b(b);
+  wait_copies<0>();
   __syncthreads();
   multiply<kDepthA, kDepthB>(a, b, depth, sums);
 }
