@@ -219,7 +219,7 @@ TEST(LayersKey, IsChecked) {
                  "let model.mamba2.num_groups divide model.mamba2.num_heads");
   expect_refused(
       "2 x mamba2/dense", "run.device = \"cuda\"\nmodel.mamba2.conv_width = 5",
-      "x.toml:2: run.device = \"cuda\" with model.mamba2.conv_width = 5: on GPUs a convolution sees 4 tokens "
+      "x.toml:3: run.device = \"cuda\" with model.mamba2.conv_width = 5: on GPUs a convolution sees 4 tokens "
       "at most",
       "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
 }
