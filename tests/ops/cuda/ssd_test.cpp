@@ -207,7 +207,7 @@ TEST_F(CudaSsd, DocumentsDoNotTouch) {
          {ScanSizes{.tokens = 340, .heads = 4, .head_dim = 24, .groups = 2, .state = 20, .chunk = 128},
           ScanSizes{.tokens = 340, .heads = 4, .head_dim = 64, .groups = 2, .state = 128, .chunk = 128}}) {
       constexpr int64_t kCut = 150;
-      const ScanTensors here = make(act, packed, {0, kCut, packed.tokens}, false);
+      const ScanTensors here = make(act, packed, {0, kCut, static_cast<double>(packed.tokens)}, false);
       const auto run_with = [&](double poison) {
         const SsdInputs& in = here.forward.in;
         for (const Tensor& rows : {in.x, in.b, in.c, in.dt, here.backward.dy}) {

@@ -205,13 +205,13 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(CachedScan<T> in) {
   }
 }
 
-// Rows of the chunk that a slot's last row is in become its open chunk's.
+// A slot's last Q rows are put where its open chunk has them.
 template <class T>
 __global__ void __launch_bounds__(kThreads) keep_kernel(CachedScan<T> in) {
   const int row = static_cast<int>(blockIdx.x), slot = in.slots[row];
   if (slot < 0 || slot >= in.num_slots) return;
   const int position = in.positions[row], last = in.positions[in.order[in.begins[slot + 2] - 1]];
-  if (position / in.Q != last / in.Q) return;
+  if (position + in.Q <= last) return;
   const int64_t place = static_cast<int64_t>(slot) * in.Q + position % in.Q;
   const int width = in.H * in.P, width_b = in.G * in.N;
   for (int i = static_cast<int>(threadIdx.x); i < width; i += kThreads) {
