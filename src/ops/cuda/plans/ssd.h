@@ -73,7 +73,10 @@ inline SsdBackwardPlan plan(Planner& to, const SsdBackward& args) {
 struct CachedSsdPlan {
   Tensor begins, order;
 };
+constexpr int64_t kMostCachedStates = 4096;  // of a value, so that some rows of C are in shared memory
 inline CachedSsdPlan plan(Planner& to, const CachedSsd& args) {
+  NMOE_CHECK(args.b.dim(2) <= kMostCachedStates, "a cached scan of {} states: {} are possible", args.b.dim(2),
+             kMostCachedStates);
   return {.begins = to.scope.allocate(DType::kI32, {args.states.dim(0) + 2}),
           .order = to.scope.allocate(DType::kI32, {args.x.dim(0)})};
 }

@@ -83,10 +83,11 @@ struct OpenChunk {
   __device__ float* state() const { return in.states + (static_cast<int64_t>(slot) * in.H + head) * in.P * in.N; }
 };
 
-// A block's shared memory. c: [kStripRows, N].
+// A block's shared memory; rows are padded by a value, since lanes that lie beside each other have different rows.
+// Beside it is c, [kStripRows, N + 1].
 struct Room {
   float step[kMostSsdChunk], sum[kMostSsdChunk];
-  float mix[kStripRows][kMostSsdChunk];
+  float mix[kStripRows][kMostSsdChunk + 1];
   int end;
 };
 
@@ -115,28 +116,33 @@ template <class T>
 __device__ void strip(const OpenChunk<T>& of, int first, int count, Room& room, float* c) {
   const CachedScan<T>& in = of.in;
   const int group = of.head / (in.H / in.G), seen = first + count, thread = static_cast<int>(threadIdx.x);
+  const int c_stride = in.N + 1;
   __syncthreads();
   for (int i = thread; i < count * in.N; i += kThreads) {
-    const T* const row = in.c + of.rows[first + i / in.N - of.begin] * in.c_stride + static_cast<int64_t>(group) * in.N;
-    c[i] = to_float(row[i % in.N]);
+    const int r = i / in.N, n = i % in.N;
+    c[r * c_stride + n] =
+        to_float(in.c[of.rows[first + r - of.begin] * in.c_stride + static_cast<int64_t>(group) * in.N + n]);
   }
   __syncthreads();
   for (int i = thread; i < count * seen; i += kThreads) {
-    const int r = i / seen, j = i % seen;
+    const int r = i % count, j = i / count;  // lanes share what they read
     if (j > first + r) continue;
-    const float score = add_product<T>(c + r * in.N, of.b(j), in.N, in.vector, 0.0F);
+    const float score = add_product<T>(c + r * c_stride, of.b(j), in.N, in.vector, 0.0F);
     room.mix[r][j] = rounded<T>(score * decay(room.sum[first + r] - room.sum[j]) * room.step[j]);
   }
   __syncthreads();
-  for (int i = thread; i < count * in.N; i += kThreads) c[i] = rounded<T>(decay(room.sum[first + i / in.N]) * c[i]);
+  for (int i = thread; i < count * in.N; i += kThreads) {
+    float& value = c[i / in.N * c_stride + i % in.N];
+    value = rounded<T>(decay(room.sum[first + i / in.N]) * value);
+  }
   __syncthreads();
   for (int i = thread; i < count * in.P; i += kThreads) {
-    const int r = i / in.P, p = i % in.P, place = first + r;
+    const int r = i % count, p = i / count, place = first + r;
     float y = 0.0F;
 #pragma unroll 4
     for (int j = 0; j <= place; ++j) y = fmaf(room.mix[r][j], to_float(of.x(j)[p]), y);
     if (of.continues) {
-      y = add_product<T>(c + r * in.N, of.state() + static_cast<int64_t>(p) * in.N, in.N, in.vector, y);
+      y = add_product<T>(c + r * c_stride, of.state() + static_cast<int64_t>(p) * in.N, in.N, in.vector, y);
     }
     y = fmaf(in.d[of.head], to_float(of.x(place)[p]), y);
     in.y[(static_cast<int64_t>(of.rows[place - of.begin]) * in.H + of.head) * in.P + p] = from_float<T>(y);
@@ -153,15 +159,29 @@ __device__ void advance(const OpenChunk<T>& of, Room& room) {
     room.mix[0][j] = decay(last - room.sum[j]) * room.step[j];
   }
   __syncthreads();
+  constexpr int kValues = 4;  // of the head, a thread
   float* const state = of.state();
-  for (int i = static_cast<int>(threadIdx.x); i < in.P * in.N; i += kThreads) {
-    const int p = i / in.N, n = i % in.N;
-    float value = of.continues ? faded * state[i] : 0.0F;
-#pragma unroll 4
-    for (int j = 0; j < in.Q; ++j) {
-      value = fmaf(rounded<T>(room.mix[0][j] * to_float(of.x(j)[p])), to_float(of.b(j)[n]), value);
+  for (int i = static_cast<int>(threadIdx.x); i < ceil_div(in.P, kValues) * in.N; i += kThreads) {
+    const int p = i / in.N * kValues, n = i % in.N, count = min(kValues, in.P - p);
+    float* const own = state + static_cast<int64_t>(p) * in.N + n;
+    float values[kValues] = {};
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      if (of.continues && k < count) values[k] = faded * own[static_cast<int64_t>(k) * in.N];
     }
-    state[i] = value;
+#pragma unroll 2
+    for (int j = 0; j < in.Q; ++j) {
+      const T* const x = of.x(j) + p;
+      const float b = to_float(of.b(j)[n]), weight = room.mix[0][j];
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) {
+        if (k < count) values[k] = fmaf(rounded<T>(weight * to_float(x[k])), b, values[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      if (k < count) own[static_cast<int64_t>(k) * in.N] = values[k];
+    }
   }
   __syncthreads();
 }
@@ -266,7 +286,7 @@ void cached_ssd(Context& ctx, const CachedSsd& args, const CachedSsdPlan& plan) 
                              .N = static_cast<int>(sizes.state),
                              .Q = static_cast<int>(sizes.chunk),
                              .vector = can_vectorise(sizes.state, args.b, args.states, args.open_b)};
-    const int shared_bytes = kStripRows * scan.N * static_cast<int>(sizeof(float));
+    const int shared_bytes = kStripRows * (scan.N + 1) * static_cast<int>(sizeof(float));
     allow_dynamic_shared(rows_kernel<T>, shared_bytes);
     rows_kernel<T><<<dim3(grid_size(sizes.heads), short_grid_size(num_slots + 1)), kThreads,
                      static_cast<size_t>(shared_bytes), ctx.stream>>>(scan);

@@ -9,14 +9,32 @@ namespace {
 
 constexpr int kTableThreads = 1024;
 
-// Of documents as Scan and AttentionShape have them: document i is [bounds[i], bounds[i + 1]).
+// Documents as AttentionShape has them: document i is [bounds[i], bounds[i + 1]).
 struct Documents {
-  const int32_t* bounds;  // null: sequences are documents
+  const int32_t* bounds;  // null: sequences are documents, whose chunks need no search
   int count, seq_len, num_seqs;
   int chunk, places;
   bool has_initial, wants_final;
 
-  __device__ int bound(int i) const { return bounds != nullptr ? bounds[i] : i * seq_len; }
+  // A chunk of tokens [begin, ...) of a document.
+  __device__ Chunk make(int begin, int document_begin, int document_end) const {
+    const int seq = begin / seq_len, first = seq * seq_len;
+    Chunk made{.begin = begin, .end = min(begin + chunk, document_end), .before = -1, .after = -1};
+    if (begin > document_begin || (begin == first && has_initial)) {
+      made.before = seq * places + (begin - first) / chunk;
+    }
+    if (made.end < document_end) {
+      made.after = seq * places + (made.end - first) / chunk;
+    } else if (wants_final && made.end == first + seq_len) {
+      made.after = num_seqs * places + seq;
+    }
+    return made;
+  }
+  // Of sequences that are documents.
+  __device__ Chunk make_whole(int number) const {
+    const int first = number / places * seq_len;
+    return make(first + number % places * chunk, first, first + seq_len);
+  }
 };
 
 // The sum of the values of threads before this one, and in `total` of all.
@@ -45,45 +63,43 @@ __device__ int sum_before(int value, int& total) {
 __global__ void __launch_bounds__(kTableThreads) chunks_kernel(Documents of, Chunk* chunks, int* firsts) {
   const int num_tokens = of.num_seqs * of.seq_len;
   int done = 0;
-  for (int first = 0; first < of.count && of.bound(first) < num_tokens; first += kTableThreads) {
+  for (int first = 0; first < of.count && of.bounds[first] < num_tokens; first += kTableThreads) {
     const int document = first + static_cast<int>(threadIdx.x);
     const bool exists = document < of.count;
-    const int begin = exists ? of.bound(document) : 0, end = exists ? of.bound(document + 1) : 0;
+    const int begin = exists ? of.bounds[document] : 0, end = exists ? of.bounds[document + 1] : 0;
     int total;
     int i = done + sum_before(ceil_div(end - begin, of.chunk), total);
     done += total;
-    const int seq = begin / of.seq_len, at = begin - seq * of.seq_len;
-    if (begin < end && at == 0) firsts[seq] = i;
-    for (int t = begin; t < end; t += of.chunk, ++i) {
-      Chunk chunk{.begin = t, .end = min(t + of.chunk, end), .before = -1, .after = -1};
-      const int from_begin = t - seq * of.seq_len;
-      if (t > begin || (at == 0 && of.has_initial)) chunk.before = seq * of.places + from_begin / of.chunk;
-      if (chunk.end < end) {
-        chunk.after = seq * of.places + (chunk.end - seq * of.seq_len) / of.chunk;
-      } else if (of.wants_final && chunk.end == (seq + 1) * of.seq_len) {
-        chunk.after = of.num_seqs * of.places + seq;
-      }
-      chunks[i] = chunk;
-    }
+    if (begin < end && begin % of.seq_len == 0) firsts[begin / of.seq_len] = i;
+    for (int t = begin; t < end; t += of.chunk, ++i) chunks[i] = of.make(t, begin, end);
   }
   if (threadIdx.x == 0) firsts[of.num_seqs] = done;
 }
 
 constexpr int kHeads = 32;  // of a block that makes steps
 
-// A block makes the steps of kHeads heads in a chunk, and one warp adds them up, a head a lane.
+// A block makes the steps of kHeads heads in a chunk, and one warp adds them up, a head a lane. Where sequences are
+// documents, the tables of chunks are made here too.
 template <class T>
-__global__ void __launch_bounds__(kThreads) steps_kernel(Scan<T> in, const T* dt, int64_t stride, const float* dt_bias,
-                                                         const float* a_log, float* steps, float* sums) {
+__global__ void __launch_bounds__(kThreads)
+    steps_kernel(Scan<T> in, Documents of, const T* dt, int64_t stride, const float* dt_bias, const float* a_log,
+                 float* steps, float* sums, Chunk* chunks, int* firsts) {
   __shared__ float values[kMostSsdChunk][kHeads + 1];
   const int first_head = static_cast<int>(blockIdx.y) * kHeads;
-  for (int number = static_cast<int>(blockIdx.x); number < in.count(); number += static_cast<int>(gridDim.x)) {
-    const Chunk chunk = in.chunks[number];
+  const bool is_whole = of.bounds == nullptr;
+  const int count = is_whole ? of.num_seqs * of.places : in.count();
+  for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
+    const Chunk chunk = is_whole ? of.make_whole(number) : in.chunks[number];
+    if (is_whole && blockIdx.y == 0 && threadIdx.x == 0) {
+      chunks[number] = chunk;
+      if (number % of.places == 0) firsts[number / of.places] = number;
+      if (number == count - 1) firsts[of.num_seqs] = count;
+    }
     // [H, T] from [chunk, heads]
     const auto write = [&](float* target) {
-      for (int i = static_cast<int>(threadIdx.x); i < kHeads * kMostSsdChunk; i += kThreads) {
-        const int head = first_head + i / kMostSsdChunk, t = i % kMostSsdChunk;
-        if (head < in.H && t < chunk.size()) target[head * in.tokens + chunk.begin + t] = values[t][head - first_head];
+      for (int own = Sums::warp(); own < min(kHeads, in.H - first_head); own += kThreads / kWarp) {
+        float* const row = target + (first_head + own) * in.tokens + chunk.begin;
+        for (int t = Sums::lane(); t < chunk.size(); t += kWarp) row[t] = values[t][own];
       }
     };
     __syncthreads();
@@ -224,15 +240,18 @@ void fill_tables(Context& ctx, const SsdInputs& in, bool wants_final, const SsdT
                      .places = static_cast<int>(ssd_places(in)),
                      .has_initial = in.initial_state.defined(),
                      .wants_final = wants_final};
-  chunks_kernel<<<1, kTableThreads, 0, ctx.stream>>>(of, reinterpret_cast<Chunk*>(tables.chunks.data<int32_t>()),
-                                                     tables.firsts.data<int32_t>());
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  auto* const chunks = reinterpret_cast<Chunk*>(tables.chunks.data<int32_t>());
+  auto* const firsts = tables.firsts.data<int32_t>();
+  if (has_documents) {
+    chunks_kernel<<<1, kTableThreads, 0, ctx.stream>>>(of, chunks, firsts);
+    NMOE_CUDA_CHECK(cudaGetLastError());
+  }
   dispatch_act(in.x.dtype(), [&](auto element) {
     using T = decltype(element);
     const dim3 grid(chunk_grid(in), short_grid_size(ceil_div(in.x.dim(1), int64_t{kHeads})));
-    steps_kernel<T><<<grid, kThreads, 0, ctx.stream>>>(scan_of<T>(in, tables), in.dt.rows_data<T>(), in.dt.stride(),
-                                                       in.dt_bias.data<float>(), in.a_log.data<float>(),
-                                                       tables.steps.data<float>(), tables.sums.data<float>());
+    steps_kernel<T><<<grid, kThreads, 0, ctx.stream>>>(
+        scan_of<T>(in, tables), of, in.dt.rows_data<T>(), in.dt.stride(), in.dt_bias.data<float>(),
+        in.a_log.data<float>(), tables.steps.data<float>(), tables.sums.data<float>(), chunks, firsts);
   });
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
