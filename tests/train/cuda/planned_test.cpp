@@ -51,6 +51,11 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
   expect_same_plan("examples/gqa_dense.toml", {});
   expect_same_plan("examples/gqa_dense.toml", {"data.seq_len=130", "model.gqa.head_dim=36"});
   expect_same_plan("examples/layer_pattern.toml", {"model.moe.balance_loss=1e-3", "model.moe.z_loss=1e-3"});
+  for (const char* precision : {"bf16", "fp32"}) {
+    expect_same_plan("examples/layer_pattern.toml",
+                     {"model.layers=2 x (mamba2, moe), gqa:64/moe, mla/moe", "data.mask_documents=true",
+                      "run.precision=" + std::string(precision)});
+  }
   expect_same_plan("speedrun/super.toml", {});
   expect_same_plan("speedrun/super.toml", {"optim.offload=state"});
   expect_same_plan("speedrun/super.toml", {"train.recompute=host"});
