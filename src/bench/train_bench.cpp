@@ -103,8 +103,9 @@ class Batches {
   std::vector<int32_t> random_ids_;
 };
 
-// The configuration with its vocabulary resolved.
-Config resolve(const Config& config, const TrainingData* data) {
+// The configuration with its vocabulary resolved. Rates change no time: shares of a run go, which has no length here.
+Config resolve(Config config, const TrainingData* data) {
+  if (config.optim.schedule.needs_length()) config.optim.schedule = {.unit = config.optim.schedule.unit};
   if (data != nullptr) return resolve_vocab_size(config, *data->tokenizer);
   if (config.model.vocab_size > 0) return config;
   throw unknown_vocab_size(config);

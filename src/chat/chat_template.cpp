@@ -27,8 +27,7 @@ constexpr const char* kChatMl =
 // The first of ChatML's marks that is no special token; "" where both are.
 std::string missing_mark(const Tokenizer& tokenizer) {
   for (const char* mark : kChatMlMarks) {
-    const auto& specials = tokenizer.special_tokens();
-    if (std::ranges::find(specials, mark, &NamedToken::text) == specials.end()) return mark;
+    if (!tokenizer.special_id(mark)) return mark;
   }
   return "";
 }

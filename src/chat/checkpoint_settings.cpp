@@ -26,13 +26,6 @@ json read_object(const fs::path& file) {
   return object;
 }
 
-std::optional<int32_t> id_of(const Tokenizer& tokenizer, const std::string& token) {
-  for (const NamedToken& special : tokenizer.special_tokens()) {
-    if (special.text == token) return special.id;
-  }
-  return std::nullopt;
-}
-
 // "" where there is none.
 std::string template_of(const json& config, const fs::path& file) {
   const json value = config.value("chat_template", json());
@@ -139,16 +132,14 @@ CheckpointSettings read_model_settings(const fs::path& folder, const Tokenizer& 
   settings.chat_template_file = own_file ? template_file.string() : tokenizer_file.string() + " (chat_template)";
 
   if (!settings.imported) {
-    for (const NamedToken& special : tokenizer.special_tokens()) {
-      if (special.id == tokenizer.eos_id()) settings.special_tokens["eos_token"] = special.text;
-    }
+    settings.special_tokens["eos_token"] = tokenizer.special_text(tokenizer.eos_id());
   }
   const auto named = [&](const char* role) -> std::optional<int32_t> {
     const auto found = settings.special_tokens.find(role);
-    return found == settings.special_tokens.end() ? std::nullopt : id_of(tokenizer, found->second);
+    return found == settings.special_tokens.end() ? std::nullopt : tokenizer.special_id(found->second);
   };
   for (const std::string& token : begin_tokens(config, settings, folder)) {
-    const auto id = id_of(tokenizer, token);
+    const auto id = tokenizer.special_id(token);
     if (!id) throw wrong(folder, fmt::format("{}, with which texts begin,", token), "a special token of the tokenizer");
     settings.begin_ids.push_back(*id);
   }

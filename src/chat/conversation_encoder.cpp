@@ -35,9 +35,7 @@ CheckpointSettings settings_of(const std::string& source, const Tokenizer& token
     throw usage_error(fmt::format("'{}' has no chat template", source),
                       "name a Jinja file or \"chatml\" with --chat-template");
   }
-  for (const NamedToken& special : tokenizer.special_tokens()) {
-    if (special.id == tokenizer.eos_id()) settings.special_tokens["eos_token"] = special.text;
-  }
+  settings.special_tokens["eos_token"] = tokenizer.special_text(tokenizer.eos_id());
   return settings;
 }
 

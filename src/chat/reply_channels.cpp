@@ -19,23 +19,17 @@ std::string_view recipient_in(std::string_view header) {
 }  // namespace
 
 std::optional<ChannelMarks> channel_marks(const ChatTemplate& chat, const Tokenizer& tokenizer) {
-  const auto id_of = [&](std::string_view text) -> std::optional<int32_t> {
-    for (const NamedToken& special : tokenizer.special_tokens()) {
-      if (special.text == text) return special.id;
-    }
-    return std::nullopt;
-  };
-  const auto channel = id_of("<|channel|>"), message = id_of("<|message|>");
+  const auto channel = tokenizer.special_id("<|channel|>"), message = tokenizer.special_id("<|message|>");
   if (!channel || !message || chat.source().find("<|channel|>analysis<|message|>") == std::string::npos) {
     return std::nullopt;
   }
   ChannelMarks marks{.channel = *channel, .message = *message, .others = {}, .stops = {}};
   for (const char* mark : {"<|return|>", "<|call|>"}) {
-    if (const auto id = id_of(mark)) marks.stops.push_back(*id);
+    if (const auto id = tokenizer.special_id(mark)) marks.stops.push_back(*id);
   }
   marks.others = marks.stops;
   for (const char* mark : {"<|start|>", "<|end|>", "<|constrain|>"}) {
-    if (const auto id = id_of(mark)) marks.others.push_back(*id);
+    if (const auto id = tokenizer.special_id(mark)) marks.others.push_back(*id);
   }
   return marks;
 }

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "base/version.h"
 #include "checkpoint/reader.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
@@ -40,6 +41,16 @@ void checkpoint_verify_command(const std::string& path) {
   check_config(reader);
   print("{} is whole: {} tensors verified\n", reader.path().string(),
         reader.model().size() + reader.optimizer().size());
+}
+
+void checkpoint_merge_command(MergeOptions options) {
+  options.version = std::string(version());
+  options.commit = std::string(commit());
+  const MergeReport report = merge_checkpoints(options);
+  for (size_t i = 0; i < report.weights.size(); ++i) {
+    print("{:.6f} of {}\n", report.weights[i], options.checkpoints[i].string());
+  }
+  print("checkpoint {}: {} tensors, without optimizer state\n", report.checkpoint.string(), report.num_tensors);
 }
 
 }  // namespace nmoe::cli

@@ -16,6 +16,7 @@
 #include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
+#include "cli/coordinates_command.h"
 #include "cli/eval_options.h"
 #include "cli/help.h"
 #include "cli/named_checkpoint.h"
@@ -45,6 +46,7 @@ class CommandLine::Commands {
     add_hugging_face(app_);
     add_conversation(app_);
     add_evaluation(app_, eval_, eval_compare_, run_);
+    add_research(app_);
     add_measurement(app_);
     add_help(app_);
   }
@@ -327,8 +329,13 @@ class CommandLine::Commands {
     sample->callback([this] { run_ = [this] { data_sample_command(data_sample_); }; });
   }
 
+  void add_research(CLI::App& app) {
+    CLI::App* research = app.add_subcommand("research", "questions that take several models")->require_subcommand(1);
+    add_coordinates(*research, coordinates_, run_);
+  }
+
   void add_checkpoints(CLI::App& app) {
-    CLI::App* checkpoint = app.add_subcommand("checkpoint", "inspect checkpoints")->require_subcommand(1);
+    CLI::App* checkpoint = app.add_subcommand("checkpoint", "inspect and merge checkpoints")->require_subcommand(1);
     const auto add_use = [&](const char* name, const char* what, void (*command)(const std::string&)) {
       CLI::App* use = checkpoint->add_subcommand(name, what);
       use->add_option("checkpoint", checkpoint_, kCheckpoint)->required();
@@ -336,6 +343,22 @@ class CommandLine::Commands {
     };
     add_use("info", "print step, tokens, fingerprints and the hash of all weights", checkpoint_info_command);
     add_use("verify", "hash everything again and report the first bad tensor", checkpoint_verify_command);
+    CLI::App* merge = checkpoint->add_subcommand("merge", "write the mean of several checkpoints' weights as another");
+    merge->add_option("checkpoint", merge_.checkpoints, "checkpoints, or folders of them, for the latest of each")
+        ->required()
+        ->expected(2, 1000)
+        ->type_name("CHECKPOINT");
+    merge->add_option("-o,--out", merge_.out, "folder to write the checkpoint to, as step_...")->required();
+    merge
+        ->add_option_function<std::string>(
+            "--weights",
+            [this](const std::string& name) {
+              merge_.weights = name == "linear" ? MergeWeights::kLinear : MergeWeights::kUniform;
+            },
+            "uniform: all alike; linear: 1, 2, 3, ... in their order (default: uniform)")
+        ->check(CLI::IsMember({"uniform", "linear"}));
+    add_threads(merge, merge_.num_threads);
+    merge->callback([this] { run_ = [this] { checkpoint_merge_command(merge_); }; });
 
     CLI::App* generate = app.add_subcommand("generate", "write text with a trained model");
     generate->add_option("checkpoint", generate_.checkpoint, kCheckpoint)->required();
@@ -350,6 +373,7 @@ class CommandLine::Commands {
     add_device(generate, generate_.device);
     add_threads(generate, generate_.threads);
     add_arithmetic(generate, generate_.arithmetic);
+    add_draft(generate, generate_.draft);
     generate->add_option("--context", generate_.context, "tokens of prompt and text together; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -501,6 +525,7 @@ class CommandLine::Commands {
     add_device(chat, chat_.device);
     add_threads(chat, chat_.threads);
     add_arithmetic(chat, chat_.arithmetic);
+    add_draft(chat, chat_.draft);
     chat->add_option("--context", chat_.context, "tokens of the whole conversation; 0: the model's")
         ->check(number(0))
         ->capture_default_str();
@@ -562,6 +587,7 @@ class CommandLine::Commands {
     add_device(serve, serve_.device);
     add_threads(serve, serve_.threads);
     add_arithmetic(serve, serve_.arithmetic);
+    add_draft(serve, serve_.draft);
     serve->callback([this] { run_ = [this] { serve_command(serve_); }; });
   }
 
@@ -623,6 +649,8 @@ class CommandLine::Commands {
   std::string tokenizer_;
   std::vector<std::string> allowed_specials_;
   std::string checkpoint_;
+  MergeOptions merge_;
+  CoordinatesArguments coordinates_;
   GenerateArguments generate_;
   ImportArguments import_;
   ExportArguments export_;

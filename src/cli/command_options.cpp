@@ -65,6 +65,29 @@ CLI::Option* add_arithmetic(CLI::App* command, std::optional<GenerationArithmeti
       ->type_name("latent|training");
 }
 
+void add_draft(CLI::App* command, DraftOptions& draft) {
+  const auto set_kind = [&draft](const std::string& name) {
+    draft.kind = name == "ngram" ? DraftKind::kNgram : DraftKind::kNone;
+  };
+  CLI::Option* const kind =
+      command
+          ->add_option_function<std::string>("--draft", set_kind,
+                                             "guess what texts go on with, and read guesses in one pass: the same "
+                                             "texts, sooner; ngram: by what followed "
+                                             "the last tokens where they came before")
+          ->check(CLI::IsMember({"none", "ngram"}))
+          ->type_name("none|ngram");
+  const auto set_tokens = [&draft](const std::string& tokens) {
+    draft.tokens = tokens == "auto" ? std::nullopt : std::optional(std::stoll(tokens));
+  };
+  command
+      ->add_option_function<std::string>("--draft-tokens", set_tokens,
+                                         "guesses of a text at a time; auto: as many as pay, by measured times")
+      ->check(number(1, kMostDrafts) | CLI::IsMember({"auto"}))
+      ->type_name("N|auto")
+      ->needs(kind);
+}
+
 void add_json(CLI::App* command, bool& json) { command->add_flag("--json", json, "print JSON"); }
 
 CLI::Option* add_repeatable(CLI::App* command, const char* name, std::vector<std::string>& values, const char* meaning,

@@ -39,6 +39,9 @@ void add_threads(CLI::App* command, Integer& threads,
 // --arithmetic, "latent" or "training".
 CLI::Option* add_arithmetic(CLI::App* command, std::optional<GenerationArithmetic>& arithmetic);
 
+// --draft and --draft-tokens (infer/draft/drafter.h).
+void add_draft(CLI::App* command, DraftOptions& draft);
+
 // --json, for commands that print JSON instead of text.
 void add_json(CLI::App* command, bool& json);
 

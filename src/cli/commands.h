@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chat/checkpoint_settings.h"
+#include "checkpoint/merge.h"
 #include "config/config.h"
 #include "data/prep/prep.h"
 #include "data/synthetic/write.h"
@@ -16,6 +17,7 @@
 #include "hf/export.h"
 #include "hf/import.h"
 #include "hf/parity.h"
+#include "infer/draft/drafter.h"
 #include "infer/sampler.h"
 #include "track/tags/losses.h"
 
@@ -134,6 +136,7 @@ void tokenizer_info_command(const std::string& tokenizer);
 
 void checkpoint_info_command(const std::string& path);
 void checkpoint_verify_command(const std::string& path);
+void checkpoint_merge_command(MergeOptions options);
 
 struct GenerateArguments {
   std::string checkpoint;
@@ -146,6 +149,7 @@ struct GenerateArguments {
   int64_t context = 0;                             // 0: the model's
   int64_t cache_positions = 0;                     // of all texts together; 0: the context for each
   std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
+  DraftOptions draft;
 };
 // Error (usage) where standard input is asked for twice. Without any prompt: the start of a document.
 void generate_command(const GenerateArguments& arguments);
@@ -161,6 +165,7 @@ struct ChatArguments {
   int threads = 0;
   int64_t context = 0;                             // 0: the model's
   std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
+  DraftOptions draft;
 };
 // A conversation: lines of standard input are what the user says, replies go to standard output.
 void chat_command(const ChatArguments& arguments);
@@ -184,6 +189,7 @@ struct ServeArguments {
   std::string device = "cpu";   // or "cuda"
   int threads = 0;
   std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
+  DraftOptions draft;
 };
 // Serves OpenAI's API over HTTP until a signal to stop (base/signals.h; docs/serving.md).
 void serve_command(const ServeArguments& arguments);
@@ -204,6 +210,7 @@ struct EvalArguments {
   bool share_prefixes = true;
   bool json = false;
   std::optional<GenerationArithmetic> arithmetic;  // in place of the checkpoint's
+  DraftOptions draft;
 };
 void eval_command(const EvalArguments& arguments);
 

@@ -48,6 +48,7 @@ void add_evaluation(CLI::App& app, EvalArguments& arguments, EvalCompareArgument
       "compute every text from its first token: the same results, more slowly");
   add_threads(eval, arguments.threads);
   add_arithmetic(eval, arguments.arithmetic);
+  add_draft(eval, arguments.draft);
   add_json(eval, arguments.json);
 
   CLI::App* compare = eval->add_subcommand("compare", "test whether two evaluations differ, item by item");

@@ -14,9 +14,8 @@ namespace nmoe::cli {
 namespace {
 
 bool has_chatml_marks(const Tokenizer& tokenizer) {
-  return std::ranges::all_of(kChatMlMarks, [&](std::string_view mark) {
-    return std::ranges::find(tokenizer.special_tokens(), mark, &NamedToken::text) != tokenizer.special_tokens().end();
-  });
+  return std::ranges::all_of(kChatMlMarks,
+                             [&](std::string_view mark) { return tokenizer.special_id(mark).has_value(); });
 }
 
 // `choice` as ChatTemplate takes it; "": the form in which n chat would talk to the model, the checkpoint's own

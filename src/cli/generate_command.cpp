@@ -45,7 +45,8 @@ void generate_command(const GenerateArguments& arguments) {
                                       .max_sequences = std::min(kMostAtOnce, static_cast<int64_t>(prompts.size())),
                                       .max_context = arguments.context,
                                       .cache_positions = arguments.cache_positions,
-                                      .arithmetic = arguments.arithmetic});
+                                      .arithmetic = arguments.arithmetic,
+                                      .draft = arguments.draft});
   const CheckpointSettings settings = read_checkpoint_settings(checkpoint, engine.tokenizer());
   const bool stream = prompts.size() == 1;
   std::vector<std::string> texts = prompts;

@@ -12,8 +12,8 @@
 #include "base/version.h"
 #include "chat/checkpoint_settings.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "cli/named_checkpoint.h"
-#include "config/load.h"
 #include "data/prep/inputs.h"
 #include "eval/cached_scorer.h"
 #include "eval/packed_scorer.h"
@@ -73,7 +73,7 @@ Subject random_subject(const EvalArguments& arguments) {
 Subject stored_subject(const fs::path& path) {
   Subject subject{.checkpoint = CheckpointReader::open(path)};
   const CheckpointReader& reader = *subject.checkpoint;
-  subject.config = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+  subject.config = saved_config(reader);
   subject.tokenizer = reader.tokenizer();
   subject.settings = read_checkpoint_settings(reader.path(), *subject.tokenizer);
   return subject;
@@ -108,7 +108,8 @@ class EvaluatedModel {
                                                                    .num_threads = arguments_.threads,
                                                                    .max_sequences = items_at_a_time(),
                                                                    .max_context = context_,
-                                                                   .arithmetic = arguments_.arithmetic});
+                                                                   .arithmetic = arguments_.arithmetic,
+                                                                   .draft = arguments_.draft});
     }
     return *engine_;
   }
@@ -199,6 +200,10 @@ void check_options(const EvalArguments& arguments, const std::vector<TaskSuite>&
   if (arguments.device != "cpu" && arguments.arithmetic && !any_task(suites, &Task::is_generated)) {
     throw usage_error("--arithmetic has no effect on texts that are scored on a GPU",
                       "leave it out: they are scored by passes of training");
+  }
+  if (arguments.draft.kind != DraftKind::kNone && !any_task(suites, &Task::is_generated)) {
+    throw usage_error("--draft has no effect on texts that are scored",
+                      "leave it out, or name a task that writes answers");
   }
   if (arguments.fp32 && any_task(suites, &Task::is_generated)) {
     throw usage_error("--fp32 has no effect on answers that are written",

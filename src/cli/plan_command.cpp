@@ -4,10 +4,12 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/scaling_table.h"
 #include "cli/standard_output.h"
 #include "cli/text_table.h"
 #include "train/loop/resume.h"
 #include "train/loop/run_config.h"
+#include "train/loop/run_length.h"
 #include "train/loop/training_data.h"
 #include "train/plan/fit_plan.h"
 #include "train/plan/memory_plan.h"
@@ -124,9 +126,10 @@ void plan_command(const PlanArguments& arguments) {
   std::vector<int64_t> seq_lens;
   if (data) {
     stream = plan_training_data(config, *data, model_cost(config.model).active_parameters);
-    config = resolve_steps(config, *stream);
     seq_lens = data->sequence_lengths(config);
   }
+  if (arguments.resume) config = keep_schedule_length(config, checkpoint_dir(config));
+  config = resolve_length(config, stream ? &*stream : nullptr);
   if (!config.model.init.from.empty() && !latest_checkpoint(checkpoint_dir(config))) {
     check_starting_checkpoint(config, data ? data->tokenizer.get() : nullptr);
   }
@@ -138,8 +141,10 @@ void plan_command(const PlanArguments& arguments) {
   MemoryPlan plan = planner.plan(config);
   plan.worst_bytes = planner.worst_bytes(config, plan);
   const double flops = run_flops(config, plan.cost, stream ? &*stream : nullptr);
-  print("{}{}{}{}", print_plan(plan, config), print_run_plan(config, flops, plan.device_flops),
+  print("{}{}{}{}", print_plan(plan, config),
+        print_run_plan(config, flops, stream ? run_epochs(config, *stream) : std::nullopt, plan.device_flops),
         stream ? print_padding(*stream) : "", data ? note_on_validation(*data) : note_on_absence(config));
+  print("{}", scaling_table(config));
   check_memory(plan, config, [&] { return describe_savings(config, plan, part, seq_lens); });
   check_schedule(config);
   if (!arguments.resume) check_name_is_free(config, checkpoint_dir(config));

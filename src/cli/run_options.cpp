@@ -12,7 +12,7 @@ void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& ru
   runs->add_option("-n,--limit", arguments.limit, "most runs to list; 0: all")->check(number(0))->capture_default_str();
   runs->add_option("--filter", arguments.filters,
                    "only runs that meet this condition, such as 'loss<2.5', 'status=completed', 'name~quick'; "
-                   "if repeated, all conditions")
+                   "if repeated, all conditions; also for compare")
       ->allow_extra_args(false);
   runs->add_option("--sort", arguments.sort,
                    "by id, name, experiment, status, started, step, tokens, loss, valid, bpb, rate or checkpoint; with "
@@ -29,13 +29,14 @@ void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& ru
   };
   const auto take_runs = [&arguments](CLI::App* sub, int most, const char* what) {
     CLI::Option* option = sub->add_option("run", arguments.runs, what);
-    option->required()->expected(1, most)->type_name("RUN")->allow_extra_args(most > 1);
+    return option->required()->expected(1, most)->type_name("RUN")->allow_extra_args(most > 1);
   };
   constexpr const char* kRun = "a run's id, the beginning of one, or a name, for the newest run with it";
   take_runs(add("show", "show one run: its record, and the last value of each metric", runs_show_command), 1, kRun);
   CLI::App* compare = add("compare", "compare configurations key by key, and losses at equal amounts of training",
                           runs_compare_command);
-  take_runs(compare, 1000, kRun);
+  take_runs(compare, 1000, "ids, their beginnings, or names, each for its newest run; or --filter instead")
+      ->required(false);
   compare->add_option("--by", arguments.by, "amount of training to compare at: step, tokens or flops")
       ->check(CLI::IsMember({"step", "tokens", "flops"}))
       ->capture_default_str();

@@ -52,6 +52,28 @@ void print_table(std::span<const RunRow> runs) {
   print("{}", table.text());
 }
 
+// All that meet every condition of --filter, newest first.
+std::vector<RunRow> filtered_runs(RunStore& store, const RunsArguments& arguments) {
+  const std::vector<RunFilter> filters(arguments.filters.begin(), arguments.filters.end());
+  std::vector<RunRow> runs = store.list();
+  std::erase_if(runs, [&](const RunRow& run) {
+    return !std::ranges::all_of(filters, [&](const RunFilter& filter) { return filter.matches(run); });
+  });
+  return runs;
+}
+
+// Those that are named, or those that --filter lets through.
+std::vector<RunRow> compared_runs(RunStore& store, const RunsArguments& arguments) {
+  if (arguments.filters.empty() == arguments.runs.empty()) {
+    throw usage_error(arguments.runs.empty() ? "n runs compare: no runs" : "n runs compare: both runs and --filter",
+                      "name the runs, or give conditions that they meet with --filter");
+  }
+  if (arguments.filters.empty()) return named_runs(store, arguments);
+  std::vector<RunRow> runs = filtered_runs(store, arguments);
+  if (runs.empty()) throw usage_error("no run meets the conditions of --filter", "n runs lists them");
+  return runs;
+}
+
 }  // namespace
 
 RunStore open_runs(const RunsArguments& arguments, RunStore::Access access) {
@@ -66,12 +88,8 @@ std::vector<RunRow> named_runs(RunStore& store, const RunsArguments& arguments) 
 }
 
 void runs_command(const RunsArguments& arguments) {
-  std::vector<RunFilter> filters(arguments.filters.begin(), arguments.filters.end());
   RunStore store = open_runs(arguments, RunStore::Access::kRead);
-  std::vector<RunRow> runs = store.list();
-  std::erase_if(runs, [&](const RunRow& run) {
-    return !std::ranges::all_of(filters, [&](const RunFilter& filter) { return filter.matches(run); });
-  });
+  std::vector<RunRow> runs = filtered_runs(store, arguments);
   if (!arguments.sort.empty()) sort_runs(runs, arguments.sort);
   if (arguments.limit > 0 && std::ssize(runs) > arguments.limit) runs.resize(static_cast<size_t>(arguments.limit));
   if (arguments.json) {
@@ -134,7 +152,7 @@ void runs_show_command(const RunsArguments& arguments) {
 
 void runs_compare_command(const RunsArguments& arguments) {
   RunStore store = open_runs(arguments, RunStore::Access::kRead);
-  const std::vector<RunRow> runs = named_runs(store, arguments);
+  const std::vector<RunRow> runs = compared_runs(store, arguments);
   std::vector<std::string> ids;
   for (const RunRow& run : runs) ids.push_back(run.id);
   const Progression progression = arguments.by == "tokens"  ? Progression::kTokens

@@ -80,7 +80,8 @@ void serve_command(const ServeArguments& arguments) {
                                       .max_sequences = arguments.max_sequences,
                                       .max_context = arguments.max_context,
                                       .cache_positions = arguments.cache_positions,
-                                      .arithmetic = arguments.arithmetic});
+                                      .arithmetic = arguments.arithmetic,
+                                      .draft = arguments.draft});
 
   options.model_name = arguments.model_name.empty() ? engine.config().run.name : arguments.model_name;
   if (!is_loopback(options.host) && options.api_key.empty()) {

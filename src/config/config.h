@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "base/kinds.h"
 #include "config/per_layer.h"
+#include "config/span.h"
 
 namespace nmoe {
 
@@ -26,6 +29,7 @@ enum class PartKind {
   kMoe,    // a mixture of experts: model/parts/moe.h
 };
 constexpr bool is_mixer(PartKind kind) { return kind < PartKind::kDense; }
+constexpr bool is_attention(PartKind kind) { return kind == PartKind::kMla || kind == PartKind::kGqa; }
 // The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
 // precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
 // base/kinds.h) first. Master weights, gradients and moments are fp32 either way.
@@ -198,6 +202,22 @@ struct MtpConfig {
   int64_t passes_of_a_module() const { return shared ? depth : 1; }
 };
 
+// How spreads, rates and the like follow from those of a smaller model of the same kind (model/spec/scaling.h).
+enum class ScalingRule {
+  kNone,       // they are as they are written
+  kMup,        // with widths: maximal update parametrisation (arXiv 2203.03466)
+  kCompleteP,  // with widths and depth (arXiv 2505.01618)
+};
+// What the base model has otherwise than the model: config/scaling.h has the keys that may be here.
+struct ScalingBase {
+  std::map<std::string, int64_t, std::less<>> sizes;  // of these keys below [model], such as "moe.expert_dim"
+  std::string layers;                                 // model.layers; empty: the model's
+};
+struct ScalingConfig {
+  ScalingRule rule = ScalingRule::kNone;
+  ScalingBase base;
+};
+
 struct ModelConfig {
   int64_t vocab_size = 0;  // 0: the tokenizer's
   int64_t dim = 256;
@@ -222,6 +242,7 @@ struct ModelConfig {
   Mamba2Config mamba2;
   MoeConfig moe;
   MtpConfig mtp;
+  ScalingConfig scaling;
   InitConfig init;
 };
 
@@ -261,14 +282,18 @@ struct MuonConfig {
   double momentum = 0.95;
   int64_t iterations = 5;  // Newton-Schulz steps
 };
-// Warm-up (linear from 0), hold at the peak, decay to `floor`. All spans in `unit`.
+// Warm-up (linear from 0), hold at the peak, decay to `floor`. All spans in `unit`, or as shares of `length`.
 struct ScheduleConfig {
   ScheduleUnit unit = ScheduleUnit::kSteps;
-  int64_t warmup = 0;
-  int64_t hold = 0;
-  int64_t decay = 0;  // after warmup + hold + decay the rate stays at the floor; 0: hold for ever
+  Span warmup;
+  Span hold;   // may be the rest of `length`
+  Span decay;  // after warmup + hold + decay the rate stays at the floor; 0: hold for ever
+  // In `unit`; 0: not known yet, that of the run when it first starts (train/loop/run_length.h). A run keeps it.
+  int64_t length = 0;
   DecayShape shape = DecayShape::kCosine;
   double floor = 0.0;  // absolute rate that no group decays below; a lower peak is kept
+
+  bool needs_length() const { return warmup.needs_length() || hold.needs_length() || decay.needs_length(); }
 };
 struct OptimConfig {
   double clip_norm = 1.0;                               // global gradient norm; 0: no clipping
@@ -307,7 +332,10 @@ enum class GradientFormat {
 };
 
 struct TrainConfig {
-  int64_t steps = 100;      // step to stop at; 0: where the data plan ends. Not part of the fingerprint
+  // Where to stop, in one of three ways (train/loop/run_length.h), none of them part of the fingerprint.
+  int64_t steps = 100;      // if the others are 0; 0: where the data plan ends
+  int64_t tokens = 0;       // of all steps' sequences, with the padding in them; 0: not by tokens
+  double epochs = 0.0;      // of data.path; 0: not by epochs
   int64_t batch_seqs = 16;  // sequences of an optimizer step, of all ranks together
   // Sequences per forward and backward pass; times parallel.ranks, it must divide batch_seqs. Unless a configuration
   // sets it, loading chooses the largest that does, up to this.

@@ -17,6 +17,7 @@
 #include "config/field.h"
 #include "config/names.h"
 #include "config/per_layer.h"
+#include "config/span.h"
 
 namespace nmoe {
 
@@ -75,6 +76,38 @@ class FieldList {
       const auto entry = std::ranges::find(entries, *text, &Named<Enum>::name);
       if (entry == entries.end()) return false;
       member = entry->value;
+      return true;
+    };
+    return field;
+  }
+
+  // A key for a whole number that is no member.
+  template <class Limits>
+  Field& key_of(std::string_view name, Limits limits, std::string_view meaning, std::function<int64_t()> get,
+                std::function<void(int64_t)> set) {
+    Field& field = add(name, meaning);
+    field.allowed = limits.describe();
+    field.get = [get = std::move(get)] { return Value(get()); };
+    field.set = [set = std::move(set), limits](const Value& value) {
+      const auto* number = std::get_if<int64_t>(&value);
+      if (number == nullptr || !limits.contains(*number)) return false;
+      set(*number);
+      return true;
+    };
+    return field;
+  }
+
+  // A key for a length, which is at most `max` where it is a count.
+  Field& key(std::string_view name, Span& member, int64_t max, bool may_be_rest, std::string_view meaning) {
+    Field& field = add(name, meaning);
+    field.allowed = fmt::format("an integer from 0 to {}, or a share of the run as \"5%\"{}", max,
+                                may_be_rest ? ", or \"rest\"" : "");
+    field.get = [&member] { return member.value(); };
+    field.set = [&member, max, may_be_rest](const Value& value) {
+      const std::optional<Span> span = Span::of(value);
+      if (!span || span->count() < 0 || span->count() > max) return false;
+      if (span->kind() == Span::Kind::kRest && !may_be_rest) return false;
+      member = *span;
       return true;
     };
     return field;

@@ -280,6 +280,7 @@ std::optional<ModelConfig> without_pattern(const ModelConfig& config) {
   if (config.layers.empty()) return config;
   const std::vector<LayerSpec> layers = layer_specs(config);
   if (!std::ranges::all_of(layers, [](const LayerSpec& layer) { return layer.parts.size() == 2; })) return std::nullopt;
+  if (!is_attention(layers.front().parts.front().kind)) return std::nullopt;
   const auto is_dense = [](const LayerSpec& layer) { return layer.parts.back().kind == PartKind::kDense; };
   ModelConfig same = config;
   same.layers.clear();

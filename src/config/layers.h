@@ -85,7 +85,8 @@ int64_t count_parts(std::span<const LayerSpec> layers, PartKind kind);
 std::vector<int64_t> moe_passes(const ModelConfig& config);
 
 // The same model without model.layers, expressed by the keys that it replaces; nothing if they cannot express it:
-// layers of a single part, several kinds of mixers, windows, dense layers after MoE layers, or differing hidden sizes.
+// layers of a single part, several kinds of mixers or recurrent ones, windows, dense layers after MoE layers, or
+// differing hidden sizes.
 std::optional<ModelConfig> without_pattern(const ModelConfig& config);
 
 }  // namespace nmoe

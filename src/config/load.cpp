@@ -33,6 +33,9 @@ constexpr size_t kMaxFaults = 20;  // that are told at once
 // The key of "section.key=value".
 std::string_view key_of_override(std::string_view text) { return trimmed(text.substr(0, text.find('='))); }
 
+// Whether the key is one of those of which one says how long a run is.
+bool is_length(std::string_view key) { return key == "train.steps" || key == "train.tokens" || key == "train.epochs"; }
+
 // "section.key=value". The value is TOML; text needs no quotes.
 Entry read_override(std::vector<Field>& fields, std::string_view text) {
   const size_t equals = text.find('=');
@@ -79,8 +82,12 @@ class ConfigReader {
   ConfigReader& operator=(const ConfigReader&) = delete;
 
   // Of a key that is set several times, the last value counts, overrides after the file. A key of a group's own goes
-  // before what stands for several (optim.lr), wherever either is set.
-  void set_all(const std::vector<Entry>& entries, std::span<const std::string> overrides) {
+  // before what stands for several (optim.lr), wherever either is set. An override with the run's length in one unit
+  // takes the place of the file's in another.
+  void set_all(std::vector<Entry> entries, std::span<const std::string> overrides) {
+    if (std::ranges::any_of(overrides, [](const std::string& text) { return is_length(key_of_override(text)); })) {
+      std::erase_if(entries, [](const Entry& entry) { return is_length(entry.key); });
+    }
     std::vector<std::string> shorthands;
     for (const Field& field : fields_) {
       if (field.is_shorthand()) shorthands.push_back(field.key);

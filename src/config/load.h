@@ -21,6 +21,8 @@ using ModelSource = std::function<ModelText(const Config&)>;
 
 // Reads `path`, applies overrides of the form "section.key=value" in order (the value is TOML; text needs no
 // quotes), expands ${NMOE_NAME:-default} in the strings of both (config/environment.h) and validates.
+// An override of train.steps, train.tokens or train.epochs takes the place of any of these in the file: they are one
+// length in three units, and two of them, both in the file or both overrides, are an error.
 // train.microbatch_seqs, unless set, becomes a divisor of a rank's share of a batch; optim.lr sets the learning
 // rates of groups for which neither the file nor an override sets one.
 //

@@ -14,106 +14,12 @@
 #include "config/field_list.h"
 #include "config/layer_use.h"
 #include "config/layers.h"
+#include "config/limits.h"
 #include "config/names.h"
+#include "config/scaling.h"
 
 namespace nmoe {
 namespace {
-
-constexpr int64_t kNoMax = std::numeric_limits<int64_t>::max();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// Limits: which values of its member's type a key takes, and that as the end of "must be ...".
-
-struct Flags {
-  bool contains(bool) const { return true; }
-  std::string describe() const { return "true or false"; }
-};
-constexpr Flags kFlag;
-
-// Both ends included.
-struct Integers {
-  int64_t min;
-  int64_t max = kNoMax;
-
-  bool contains(int64_t x) const { return min <= x && x <= max; }
-  std::string describe() const {
-    if (max == kNoMax) return fmt::format("an integer of at least {}", min);
-    return fmt::format("an integer from {} to {}", min, max);
-  }
-};
-
-// Finite numbers.
-struct Reals {
-  double min;
-  double below = kInfinity;  // excluded
-  bool min_excluded = false;
-
-  bool contains(double x) const { return std::isfinite(x) && x < below && (min_excluded ? x > min : x >= min); }
-  std::string describe() const {
-    std::string text = fmt::format("a finite number {} {}", min_excluded ? "above" : "of at least", min);
-    if (below < kInfinity) text += fmt::format(" and below {}", below);
-    return text;
-  }
-};
-
-// Sizes of tensor dimensions: a product of three still fits 64 bits.
-constexpr int64_t kMaxSize = 1 << 20;
-constexpr Integers kSize = {1, kMaxSize};
-constexpr Integers kSizeOrNone = {0, kMaxSize};
-// Steps and tokens: a sum of several still fits 64 bits.
-constexpr Integers kSpan = {0, 1'000'000'000'000'000};
-// The slots of a ring of so few bytes (train/step/state_ring.h) still have room for what is copied at once.
-constexpr Integers kStagingBytes = {1 << 16, 1'000'000'000'000'000};
-
-constexpr Reals kNonNegative = {.min = 0.0};
-constexpr Reals kPositive = {.min = 0.0, .min_excluded = true};
-constexpr Reals kAtLeastOne = {.min = 1.0};
-constexpr Reals kBelowOne = {.min = 0.0, .below = 1.0};
-
-struct Zero {
-  bool contains(double x) const { return x == 0.0; }
-  std::string describe() const { return "0"; }
-};
-constexpr Zero kZero;
-
-struct Texts {
-  const char* allowed;
-  bool (*accepts)(const std::string&);
-
-  bool contains(const std::string& text) const { return accepts(text); }
-  std::string describe() const { return allowed; }
-};
-constexpr Texts kAnyText = {"a string", [](const std::string&) { return true; }};
-constexpr Texts kModuleLayers = {"a pattern of layers, or empty: one layer as the model's last",
-                                 [](const std::string&) { return true; }};
-// Whether it is one, config/validate.h says, with the place of what is wrong.
-constexpr Texts kLayerPattern = {"a pattern of layers, or empty: then the keys below describe them",
-                                 [](const std::string&) { return true; }};
-constexpr Texts kSomeText = {"a string that is not empty", [](const std::string& text) { return !text.empty(); }};
-// Lists of strings.
-struct TextLists {
-  const char* allowed;
-  size_t max_size;  // of the list
-
-  bool contains(const std::vector<std::string>& list) const {
-    return list.size() <= max_size && std::ranges::none_of(list, &std::string::empty);
-  }
-  std::string describe() const { return allowed; }
-};
-constexpr TextLists kCommand = {"a list of strings that are not empty", 1024};
-constexpr TextLists kPrompts = {"a list of up to 64 strings that are not empty", 64};
-
-// A run's name becomes a file's.
-constexpr Texts kFileName = {
-    "a string of up to 255 letters, digits, '.', '_' and '-' that starts with neither '.' nor '-'",
-    [](const std::string& text) {
-      constexpr std::string_view kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
-      return !text.empty() && text.size() <= 255 && text[0] != '.' && text[0] != '-' &&
-             text.find_first_not_of(kCharacters) == std::string::npos;
-    }};
-constexpr Texts kBytesOrNone = {"a size such as \"8 GiB\" or \"512MiB\", or empty", [](const std::string& text) {
-                                  return text.empty() || try_parse_bytes(text).value_or(0) > 0;
-                                }};
 
 // What enumerators are called in TOML (config/names.h has those that layers are made of).
 constexpr Named<std::string_view> kDevices[] = {{"cpu", "cpu"}, {"cuda", "cuda"}};
@@ -224,17 +130,20 @@ void describe_precision(FieldList& f, PrecisionConfig& precision, const RunConfi
 }
 
 void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers) {
-  constexpr std::string_view kRotates = "a mixer with rotary positions in model.layers";
+  // Keys that say how positions rotate mean nothing where none do, whatever else they need.
+  const auto following_need = [&f, rotates = layers.rotates()](bool met, std::string_view what) {
+    f.following_need(rotates && met, rotates ? what : "a mixer with rotary positions in model.layers");
+  };
   f.section("model.rope");
-  if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
+  following_need(true, "");
   f.key("theta", model.rope.theta, kPositive, "base of the rotary frequencies");
   f.key("layout", model.rope.layout, kRopeLayouts, "what rotates as a pair");
   RopeConfig& rope = model.rope;
   f.key("scaling", rope.scaling, kRopeScalings, "change for longer contexts")
       .leave_out_if(rope.scaling == RopeScaling::kNone);
-  f.following_need(rope.scaling != RopeScaling::kNone, "model.rope.scaling = \"linear\" or \"llama3\"");
+  following_need(rope.scaling != RopeScaling::kNone, "model.rope.scaling = \"linear\" or \"llama3\"");
   f.key("factor", rope.factor, kAtLeastOne, "by which frequencies are divided");
-  f.following_need(rope.scaling == RopeScaling::kLlama3, "model.rope.scaling = \"llama3\"");
+  following_need(rope.scaling == RopeScaling::kLlama3, "model.rope.scaling = \"llama3\"");
   f.key("low_freq_factor", rope.low_freq_factor, kPositive,
         "pairs with fewer turns in the original context are slowed");
   f.key("high_freq_factor", rope.high_freq_factor, kPositive, "pairs with more turns there keep their frequency");
@@ -242,9 +151,9 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
 
   YarnConfig& yarn = model.yarn;
   f.section("model.yarn");
-  if (!layers.by_keys()) f.following_need(layers.rotates(), kRotates);
+  following_need(true, "");
   f.key("factor", yarn.factor, Reals{.min = 1.0}, "factor by which the context is extended; 1: plain RoPE");
-  f.following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
+  following_need(yarn.factor > 1.0, "model.yarn.factor > 1");
   f.key("original_max_positions", yarn.original_max_positions, kSize, "context length before the extension");
   f.key("beta_fast", yarn.beta_fast, kPositive, "pairs that rotate more often in that context keep their frequency");
   f.key("beta_slow", yarn.beta_slow, kPositive, "pairs that rotate less often are slowed by factor");
@@ -357,7 +266,9 @@ void describe_model(FieldList& f, ModelConfig& model) {
   pattern.leave_out_if(layers.by_keys()).details = kLayerPatternGrammar;
   f.key("num_layers", model.num_layers, kSize, "number of layers, each an attention and an MLP block")
       .needs(layers.by_keys(), kNoPattern);
-  f.key("num_heads", model.num_heads, kSize, "number of query heads");
+  f.key("num_heads", model.num_heads, kSize, "number of query heads")
+      .needs(layers.has_mixer(model, PartKind::kMla) || layers.has_mixer(model, PartKind::kGqa),
+             "mla or gqa in model.layers");
   f.key("num_dense_layers", model.num_dense_layers, kSizeOrNone, "number of first layers that have a dense MLP")
       .needs(layers.by_keys(), kNoPattern)
       .needs(has_experts, "model.moe.num_experts > 0");
@@ -383,6 +294,8 @@ void describe_model(FieldList& f, ModelConfig& model) {
   describe_mamba2(f, model.mamba2, layers, model);
   describe_moe(f, model.moe, layers);
   describe_mtp(f, model.mtp);
+
+  describe_scaling(f, model.scaling);
 
   InitConfig& init = model.init;
   f.section("model.init");
@@ -451,17 +364,22 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
   f.key("iterations", optim.muon.iterations, Integers{1, 100}, "Newton-Schulz iterations");
 
   ScheduleConfig& schedule = optim.schedule;
-  const bool decays = schedule.decay > 0;
+  const bool decays = !schedule.decay.is_none();
   f.section("optim.schedule");
-  const bool rates_change = schedule.warmup > 0 || decays;
+  const bool rates_change = !schedule.warmup.is_none() || decays;
   Field& unit = f.key("unit", schedule.unit, kScheduleUnits, "unit of warmup, hold, decay, model.mtp.later_from");
   unit.needs(rates_change || model.mtp.later_from > 0,
              "optim.schedule.warmup, optim.schedule.decay or model.mtp.later_from > 0");
   if (!rates_change) unit.not_in_fingerprint();  // as model.mtp.later_from, which alone asks for it then
-  f.key("warmup", schedule.warmup, kSpan, "length of the linear rise from 0 to the peak");
-  f.key("hold", schedule.hold, kSpan, "length at the peak, between warmup and decay")
+  f.key("warmup", schedule.warmup, kSpan.max, /*may_be_rest=*/false, "length of the linear rise from 0 to the peak");
+  f.key("hold", schedule.hold, kSpan.max, /*may_be_rest=*/true,
+        "length at the peak, between warmup and decay; rest: what they leave")
       .needs(decays, "optim.schedule.decay > 0");
-  f.key("decay", schedule.decay, kSpan, "length of the fall from peak to floor; 0: the peak is held for ever");
+  f.key("decay", schedule.decay, kSpan.max, /*may_be_rest=*/false,
+        "length of the fall from peak to floor; 0: the peak is held for ever");
+  f.key("length", schedule.length, kSpan, "what shares are of; 0: the run's length when it first starts")
+      .needs(schedule.needs_length(), "a share in optim.schedule")
+      .leave_out_if(schedule.length == 0);
   f.following_need(decays, "optim.schedule.decay > 0");
   f.key("shape", schedule.shape, kDecayShapes, "shape of the decay; sqrt: 1 - sqrt(progress)");
   f.key("floor", schedule.floor, kNonNegative, "absolute learning rate below which no group decays");
@@ -470,7 +388,17 @@ void describe_optim(FieldList& f, OptimConfig& optim, const ModelConfig& model) 
 void describe_train(FieldList& f, TrainConfig& train, const ModelConfig& model) {
   f.section("train");
   f.key("steps", train.steps, kSpan, "step at which to stop; 0: where the plan of data.mixture ends")
+      .needs(train.tokens == 0, "train.tokens = 0")
+      .needs(train.epochs == 0.0, "train.epochs = 0")
       .not_in_fingerprint();
+  f.key("tokens", train.tokens, kSpan, "the same as tokens, in as many whole steps as they fill; 0: not by tokens")
+      .needs(train.epochs == 0.0, "train.epochs = 0")
+      .not_in_fingerprint()
+      .leave_out_if(train.tokens == 0);
+  f.key("epochs", train.epochs, kNonNegative,
+        "the same as passes over data.path, in as many whole steps as they fill; 0: not by epochs")
+      .not_in_fingerprint()
+      .leave_out_if(train.epochs == 0.0);
   f.key("batch_seqs", train.batch_seqs, kSize, "sequences per optimizer step, over all ranks");
   // Fixes the order in which gradients are summed, and so their last bits, but not what is computed.
   f.key("microbatch_seqs", train.microbatch_seqs, kSize,

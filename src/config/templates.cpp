@@ -55,10 +55,10 @@ lr = 2e-3                   # of all groups that have none of their own
 matrices = { optimizer = "muon", lr = 4e-3 }
 experts = { optimizer = "muon", lr = 4e-3 }
 
-[optim.schedule]            # in steps; warmup + hold + decay = train.steps
-warmup = 20
-hold = 60
-decay = 70
+[optim.schedule]            # shares of train.steps, which alone says how long a run is
+warmup = "10%"
+hold = "40%"
+decay = "50%"
 
 [train]
 steps = 150
@@ -95,10 +95,10 @@ seq_len = 512
 [optim]
 lr = 1e-3                   # of all weights; [optim.matrices] and the like can have their own
 
-[optim.schedule]            # in steps; warmup + hold + decay = train.steps
-warmup = 50
-hold = 500
-decay = 450
+[optim.schedule]            # shares of train.steps, which alone says how long a run is
+warmup = "5%"
+hold = "50%"
+decay = "45%"
 
 [train]
 steps = 1000
@@ -146,10 +146,10 @@ lr = 2e-3                   # of all groups that have none of their own
 matrices = { optimizer = "muon", lr = 4e-3 }
 experts = { optimizer = "muon", lr = 4e-3 }
 
-[optim.schedule]            # in steps; warmup + hold + decay = train.steps
-warmup = 50
-hold = 500
-decay = 450
+[optim.schedule]            # shares of train.steps, which alone says how long a run is
+warmup = "5%"
+hold = "50%"
+decay = "45%"
 
 [train]
 steps = 1000
@@ -199,10 +199,10 @@ lr = 2e-3                   # of all groups that have none of their own
 matrices = { optimizer = "muon", lr = 4e-3 }
 experts = { optimizer = "muon", lr = 4e-3 }
 
-[optim.schedule]            # in steps; warmup + hold + decay = train.steps
-warmup = 50
-hold = 500
-decay = 450
+[optim.schedule]            # shares of train.steps, which alone says how long a run is
+warmup = "5%"
+hold = "50%"
+decay = "45%"
 
 [train]
 steps = 1000

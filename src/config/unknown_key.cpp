@@ -37,7 +37,9 @@ std::string suggest_key(std::span<const Field> fields, std::string_view unknown)
   for (const Field& field : fields) {
     all_keys.push_back(field.key);
     if (field.section() == section) names_here.emplace_back(field.name());
-    if (field.name() == name) namesakes.push_back(field.key);
+    // A base has the names of the model's own sizes, and is seldom what is meant.
+    const bool is_of_base = field.key.starts_with("model.scaling.base.");
+    if (field.name() == name && !is_of_base) namesakes.push_back(field.key);
   }
   if (const std::string typo = nearest(name, names_here); !typo.empty()) {
     return fmt::format("did you mean {}.{}?", section, typo);

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "config/layers.h"
+#include "config/scaling.h"
 #include "config/schema.h"
 
 namespace nmoe {
@@ -34,14 +35,17 @@ class Rules {
     }
     issues_.push_back({std::move(keys), fmt::format("{}: {}", what, reason), std::move(remedy)});
   }
+  // Whether the key has one under the configuration.
+  bool has_effect(const std::string& key) const { return field_of(key).used(); }
   std::vector<Issue> take() { return std::move(issues_); }
 
  private:
-  std::string value_of(const std::string& key) const {
+  const Field& field_of(const std::string& key) const {
     const auto field = std::ranges::find(fields_, key, &Field::key);
     NMOE_CHECK(field != fields_.end(), "a rule on the unknown key {}", key);
-    return to_toml(field->get());
+    return *field;
   }
+  std::string value_of(const std::string& key) const { return to_toml(field_of(key).get()); }
 
   Config config_;
   std::vector<Field> fields_;
@@ -118,6 +122,11 @@ void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpe
   rules.require(config.run.device == "cpu" || mamba2.conv_width <= kMostGpuTaps,
                 {"run.device", "model.mamba2.conv_width"}, "on GPUs a convolution sees 4 tokens at most",
                 "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
+  constexpr int64_t kMostGpuGroup = 8192;
+  rules.require(config.run.device == "cpu" || mamba2.num_heads * mamba2.head_dim <= kMostGpuGroup * mamba2.num_groups,
+                {"run.device", "model.mamba2.num_heads", "model.mamba2.head_dim", "model.mamba2.num_groups"},
+                "on GPUs a group has 8,192 values at most",
+                "set run.device = \"cpu\" or raise model.mamba2.num_groups");
 }
 
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
@@ -179,6 +188,26 @@ void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>&
                 "write kinds of parts that the model's layers have");
 }
 
+// The base is a model of its own, in which every size that is given for it has an effect, as it has in the model.
+void check_scaling(Rules& rules, const Config& config) {
+  if (config.model.scaling.rule == ScalingRule::kNone) return;
+  const auto key_of_base = [](std::string_view key) { return fmt::format("model.scaling.base.{}", key); };
+  for (const auto& [key, value] : config.model.scaling.base.sizes) {
+    rules.require(rules.has_effect("model." + key), {key_of_base(key)},
+                  fmt::format("model.{} has no effect in this model", key), "remove it");
+  }
+  rules.require(config.model.scaling.base.layers.empty() || !config.model.layers.empty(),
+                {"model.scaling.base.layers", "model.layers"}, "the model's layers are described by keys",
+                "describe the base's by keys, too: model.scaling.base.num_layers");
+  Config base = config;
+  base.model = scaling_base(config.model);
+  for (const Issue& issue : find_issues(base)) {
+    if (!std::ranges::all_of(issue.keys, [](const std::string& key) { return key.starts_with("model."); })) continue;
+    rules.require(false, {"model.scaling.rule"}, fmt::format("of the base model, {}", issue.what),
+                  fmt::format("change [model.scaling.base]: {}", issue.remedy));
+  }
+}
+
 void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
   if (has_experts) {
     rules.require(optim.router.optimizer != OptimizerKind::kMuon, {"optim.router.optimizer"},
@@ -186,6 +215,10 @@ void check_optim(Rules& rules, const OptimConfig& optim, bool has_experts) {
   }
   rules.require(optim.rest.optimizer != OptimizerKind::kMuon, {"optim.rest.optimizer"},
                 "embedding, head and norms are trained by AdamW", "set it to \"adamw\" or remove it");
+  const ScheduleConfig& schedule = optim.schedule;
+  const double percent = schedule.warmup.percent() + schedule.hold.percent() + schedule.decay.percent();
+  rules.require(percent <= 100.0 + 1e-9, {"optim.schedule.warmup", "optim.schedule.hold", "optim.schedule.decay"},
+                "together they are more than the run", "let shares of it add up to 100% at most");
 }
 
 void check_run(Rules& rules, const RunConfig& run) {
@@ -249,8 +282,9 @@ void check_data(Rules& rules, const ModelConfig& model, const DataConfig& data, 
                 "remove data.path, or data.mixture and data.profile");
   rules.require(!has_mixture || !data.profile.empty(), {"data.profile", "data.mixture"},
                 "a profile says how much of the mixture to train on", "set it to one of the mixture's [profiles.NAME]");
-  rules.require(has_mixture || train.steps > 0, {"train.steps"}, "without data.mixture the data has no end",
-                "set train.steps");
+  const bool has_end = has_mixture || train.steps > 0 || train.tokens > 0 || train.epochs > 0.0;
+  rules.require(has_end, {"train.steps"}, "without data.mixture the data has no end",
+                "set train.steps, train.tokens or train.epochs");
 }
 
 void check_train(Rules& rules, const TrainConfig& train) {
@@ -295,6 +329,7 @@ std::vector<Issue> find_issues(const Config& config) {
     check_list(rules, "precision.saved", config.precision.saved, layers.size());
     check_recompute(rules, config.train.recompute, layers.size());
     check_biases(rules, config);
+    check_scaling(rules, config);
   }
   check_optim(rules, config.optim, config.model.moe.num_experts > 0);
   check_data(rules, config.model, config.data, config.train);

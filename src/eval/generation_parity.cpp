@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "data/stream/alignment.h"
 #include "infer/cached_model.h"
 #include "infer/load_model.h"
@@ -492,7 +493,7 @@ std::vector<BatchParity> compare(Config config, const std::shared_ptr<const Toke
 std::vector<BatchParity> compare_generation(const std::filesystem::path& checkpoint,
                                             const GenerationParityOptions& options) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
-  return compare(config_of(reader), reader.tokenizer(), &reader, options);
+  return compare(saved_config(reader), reader.tokenizer(), &reader, options);
 }
 
 std::vector<BatchParity> compare_generation(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "infer/load_model.h"
 
 namespace nmoe {
@@ -59,7 +60,7 @@ PackedScorer::PackedScorer(const Config& config, const PackedScorerOptions& opti
 }
 
 PackedScorer::PackedScorer(const CheckpointReader& reader, const PackedScorerOptions& options)
-    : PackedScorer(config_of(reader), options, &reader) {}
+    : PackedScorer(saved_config(reader), options, &reader) {}
 
 PackedScorer::PackedScorer(const std::filesystem::path& checkpoint, const PackedScorerOptions& options)
     : PackedScorer(CheckpointReader::open(checkpoint), options) {}

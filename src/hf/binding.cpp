@@ -34,8 +34,10 @@ std::optional<int64_t> layer_of(std::string_view tensor) {
   return layer ? std::optional<int64_t>(static_cast<int64_t>(*layer)) : std::nullopt;
 }
 
-// ERNIE's files keep theirs beside the layers.
-bool is_prediction_module(std::string_view tensor) { return tensor.starts_with("model.mtp_"); }
+// ERNIE's and Nemotron's files keep theirs beside the layers.
+bool is_prediction_module(std::string_view tensor) {
+  return tensor.starts_with("model.mtp_") || tensor.starts_with("mtp.");
+}
 
 bool is_rotation_table(std::string_view tensor) { return tensor.ends_with(".rotary_emb.inv_freq"); }
 
@@ -57,7 +59,13 @@ HfModel with_trained_predictions(HfModel model, const fs::path& dir) {
                                   model.num_nextn_predict_layers, model_type_name(model.type)),
                       "leave --train-mtp out");
   }
+  if (model.num_nextn_predict_layers > 1 && is_hybrid(model.type)) {
+    throw usage_error(fmt::format("'{}': {} modules for further tokens, and {} stores one", dir.string(),
+                                  model.num_nextn_predict_layers, model_type_name(model.type)),
+                      "leave --train-mtp out");
+  }
   model.config.mtp.depth = model.num_nextn_predict_layers;
+  model.config.mtp.layers = model.prediction_layers;
   return model;
 }
 
@@ -102,7 +110,8 @@ HfBinding::HfBinding(const fs::path& dir, PredictionLayers predictions)
 
   const int64_t num_layers = model_.config.num_layers;
   std::set<int64_t> prediction_layers;
-  const HfTensor* table = weights_.find("model.embed_tokens.weight");  // a tied head may be in the file a second time
+  const auto embedding = std::ranges::find(parameters_, "embedding", &MappedParameter::name);
+  const HfTensor* table = weights_.find(embedding->pieces.front().tensor);  // a tied head may be there a second time
   for (const auto& [name, tensor] : weights_.tensors()) {
     if (used.contains(name)) continue;
     const auto layer = layer_of(name);

@@ -128,16 +128,18 @@ void read_model(Keys& keys, HfModel& model) {
   ModelConfig& config = model.config;
   config.vocab_size = keys.at_least(1, {"vocab_size"});
   config.dim = keys.at_least(1, {"hidden_size"});
-  config.num_layers = keys.at_least(1, {"num_hidden_layers"});
-  config.num_heads = keys.at_least(1, {"num_attention_heads"});
   config.max_positions = keys.at_least(1, {"max_position_embeddings"});
-  config.norm_eps = keys.positive("rms_norm_eps");
   config.tied_head = keys.flag("tie_word_embeddings", model.type == ModelType::kErnie45Moe);
-  keys.only("hidden_act", "silu");
+  if (!is_hybrid(model.type)) {  // which has these under names of its own, and no rotation
+    config.num_layers = keys.at_least(1, {"num_hidden_layers"});
+    config.num_heads = keys.at_least(1, {"num_attention_heads"});
+    config.norm_eps = keys.positive("rms_norm_eps");
+    keys.only("hidden_act", "silu");
+  }
   keys.only("attention_dropout", 0.0);
   keys.only("pretraining_tp", 1, "weights split over devices are not supported");
   text_of(model.type).read(keys, model);
-  read_rope(keys, model.type, config);
+  if (!is_hybrid(model.type)) read_rope(keys, model.type, config);
   read_quantization(keys, model);
   read_ids(keys, model);
   if (const Json* dtype = keys.find(kDtypeKey)) {
@@ -155,7 +157,7 @@ void read_model(Keys& keys, HfModel& model) {
 }  // namespace
 
 HfModel from_config_json(std::string_view text, const std::string& path) {
-  const Json json = try_parse_json<Json>(text);
+  const Json json = try_parse_json<Json>(with_quoted_infinity(text));
   if (!json.is_object()) throw runtime_error(fmt::format("'{}' is not a JSON object", path), "fetch the file again");
 
   Lacking lacking(path);

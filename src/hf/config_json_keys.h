@@ -13,6 +13,20 @@ constexpr double kHfLatentNormEps = 1e-6;
 
 constexpr KeyNames kDtypeKey = {"torch_dtype", "dtype"};
 constexpr KeyNames kNextnKey = {"num_nextn_predict_layers", "num_mtp_layers"};
+// Of nemotron_h: as it is called, and as it was before.
+constexpr KeyNames kNemotronKeys[] = {{"hybrid_override_pattern", "layers_block_type"},
+                                      {"hybrid_override_pattern", "layer_types"},
+                                      {"layer_norm_epsilon", "norm_eps"},
+                                      {"n_groups", "mamba_n_groups"},
+                                      {"conv_kernel", "mamba_d_conv"},
+                                      {"chunk_size", "mamba_chunk_size"},
+                                      {"time_step_min", "mamba_dt_min"},
+                                      {"time_step_max", "mamba_dt_max"},
+                                      {"time_step_limit", "mamba_dt_limit"},
+                                      {"time_step_floor", "mamba_dt_init_floor"},
+                                      {"use_conv_bias", "mamba_conv_bias"},
+                                      {"expand", "mamba_expand"},
+                                      {"mtp_hybrid_override_pattern", "mtp_layers_block_type"}};
 constexpr KeyNames routed_experts_key(ModelType type) {
   switch (type) {
     case ModelType::kDeepseekV2:

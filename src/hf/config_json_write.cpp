@@ -28,6 +28,7 @@ using Json = Keys::Json;
 std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   if (auto same = without_pattern(config)) return same;
   const std::vector<LayerSpec> layers = layer_specs(config);
+  if (!is_attention(layers.front().parts.front().kind)) return std::nullopt;
   const auto has_experts = [](const LayerSpec& layer) { return layer.parts.back().kind == PartKind::kMoe; };
   ModelConfig common = config;
   common.num_layers = std::ssize(layers);
@@ -50,13 +51,14 @@ std::optional<ModelConfig> with_common_keys(const ModelConfig& config) {
   return common;
 }
 
-// Where layers differ in more, a model with the first mixer everywhere.
+// Where layers differ in more, a model with the first attention everywhere.
 ModelConfig with_equal_layers(const ModelConfig& config) {
   if (auto same = with_common_keys(config)) return *same;
   ModelConfig near = config;
   near.layers.clear();
   const std::vector<PartSpec> parts = parts_of(layer_specs(config));
-  near.attention = std::ranges::find_if(parts, is_mixer, &PartSpec::kind)->kind;
+  const auto attention = std::ranges::find_if(parts, is_attention, &PartSpec::kind);
+  near.attention = attention == parts.end() ? PartKind::kGqa : attention->kind;
   near.window = 0;
   return near;
 }
@@ -92,14 +94,16 @@ Json canonical_json(const HfModel& model) {
                {"vocab_size", config.vocab_size},
                {"hidden_size", config.dim},
                {"num_hidden_layers", config.num_layers},
-               {"num_attention_heads", config.num_heads},
-               {"hidden_act", "silu"},
-               {"rms_norm_eps", config.norm_eps},
                {"tie_word_embeddings", config.tied_head},
                {"max_position_embeddings", config.max_positions},
                {"bos_token_id", model.bos_id ? Json(*model.bos_id) : Json(nullptr)},
                {"eos_token_id", eos_json(model.eos_ids)}};
-  write_rope(json, model.type, config);
+  if (!is_hybrid(model.type)) {
+    json["num_attention_heads"] = config.num_heads;
+    json["hidden_act"] = "silu";
+    json["rms_norm_eps"] = config.norm_eps;
+    write_rope(json, model.type, config);
+  }
   text_of(model.type).write(json, model);
   if (!model.dtype.empty()) json[kDtypeKey.name] = model.dtype;
   if (model.format == HfFormat::kMxFp4) {
@@ -120,7 +124,15 @@ Json canonical_json(const HfModel& model) {
 
 // Other keys that say what `key` does.
 std::vector<std::string_view> rivals_of(std::string_view key, ModelType type) {
-  if (is_rope_key(key)) return {std::begin(kRopeKeys), std::end(kRopeKeys)};
+  if (is_hybrid(type)) {
+    std::vector<std::string_view> rivals;
+    for (const KeyNames& names : kNemotronKeys) {
+      if (key == names.name) rivals.push_back(names.alias);
+    }
+    if (!rivals.empty()) return rivals;
+  } else if (is_rope_key(key)) {
+    return {std::begin(kRopeKeys), std::end(kRopeKeys)};
+  }
   for (const KeyNames& names : {kDtypeKey, kNextnKey, routed_experts_key(type)}) {
     if (key == names.name) return {names.alias};
   }
@@ -132,7 +144,7 @@ void replace(Json& json, std::string_view key, const Json& wanted, ModelType typ
   for (const std::string_view rival : rivals_of(key, type)) {
     if (rival != key) json.erase(std::string(rival));
   }
-  if (is_rope_key(key)) {  // which takes its rivals with it, so all of them are written anew
+  if (is_rope_key(key) && !is_hybrid(type)) {  // which takes its rivals with it, so all of them are written anew
     for (const std::string_view rope : kRopeKeys) {
       if (wanted.contains(rope)) json[std::string(rope)] = wanted.at(std::string(rope));
     }
@@ -143,9 +155,17 @@ void replace(Json& json, std::string_view key, const Json& wanted, ModelType typ
   }
 }
 
+// What a type whose layers are of one part each has not.
+std::vector<std::string> obstacles_to_hybrid(const ModelConfig& config, ModelType type) {
+  Fit fit(config, model_type_name(type));
+  text_of(type).require(fit, config, type);
+  return std::move(fit).obstacles();
+}
+
 }  // namespace
 
 std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) {
+  if (is_hybrid(type)) return obstacles_to_hybrid(given, type);
   const ModelConfig config = with_equal_layers(given);
   const std::string_view name = model_type_name(type);
   Fit fit(config, name);
@@ -187,13 +207,15 @@ Error not_expressible(ModelType type, const std::vector<std::string>& obstacles)
 ModelType nearest_type(const ModelConfig& given) {
   // The first that computes the same: where several do, the one whose name says most. Kimi-K2 and GLM-4-MoE-Lite are
   // DeepSeek-V3 by other names.
-  constexpr std::array<ModelType, 13> kByPreference = {
-      ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe, ModelType::kMixtral, ModelType::kOlmoe,
-      ModelType::kQwen2Moe,   ModelType::kMinimaxM2,  ModelType::kDots1,    ModelType::kGlm4Moe, ModelType::kErnie45Moe,
-      ModelType::kQwen3,      ModelType::kLlama,      ModelType::kGptOss};
+  constexpr std::array<ModelType, 14> kByPreference = {
+      ModelType::kDeepseekV3, ModelType::kDeepseekV2, ModelType::kQwen3Moe,  ModelType::kMixtral,
+      ModelType::kOlmoe,      ModelType::kQwen2Moe,   ModelType::kMinimaxM2, ModelType::kDots1,
+      ModelType::kGlm4Moe,    ModelType::kErnie45Moe, ModelType::kQwen3,     ModelType::kLlama,
+      ModelType::kGptOss,     ModelType::kNemotronH};
   const auto* const fits =
       std::ranges::find_if(kByPreference, [&](ModelType type) { return obstacles_to(given, type).empty(); });
   if (fits != kByPreference.end()) return *fits;
+  if (count_parts(layer_specs(given), PartKind::kMamba2) > 0) return ModelType::kNemotronH;
   const ModelConfig config = with_equal_layers(given);
   if (config.attention == PartKind::kGqa && config.gqa.sinks) return ModelType::kGptOss;
   if (config.attention == PartKind::kGqa && config.moe.num_experts > 0) return ModelType::kQwen3Moe;
@@ -206,7 +228,11 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     throw not_expressible(given.type, obstacles);
   }
   HfModel model = given;
-  model.config = with_equal_layers(given.config);
+  if (is_hybrid(given.type)) {
+    model.config.num_layers = std::ssize(layer_specs(given.config));
+  } else {
+    model.config = with_equal_layers(given.config);
+  }
   NMOE_CHECK(model.config.vocab_size > 0 && model.config.max_positions > 0, "vocab_size {}, max_positions {}",
              model.config.vocab_size, model.config.max_positions);
   const Json wanted = canonical_json(model);
@@ -215,7 +241,7 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     const HfModel original = from_config_json(base, "config.json");
     NMOE_CHECK(original.type == model.type, "{} from {}", model_type_name(model.type), model_type_name(original.type));
     const Json had = canonical_json(original);
-    json = parse_json<Json>(base);
+    json = parse_json<Json>(with_quoted_infinity(base));
     for (const auto& [key, value] : wanted.items()) {
       if (!had.contains(key) || had.at(key) != value) replace(json, key, wanted, model.type);
     }
@@ -224,6 +250,12 @@ std::string to_config_json(const HfModel& given, std::string_view base) {
     }
   }
   std::string text = json.dump(2) + "\n";
+  if (with_quoted_infinity(base) != base) {  // as it was
+    constexpr std::string_view kQuoted = "\"Infinity\"";
+    for (size_t at = text.find(kQuoted); at != std::string::npos; at = text.find(kQuoted, at)) {
+      text.replace(at, kQuoted.size(), kQuoted.substr(1, kQuoted.size() - 2));
+    }
+  }
   NMOE_CHECK(canonical_json(from_config_json(text, "config.json")) == wanted, "{} reads back differently", text);
   return text;
 }

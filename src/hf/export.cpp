@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "base/signals.h"
 #include "checkpoint/reader.h"
-#include "config/load.h"
+#include "checkpoint/saved_config.h"
 #include "data/shards/corpus_folder.h"
 #include "data/tokenizer/tokenizer.h"
 #include "hf/binding.h"
@@ -267,8 +267,7 @@ void check_expressible(const ModelConfig& config, ModelType type, const Checkpoi
 // The token that began every text in training: what ended the one before. None where documents were masked, and a text
 // saw nothing before it.
 std::string token_in_front(const Tokenizer& tokenizer, const Config& config) {
-  const auto eos = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
-  return eos == tokenizer.special_tokens().end() || config.data.mask_documents ? "" : eos->text;
+  return std::string(config.data.mask_documents ? "" : tokenizer.special_text(tokenizer.eos_id()));
 }
 
 // A copy, on the disk.
@@ -300,7 +299,7 @@ struct Source {
 
 Source::Source(const ExportOptions& options)
     : reader(CheckpointReader::open(options.checkpoint)),
-      config(parse_config(reader.config_toml(), (reader.path() / "config.toml").string())),
+      config(saved_config(reader)),
       carried_files(reader.carried()) {
   for (const CarriedFile& file : carried_files) {
     if (file.name == "config.json") base = read_file(file.source);

@@ -15,16 +15,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The text of a special token, or "".
-std::string text_of(const Tokenizer& tokenizer, int32_t id) {
-  const auto found = std::ranges::find(tokenizer.special_tokens(), id, &NamedToken::id);
-  return found == tokenizer.special_tokens().end() ? "" : found->text;
-}
-
 int32_t id_of(const Tokenizer& tokenizer, std::string_view text) {
-  const auto found = std::ranges::find(tokenizer.special_tokens(), text, &NamedToken::text);
-  NMOE_CHECK(found != tokenizer.special_tokens().end(), "special token {}", text);
-  return found->id;
+  const auto found = tokenizer.special_id(text);
+  NMOE_CHECK(found, "special token {}", text);
+  return *found;
 }
 
 // Puts a special token in front of a text, and of each of a pair.
@@ -114,7 +108,7 @@ std::string tokenizer_config_json(const Tokenizer& tokenizer, std::string_view b
   Json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                {"model_max_length", max_positions},
                {"clean_up_tokenization_spaces", false}};
-  const std::string eos = text_of(tokenizer, tokenizer.eos_id());
+  const std::string eos(tokenizer.special_text(tokenizer.eos_id()));
   if (!eos.empty()) {
     for (const char* role : {"eos_token", "bos_token", "pad_token"}) json[role] = eos;
     json["add_bos_token"] = !begins_with.empty();

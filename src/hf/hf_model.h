@@ -29,6 +29,7 @@ struct HfModel {
   // sigmoid routers) has its default; yarn too when its factor is 1.
   ModelConfig config;
   int64_t num_nextn_predict_layers = 0;  // modules that predict further tokens, kept as layers behind the last
+  std::string prediction_layers;         // of a module, as a pattern; empty: one as the model's last
   std::string dtype;                     // of the weights: "bfloat16", "float16", "float32"; empty: not said
   HfFormat format = HfFormat::kPlain;
   HfScales scales = HfScales::kNumbers;  // of kFp8

@@ -29,6 +29,7 @@ constexpr std::array<TypeNames, kModelTypes.size()> kTypes = {{
     {ModelType::kDots1, "dots1", "Dots1ForCausalLM", RopeLayout::kHalfSplit},
     {ModelType::kErnie45Moe, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", RopeLayout::kInterleaved},
     {ModelType::kGptOss, "gpt_oss", "GptOssForCausalLM", RopeLayout::kHalfSplit},
+    {ModelType::kNemotronH, "nemotron_h", "NemotronHForCausalLM", std::nullopt},
 }};
 
 const TypeNames& names_of(ModelType type) {
@@ -48,6 +49,8 @@ std::string model_type_names() {
   }
   return names;
 }
+
+bool is_hybrid(ModelType type) { return type == ModelType::kNemotronH; }
 
 std::string_view architecture_name(ModelType type) { return names_of(type).architecture; }
 
@@ -76,6 +79,8 @@ ExpertNames expert_names(ModelType type) {
     }
     case ModelType::kGptOss:
       return {.router = "router.weight", .in_one_tensor = true};
+    case ModelType::kNemotronH:
+      return {.block = "mixer.", .gate = "", .selection_bias = kBias};
     default:
       return {};
   }

@@ -27,15 +27,20 @@ enum class ModelType {
   kDots1,       // GQA with norms; DeepSeek-V3's experts
   kErnie45Moe,  // GQA, interleaved; softmax scores with a selection bias
   kGptOss,      // GQA with biases and sinks; softmax scores, biases of routers and experts, clamped SwiGLU
+  kNemotronH,   // layers of one part each: Mamba-2, GQA without rotation, squared-ReLU experts or MLPs
 };
 std::string_view model_type_name(ModelType type);  // "deepseek_v3"
 
-constexpr std::array<ModelType, 15> kModelTypes = {
-    ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,   ModelType::kGlm4MoeLite, ModelType::kLlama,
-    ModelType::kQwen3,      ModelType::kQwen3Moe,   ModelType::kQwen2Moe, ModelType::kMixtral,     ModelType::kOlmoe,
-    ModelType::kMinimaxM2,  ModelType::kGlm4Moe,    ModelType::kDots1,    ModelType::kErnie45Moe,  ModelType::kGptOss};
+constexpr std::array<ModelType, 16> kModelTypes = {
+    ModelType::kDeepseekV2, ModelType::kDeepseekV3, ModelType::kKimiK2,    ModelType::kGlm4MoeLite,
+    ModelType::kLlama,      ModelType::kQwen3,      ModelType::kQwen3Moe,  ModelType::kQwen2Moe,
+    ModelType::kMixtral,    ModelType::kOlmoe,      ModelType::kMinimaxM2, ModelType::kGlm4Moe,
+    ModelType::kDots1,      ModelType::kErnie45Moe, ModelType::kGptOss,    ModelType::kNemotronH};
 // "deepseek_v2, deepseek_v3, ... and ernie4_5_moe".
 std::string model_type_names();
+
+// Whether layers are of one part each, attention does not rotate, and hidden layers have no gates.
+bool is_hybrid(ModelType type);
 
 // What stands under "architectures".
 std::string_view architecture_name(ModelType type);
@@ -46,7 +51,7 @@ std::optional<RopeLayout> only_rope_layout(ModelType type);
 // What a layer's experts are called in its files.
 struct ExpertNames {
   std::string_view block = "mlp.";  // what all names below begin with, within a layer
-  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";  // gate "": there is none
   std::string_view router = "gate.weight";
   std::string_view shared = "shared_experts.";
   std::string_view shared_gate = "";     // "": shared experts of the type have none

@@ -18,7 +18,10 @@ constexpr std::string_view kExperts = ".experts.";
 // Collects the pieces of one parameter, top to bottom.
 class Pieces {
  public:
-  Pieces(const WeightSpec& weight, std::string layer) : shape_(weight.shape), layer_(std::move(layer)) {}
+  // `block`: what all tensors of the layer's one part begin with, where a type has such layers, in place of what the
+  // names below begin with.
+  Pieces(const WeightSpec& weight, std::string layer, std::string_view block = "")
+      : shape_(weight.shape), layer_(std::move(layer)), block_(block) {}
 
   // The next rows are all of `tensor` (within the layer), which has `rows` rows; 0: those that are left.
   void whole(const std::string& tensor, int64_t rows = 0) {
@@ -47,7 +50,7 @@ class Pieces {
   // The next rows * width elements are spread over `tensor` (TensorPiece) from its element `first` on.
   void spread(const std::string& tensor, const Shape& tensor_shape, int64_t first, int64_t rows, int64_t width,
               int64_t row_step, int64_t column_step) {
-    pieces_.push_back({.tensor = layer_ + tensor,
+    pieces_.push_back({.tensor = named(tensor),
                        .tensor_shape = tensor_shape,
                        .tensor_offset = first,
                        .parameter_offset = offset_,
@@ -59,6 +62,8 @@ class Pieces {
   }
   // All of the next is all of `tensor`, of the same shape.
   void same(const std::string& tensor) { add(tensor, shape_, 0, num_left()); }
+  // The same of a matrix, whose tensor has a dimension of 1 between the two.
+  void channels(const std::string& tensor) { add(tensor, {shape_[0], 1, width()}, 0, num_left()); }
   std::vector<TensorPiece> take() {
     NMOE_CHECK(num_left() == 0, "{} elements of {} are mapped to nothing", num_left(), shape_);
     return std::move(pieces_);
@@ -68,16 +73,19 @@ class Pieces {
   int64_t width() const { return shape_[-1]; }
   int64_t row_size() const { return shape_.rank() == 1 ? 1 : width(); }
   int64_t num_left() const { return shape_.num_elements() - offset_; }
+  std::string named(const std::string& tensor) const {
+    return layer_ + (block_.empty() ? tensor : block_ + tensor.substr(tensor.find('.') + 1));
+  }
   Shape tensor_shape(int64_t count) const {
     return shape_.rank() == 1 ? Shape{count} : Shape{count / width(), width()};
   }
   void add(const std::string& tensor, Shape tensor_shape, int64_t tensor_offset, int64_t count) {
-    pieces_.push_back({layer_ + tensor, tensor_shape, tensor_offset, offset_, count});
+    pieces_.push_back({named(tensor), tensor_shape, tensor_offset, offset_, count});
     offset_ += count;
   }
 
   Shape shape_;
-  std::string layer_;
+  std::string layer_, block_;
   int64_t offset_ = 0;
   std::vector<TensorPiece> pieces_;
 };
@@ -89,6 +97,9 @@ struct SameTensor {
 };
 constexpr SameTensor kModelTensors[] = {
     {"embedding", "model.embed_tokens.weight"}, {"final_norm", "model.norm.weight"}, {"head", "lm_head.weight"}};
+constexpr SameTensor kHybridModelTensors[] = {
+    {"embedding", "backbone.embeddings.weight"}, {"final_norm", "backbone.norm_f.weight"}, {"head", "lm_head.weight"}};
+constexpr std::string_view kHybridBlock = "mixer.", kHybridNorm = "norm.weight";
 constexpr SameTensor kLayerTensors[] = {{"attention_norm", "input_layernorm.weight"},
                                         {"mlp_norm", "post_attention_layernorm.weight"},
                                         {"attention.out", "self_attn.o_proj.weight"}};
@@ -99,6 +110,10 @@ constexpr SameTensor kLatentTensors[] = {{"attention.q_down", "self_attn.q_a_pro
                                          {"attention.q_norm", "self_attn.q_a_layernorm.weight"},
                                          {"attention.kv_norm", "self_attn.kv_a_layernorm.weight"},
                                          {"attention.kv_up", "self_attn.kv_b_proj.weight"}};
+constexpr SameTensor kMamba2Tensors[] = {
+    {"mamba2.conv_bias", "mixer.conv1d.bias"}, {"mamba2.dt_bias", "mixer.dt_bias"},
+    {"mamba2.a_log", "mixer.A_log"},           {"mamba2.d", "mixer.D"},
+    {"mamba2.norm", "mixer.norm.weight"},      {"mamba2.out", "mixer.out_proj.weight"}};
 constexpr SameTensor kGroupedTensors[] = {
     {"attention.q", "self_attn.q_proj.weight"},      {"attention.k", "self_attn.k_proj.weight"},
     {"attention.v", "self_attn.v_proj.weight"},      {"attention.out_bias", "self_attn.o_proj.bias"},
@@ -115,9 +130,9 @@ bool map_same(const SameTensor (&table)[N], std::string_view name, Pieces& piece
   return false;
 }
 
-// Gate, then up: SwiGLU's stacked first layer.
+// Gate, then up: SwiGLU's stacked first layer. "" as the gate: there is none.
 void map_gated(const std::string& gate, const std::string& up, int64_t hidden, Pieces& pieces) {
-  pieces.whole(gate + ".weight", hidden);
+  if (!gate.empty()) pieces.whole(gate + ".weight", hidden);
   pieces.whole(up + ".weight", hidden);
 }
 
@@ -205,9 +220,29 @@ bool map_grouped_attention(const ModelConfig& config, const RowOrder& order, std
   return map_same(kGroupedTensors, name, pieces);
 }
 
-bool map_dense(const LayerPart& part, std::string_view name, Pieces& pieces) {
+// The rows of one projection, [z | x | B | C | dt].
+bool map_mamba2(const Mamba2Config& config, std::string_view name, Pieces& pieces) {
+  const int64_t W = config.width(), G = config.group_width(), H = config.num_heads, rows = 2 * W + 2 * G + H;
+  int64_t first = 0;
+  for (const auto& [section, size] : {std::pair<std::string_view, int64_t>("mamba2.z", W),
+                                      {"mamba2.x", W},
+                                      {"mamba2.b", G},
+                                      {"mamba2.c", G},
+                                      {"mamba2.dt", H}}) {
+    if (name == section) {
+      pieces.part("mixer.in_proj.weight", first, rows);
+      return true;
+    }
+    first += size;
+  }
+  if (name != "mamba2.conv") return map_same(kMamba2Tensors, name, pieces);
+  pieces.channels("mixer.conv1d.weight");
+  return true;
+}
+
+bool map_dense(const LayerPart& part, ModelType type, std::string_view name, Pieces& pieces) {
   if (name != "mlp.in") return map_same(kDenseTensors, name, pieces);
-  map_gated("mlp.gate_proj", "mlp.up_proj", part.spec.hidden, pieces);
+  map_gated(is_hybrid(type) ? "" : "mlp.gate_proj", "mlp.up_proj", part.spec.hidden, pieces);
   return true;
 }
 
@@ -239,13 +274,15 @@ bool map_moe(const LayerPart& part, ModelType type, std::string_view name, Piece
   const ExpertNames names = expert_names(type);
   const std::string block(names.block), shared = block + std::string(names.shared);
   const auto expert = [&](int64_t e, std::string_view matrix) {
-    return fmt::format("{}experts.{}.{}", block, e, matrix);
+    return matrix.empty() ? "" : fmt::format("{}experts.{}.{}", block, e, matrix);
   };
   if (names.in_one_tensor && map_experts_in_one(part, name, pieces)) return true;
   if (name == "moe.router") {
     pieces.whole(block + std::string(names.router));
   } else if (name == "moe.shared.in") {
-    map_gated(shared + "gate_proj", shared + "up_proj", shared_width(part), pieces);
+    map_gated(names.gate.empty() ? "" : shared + "gate_proj", shared + "up_proj", shared_width(part), pieces);
+  } else if (name == "moe.latent_down" || name == "moe.latent_up") {
+    pieces.whole(block + (name == "moe.latent_down" ? "fc1_latent_proj.weight" : "fc2_latent_proj.weight"));
   } else if (name == "moe.shared.out") {
     pieces.whole(shared + "down_proj.weight");
   } else if (name == "moe.shared.gate") {
@@ -275,31 +312,48 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
     case PartKind::kGqa:
       return map_grouped_attention(part.config, order, name, pieces);
     case PartKind::kMamba2:
-      return false;
+      return map_mamba2(part.config.mamba2, name, pieces);
     case PartKind::kDense:
-      return map_dense(part, name, pieces);
+      return map_dense(part, type, name, pieces);
     case PartKind::kMoe:
       return map_moe(part, type, name, pieces);
   }
   return false;
 }
 
-std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight) {
+std::vector<TensorPiece> pieces_of_model(const WeightSpec& weight, ModelType type) {
   Pieces pieces(weight, "");
-  NMOE_CHECK(map_same(kModelTensors, weight.name, pieces), "weight {} has no counterpart", weight.name);
+  const bool found = is_hybrid(type) ? map_same(kHybridModelTensors, weight.name, pieces)
+                                     : map_same(kModelTensors, weight.name, pieces);
+  NMOE_CHECK(found, "weight {} has no counterpart", weight.name);
   return pieces.take();
 }
 
 // What the names of tensors of a layer begin with.
 std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
+// The same of a hybrid of so many layers, behind which those of its one module count from 0 again.
+std::string hybrid_layer_prefix(int64_t layer, int64_t num_layers) {
+  return layer < num_layers ? fmt::format("backbone.layers.{}.", layer)
+                            : fmt::format("mtp.layers.{}.", layer - num_layers);
+}
+
 // Of a module, without its layer.
-std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& config, const WeightSpec& weight) {
+std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& config, ModelType type,
+                                                         const WeightSpec& weight) {
+  const int64_t num_layers = std::ssize(layer_specs(config));
   for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
     const std::string prefix = prediction_prefix(module);
     if (!weight.name.starts_with(prefix)) continue;
     const std::string_view name = std::string_view(weight.name).substr(prefix.size());
-    Pieces pieces(weight, layer_prefix(std::ssize(layer_specs(config)) + module));
+    if (is_hybrid(type) && name == "final_norm") {  // behind its last layer
+      const int64_t last = num_layers + std::ssize(prediction_layer_specs(config)) - 1;
+      Pieces pieces(weight, hybrid_layer_prefix(last, num_layers));
+      pieces.whole("final_layernorm.weight");
+      return pieces.take();
+    }
+    Pieces pieces(weight,
+                  is_hybrid(type) ? hybrid_layer_prefix(num_layers, num_layers) : layer_prefix(num_layers + module));
     if (map_same(kModuleTensors, name, pieces)) return pieces.take();
     if (!name.starts_with("projection_")) break;
     pieces.columns("eh_proj.weight", name == "projection_hidden" ? config.dim : 0, 2 * config.dim);
@@ -309,10 +363,19 @@ std::optional<std::vector<TensorPiece>> pieces_of_module(const ModelConfig& conf
 }
 
 // Of a layer that consists of these parts.
-std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, ModelType type,
+std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, int64_t num_layers, ModelType type,
                                          const WeightSpec& weight) {
   const std::string& prefix = parts.front().prefix;
   const std::string_view name = std::string_view(weight.name).substr(prefix.size());
+  if (is_hybrid(type)) {
+    NMOE_CHECK(parts.size() == 1, "layer {} of {} parts", weight.layer, parts.size());
+    const bool is_norm = weight.name == parts.front().norm_name();
+    Pieces pieces(weight, hybrid_layer_prefix(weight.layer, num_layers), is_norm ? "" : kHybridBlock);
+    if (is_norm) pieces.whole(std::string(kHybridNorm));
+    NMOE_CHECK(is_norm || map_same(kLayerTensors, name, pieces) || map_part(parts.front(), type, name, pieces),
+               "weight {} has no counterpart", weight.name);
+    return pieces.take();
+  }
   Pieces pieces(weight, layer_prefix(weight.layer));
   const auto maps = [&](const LayerPart& part) { return map_part(part, type, name, pieces); };
   if (map_same(kLayerTensors, name, pieces) || std::ranges::any_of(parts, maps)) return pieces.take();
@@ -325,18 +388,22 @@ std::vector<TensorPiece> pieces_of_layer(const std::vector<LayerPart>& parts, Mo
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type) {
   std::vector<std::vector<LayerPart>> layers = layer_parts(config);
   const auto num_layers = std::ssize(layers);
-  NMOE_CHECK(config.mtp.depth == 0 || (predicts_further(type) && prediction_layer_specs(config).size() == 1),
-             "modules of {} layers, of a type without", prediction_layer_specs(config).size());
+  NMOE_CHECK(config.mtp.depth == 0 ||
+                 (predicts_further(type) &&
+                  (is_hybrid(type) ? config.mtp.num_modules() == 1 : prediction_layer_specs(config).size() == 1)),
+             "{} modules of {} layers, of a type without", config.mtp.num_modules(),
+             prediction_layer_specs(config).size());
   std::ranges::move(prediction_parts(config), std::back_inserter(layers));
   std::vector<MappedParameter> mapped;
   for (const WeightSpec& weight : describe_model(config).weights) {
-    std::optional<std::vector<TensorPiece>> pieces = pieces_of_module(config, weight);
+    std::optional<std::vector<TensorPiece>> pieces = pieces_of_module(config, type, weight);
     if (!pieces) {
-      pieces = weight.layer == kNoLayer ? pieces_of_model(weight)
-                                        : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], type, weight);
+      pieces = weight.layer == kNoLayer
+                   ? pieces_of_model(weight, type)
+                   : pieces_of_layer(layers[static_cast<size_t>(weight.layer)], num_layers, type, weight);
     }
     MappedParameter& parameter = mapped.emplace_back(weight.name, weight.shape, *std::move(pieces));
-    for (int64_t module = 0; module < config.mtp.num_modules(); ++module) {
+    for (int64_t module = 0; module < config.mtp.num_modules() && !is_hybrid(type); ++module) {
       const std::string prefix = layer_prefix(num_layers + module);
       const bool is_embedding = weight.name == "embedding";
       if (is_embedding) parameter.copies.push_back(prefix + "embed_tokens.weight");
@@ -350,7 +417,7 @@ std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType
 
 bool predicts_further(ModelType type) {
   return type == ModelType::kDeepseekV3 || type == ModelType::kKimiK2 || type == ModelType::kGlm4Moe ||
-         type == ModelType::kGlm4MoeLite;
+         type == ModelType::kGlm4MoeLite || type == ModelType::kNemotronH;
 }
 
 bool has_selection_bias(ModelType type) { return !expert_names(type).selection_bias.empty(); }
@@ -358,7 +425,8 @@ bool has_selection_bias(ModelType type) { return !expert_names(type).selection_b
 bool is_selection_bias(const std::string& tensor) { return tensor.ends_with("e_score_correction_bias"); }
 
 std::string module_name(const std::string& tensor) {
-  constexpr std::string_view kBlock = ".block_sparse_moe.";
+  constexpr std::string_view kBlock = ".block_sparse_moe.", kBackbone = "backbone.";
+  if (tensor.starts_with(kBackbone)) return "model." + tensor.substr(kBackbone.size());
   const size_t block = tensor.find(kBlock);
   return block == std::string::npos ? tensor : std::string(tensor).replace(block, kBlock.size(), ".mlp.");
 }
@@ -370,7 +438,8 @@ std::string fused_expert_name(const std::string& tensor) {
   const char next = name[experts + kExperts.size()];
   if (next < '0' || next > '9') return "";
   const bool is_down = name.ends_with(".down_proj.weight") || name.ends_with(".w2.weight");
-  return name.substr(0, experts + kExperts.size()) + (is_down ? "down_proj" : "gate_up_proj");
+  const bool has_gate = name.find(".mixer.experts.") == std::string::npos;
+  return name.substr(0, experts + kExperts.size()) + (is_down ? "down_proj" : has_gate ? "gate_up_proj" : "up_proj");
 }
 
 }  // namespace nmoe

@@ -40,7 +40,7 @@ struct MappedParameter {
   // selection bias that is zero.
   std::vector<TensorPiece> pieces;
   // Further tensors that have all of the parameter's values, as its one piece has: each module of multi-token
-  // prediction has the embedding and the head once more.
+  // prediction has the embedding and the head once more, but for nemotron_h's.
   std::vector<std::string> copies = {};
 };
 
@@ -48,7 +48,8 @@ struct MappedParameter {
 std::vector<MappedParameter> map_parameters(const ModelConfig& config, ModelType type);
 
 // Whether models of this type may have modules of multi-token prediction in a form that this map knows: as layers
-// behind the last, with the two halves of their projection as columns of one matrix.
+// behind the last, or (nemotron_h) one module in layers of its own, with the two halves of their projection as columns
+// of one matrix.
 bool predicts_further(ModelType type);
 
 // Whether routers of this type have one.
@@ -61,7 +62,8 @@ bool is_selection_bias(const std::string& tensor);
 std::string module_name(const std::string& tensor);
 
 // The name under which transformers holds all experts of the layer of an expert's `tensor` in one,
-// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] or "... .down_proj" [E, D, F]; "" for any other tensor, those
+// "model.layers.3.mlp.experts.gate_up_proj" [E, 2F, D] (of nemotron_h "... .up_proj" [E, F, D]) or "... .down_proj"
+// [E, D, F]; "" for any other tensor, those
 // included that are in one in files, too.
 std::string fused_expert_name(const std::string& tensor);
 

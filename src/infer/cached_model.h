@@ -39,6 +39,7 @@ struct CachedModelOptions {
   int64_t num_slots = 8;
   int64_t capacity = 0;         // positions of a slot: context_of()
   int64_t cache_positions = 0;  // of all slots together, in whole pages; 0: as many as all slots have
+  int64_t max_drafts = 0;       // guesses of a slot whose logits are wanted beside its last token's
   int64_t max_scores = 0;       // of one call of score()
   // Rows of one call; at least kMaxRows and twice the slots, so that prompts are read beside as many writers as there
   // are slots. 0: on a GPU kMaxDeviceRows, as far as slots have so many positions; on a CPU the least.
@@ -77,7 +78,8 @@ class CachedModel {
   // Of one call on a GPU, if no other number is asked for. A sequence that writes waits for a pass of so many at most
   // between two of its tokens; rows enough that experts' weights cost little beside their products.
   static constexpr int64_t kMaxDeviceRows = 4096;
-  static constexpr int64_t kMaxLogits = 32;  // rows of one call whose logits are wanted, or the number of slots
+  // Rows of one call whose logits are wanted, or the number of slots; and of guesses of all slots beside.
+  static constexpr int64_t kMaxLogits = 32, kMaxDraftLogits = 128;
 
   // Over passes of `model`, which outlives it, as the room does, in which all of its memory is taken here. Made in a
   // counting run, it makes its largest passes. Error (usage): more ids than its device samples from.
@@ -127,7 +129,10 @@ class CachedModel {
   int64_t capacity() const { return states_.sizes.capacity; }  // of a slot: no more than all pages have
   int64_t max_rows() const { return options_.max_rows; }
   int64_t max_scores() const { return options_.max_scores; }
-  int64_t max_logits() const { return std::max(kMaxLogits, options_.num_slots); }
+  int64_t max_logits() const {
+    const int64_t drafts = std::min(kMaxDraftLogits, options_.num_slots * options_.max_drafts);
+    return std::max(kMaxLogits, options_.num_slots) + drafts;
+  }
   const Device& device() const { return device_; }
 
  private:

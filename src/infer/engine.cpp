@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "infer/cached_model.h"
+#include "infer/draft/make_drafter.h"
 #include "infer/load_model.h"
 #include "infer/seen_ids.h"
 #include "infer/stop_strings.h"
@@ -25,7 +26,10 @@ struct InferenceEngine::Sequence {
   int64_t num_run = 0;       // the same, with those of a step that was not told to the sequence
   int64_t slot = -1;
   bool was_admitted = false;
-  SeenIds seen;  // of prompt and output, for the repetition penalty
+  SeenIds seen;                  // of prompt and output, for the repetition penalty
+  std::vector<int32_t> guesses;  // of what follows `tokens`
+  int64_t num_drafts = 0;        // of these, the first so many are run in this step
+  DraftRate draft_rate;
   std::vector<PromptToken> prompt;
   StopStrings stop;
   Utf8Stream characters;
@@ -33,6 +37,10 @@ struct InferenceEngine::Sequence {
 
   std::span<const int32_t> computed() const { return std::span(tokens).first(static_cast<size_t>(num_computed)); }
   int64_t num_pending() const { return static_cast<int64_t>(tokens.size()) - num_computed; }
+  int32_t token_at(int64_t position) const {
+    const int64_t guess = position - std::ssize(tokens);
+    return guess < 0 ? tokens[static_cast<size_t>(position)] : guesses[static_cast<size_t>(guess)];
+  }
   bool reading_prompt_logprobs() const { return request.prompt_logprobs && result.output_tokens == 0; }
   bool wants_logprobs() const { return request.logprobs || reading_prompt_logprobs(); }
   void show(const std::string& piece) const {
@@ -65,7 +73,14 @@ std::string_view finish_reason_name(FinishReason reason) {
   NMOE_CHECK(false, "finish reason {}", static_cast<int>(reason));
 }
 
-InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model) : model_(std::move(model)), slots_(*model_) {
+InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft)
+    : model_(std::move(model)), slots_(*model_), drafter_(make_drafter(draft)), draft_control_(draft.tokens) {
+  check_drafts(draft);
+  if (drafter_ != nullptr && !model_->goes_back()) {
+    throw usage_error(
+        "tokens cannot be drafted for this model: states of its layers do not go back behind a wrong guess",
+        "leave out --draft");
+  }
   load_.max_sequences = model_->num_slots();
   load_.num_pages = slots_.num_pages();
 }
@@ -75,8 +90,10 @@ InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const 
                                                      .num_threads = options.num_threads,
                                                      .cached = {.num_slots = options.max_sequences,
                                                                 .capacity = options.max_context,
-                                                                .cache_positions = options.cache_positions},
-                                                     .arithmetic = options.arithmetic})) {}
+                                                                .cache_positions = options.cache_positions,
+                                                                .max_drafts = most_drafts(options.draft)},
+                                                     .arithmetic = options.arithmetic}),
+                      options.draft) {}
 
 InferenceEngine::~InferenceEngine() = default;
 
@@ -170,6 +187,7 @@ void InferenceEngine::publish_load() {
   load_.pages_used = slots_.num_used();
   load_.pages_kept = slots_.num_kept();
   load_.preemptions = num_preemptions_;
+  load_.drafts = drafts_;
 }
 
 bool InferenceEngine::step() {
@@ -188,6 +206,7 @@ void InferenceEngine::run_step() {
   grow();
   admit();
   restart_run_ahead();
+  draft();
   const std::vector<Part> parts = plan_step();
   std::vector<CacheRow> rows;
   std::vector<int32_t> wanted;
@@ -195,21 +214,32 @@ void InferenceEngine::run_step() {
     const Sequence& sequence = *part.sequence;
     for (int64_t i = 0; i < part.num_rows; ++i) {
       const int64_t position = sequence.num_computed + i;
-      if (i + 1 == part.num_rows || sequence.reading_prompt_logprobs()) {
-        wanted.push_back(static_cast<int32_t>(rows.size()));
-      }
-      rows.push_back({.token = sequence.tokens[static_cast<size_t>(position)],
+      if (part.wants(i)) wanted.push_back(static_cast<int32_t>(rows.size()));
+      rows.push_back({.token = sequence.token_at(position),
                       .slot = static_cast<int32_t>(sequence.slot),
                       .position = static_cast<int32_t>(position)});
     }
   }
   if (rows.empty()) return;
   for (const Part& part : parts) part.sequence->num_run = part.sequence->num_computed + part.num_rows;
-  if (model_->samples()) return sample_step(parts, rows, wanted);
+  model_->samples() ? sample_step(parts, rows, wanted) : draw_step(parts, rows, wanted);
+}
+
+void InferenceEngine::draw_step(const std::vector<Part>& parts, std::span<const CacheRow> rows,
+                                std::span<const int32_t> wanted) {
   const bool with_sums = std::ranges::any_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); });
+  const auto begin = Clock::now();
   const LogitRows logits = model_->run(rows, wanted, with_sums);
+  record_step(begin, rows, wanted);
   // A part that is not reached, because a listener throws, is computed again in the next step.
-  for (const Part& part : parts) advance(part, logits, std::nullopt);
+  for (const Part& part : parts) advance(part, logits, {});
+}
+
+// Steps that read prompts say nothing of what guesses cost.
+void InferenceEngine::record_step(Clock::time_point begin, std::span<const CacheRow> rows,
+                                  std::span<const int32_t> wanted) {
+  if (drafter_ == nullptr || rows.size() != wanted.size()) return;
+  draft_control_.record(std::ssize(rows), std::chrono::duration<double>(Clock::now() - begin).count());
 }
 
 void InferenceEngine::restart_run_ahead() {
@@ -221,9 +251,6 @@ void InferenceEngine::restart_run_ahead() {
 
 void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows,
                                   std::span<const int32_t> wanted) {
-  const auto last_of = [](const Part& part) {  // its row among those with logits
-    return part.first_logits + (part.sequence->reading_prompt_logprobs() ? part.num_rows - 1 : 0);
-  };
   std::vector<TokenDraw> draws(wanted.size(), TokenDraw{.temperature = 0.0});  // for rows that no token comes from
   std::vector<CachedModel::IdOfRow> seen;
   std::vector<ToldLogits> told(wanted.size());
@@ -231,19 +258,29 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
     const Sequence& sequence = *part.sequence;
     const SamplingOptions& sampling = sequence.request.sampling;
     tell(part, std::span(told).subspan(static_cast<size_t>(part.first_logits)));
-    const auto row = static_cast<int32_t>(last_of(part));
-    draws[static_cast<size_t>(row)] = {.temperature = sampling.temperature,
-                                       .top_p = sampling.top_p,
-                                       .min_p = sampling.min_p,
-                                       .uniform = sampling_uniform(sampling, sequence.result.output_tokens),
-                                       .top_k = sampling.top_k,
-                                       .penalty = sampling.repetition_penalty};
-    if (sampling.repetition_penalty == 1.0) continue;
-    for (const int32_t id : sequence.seen.ids()) seen.push_back({.wanted_idx = row, .id = id});
+    for (int64_t i = 0; i < part.num_drawn(); ++i) {
+      const auto row = static_cast<int32_t>(part.first_drawn() + i);
+      draws[static_cast<size_t>(row)] = {.temperature = sampling.temperature,
+                                         .top_p = sampling.top_p,
+                                         .min_p = sampling.min_p,
+                                         .uniform = sampling_uniform(sampling, sequence.result.output_tokens + i),
+                                         .top_k = sampling.top_k,
+                                         .penalty = sampling.repetition_penalty};
+      if (sampling.repetition_penalty == 1.0) continue;
+      SeenIds guessed;  // besides
+      for (const int32_t id : std::span(sequence.guesses).first(static_cast<size_t>(i))) {
+        if (!sequence.seen.contains(id)) guessed.add(id);
+      }
+      for (const SeenIds* ids : {&sequence.seen, &std::as_const(guessed)}) {
+        for (const int32_t id : ids->ids()) seen.push_back({.wanted_idx = row, .id = id});
+      }
+    }
   }
   if (std::ranges::none_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); })) told.clear();
+  const auto begin = Clock::now();
   const auto [tokens, logits] = model_->sample(rows, wanted, draws, seen, told);
-  for (const Part& part : parts) advance(part, logits, tokens[static_cast<size_t>(last_of(part))]);
+  record_step(begin, rows, wanted);
+  for (const Part& part : parts) advance(part, logits, tokens);
 }
 
 void InferenceEngine::tell(const Part& part, std::span<ToldLogits> told) {
@@ -253,8 +290,7 @@ void InferenceEngine::tell(const Part& part, std::span<ToldLogits> told) {
   // Penalties change logits where they lie.
   const bool all = request.top_logprobs > 0 || request.sampling.repetition_penalty != 1.0;
   const bool reads = sequence.reading_prompt_logprobs();
-  const int64_t num_rows = reads ? part.num_rows : 1;
-  for (int64_t i = 0; i < num_rows; ++i) {
+  for (int64_t i = 0; i < part.num_logits(); ++i) {
     const int64_t next = sequence.num_computed + i + 1;
     const bool in_prompt = reads && next < std::ssize(sequence.prompt);
     if (!in_prompt && !request.logprobs) continue;
@@ -340,17 +376,62 @@ void InferenceEngine::admit() {
   }
 }
 
-// One row for each sequence that writes, and the rest of the rows for prompts, first come, first served.
+void InferenceEngine::draft() {
+  if (drafter_ == nullptr) return;
+  std::vector<Sequence*> writers;
+  std::vector<DraftedText> texts;
+  for (const auto& sequence : running_) {
+    sequence->guesses.clear();
+    sequence->num_drafts = 0;
+    if (sequence->num_pending() != 1 || sequence->starts_document || sequence->reading_prompt_logprobs()) continue;
+    // What is given at most: a token beside those that are guessed.
+    const int64_t to_come = sequence->request.max_tokens - sequence->result.output_tokens - 1,
+                  room = max_context() - std::ssize(sequence->tokens);
+    writers.push_back(sequence.get());
+    texts.push_back({.id = sequence->id,
+                     .tokens = sequence->tokens,
+                     .max_drafts = std::min({kMostDrafts, to_come, room}),
+                     .drafts = &sequence->guesses});
+  }
+  drafter_->draft(texts);
+  std::vector<DraftControl::Offer> offers;
+  for (const Sequence* writer : writers) {
+    offers.push_back({.num_drafts = std::ssize(writer->guesses), .rate = writer->draft_rate.rate()});
+  }
+  const int64_t spare_logits = model_->max_logits() - std::ssize(running_),
+                spare_rows = model_->max_rows() - std::ssize(running_);
+  draft_control_.choose(std::ssize(writers), std::min(spare_logits, spare_rows), offers);
+  for (size_t i = 0; i < writers.size(); ++i) {
+    Sequence& writer = *writers[i];
+    const int64_t end = std::ssize(writer.tokens) + offers[i].chosen;
+    if (offers[i].chosen > 0 && slots_.grow(writer.slot, end)) writer.num_drafts = offers[i].chosen;
+  }
+}
+
+bool InferenceEngine::Part::wants(int64_t row) const {
+  return row + 1 + num_drafts >= num_rows || sequence->reading_prompt_logprobs();
+}
+int64_t InferenceEngine::Part::num_logits() const {
+  return sequence->reading_prompt_logprobs() ? num_rows : std::min(num_rows, 1 + num_drafts);
+}
+
+// One row for each sequence that writes, and those of guesses, and the rest of the rows for prompts, first come, first
+// served.
 std::vector<InferenceEngine::Part> InferenceEngine::plan_step() const {
   std::vector<Part> parts;
   int64_t rows_left = model_->max_rows();
   for (const auto& sequence : running_) {
     const bool writes = sequence->num_pending() == 1;
-    parts.push_back({.sequence = sequence.get(), .num_rows = writes ? 1 : 0, .first_logits = 0});
-    if (writes) --rows_left;
+    const int64_t num_drafts = writes ? sequence->num_drafts : 0;
+    parts.push_back({.sequence = sequence.get(),
+                     .num_rows = writes ? 1 + num_drafts : 0,
+                     .num_drafts = num_drafts,
+                     .first_logits = 0});
+    rows_left -= parts.back().num_rows;
   }
   // Each has the logits of its last row; what is left is for those of prompts.
   int64_t extra_logits = model_->max_logits() - static_cast<int64_t>(parts.size());
+  for (const Part& part : parts) extra_logits -= part.num_drafts;
   int64_t num_logits = 0;
   for (Part& part : parts) {
     const Sequence& sequence = *part.sequence;
@@ -360,36 +441,54 @@ std::vector<InferenceEngine::Part> InferenceEngine::plan_step() const {
       rows_left -= part.num_rows;
     }
     part.first_logits = num_logits;
-    const int64_t part_logits =
-        sequence.reading_prompt_logprobs() ? part.num_rows : std::min<int64_t>(part.num_rows, 1);
-    num_logits += part_logits;
-    extra_logits -= std::max<int64_t>(0, part_logits - 1);
+    num_logits += part.num_logits();
+    extra_logits -= std::max<int64_t>(0, part.num_logits() - 1 - part.num_drafts);
   }
   std::erase_if(parts, [](const Part& part) { return part.num_rows == 0; });
   return parts;
 }
 
-void InferenceEngine::advance(const Part& part, const LogitRows& of_step, std::optional<int32_t> token) {
+void InferenceEngine::advance(const Part& part, const LogitRows& logits, std::span<const int32_t> tokens) {
   Sequence& sequence = *part.sequence;
-  LogitRows logits = of_step.empty() ? of_step : of_step.from(static_cast<size_t>(part.first_logits));
-  const int64_t begin = sequence.num_computed, end = begin + part.num_rows;
-  if (sequence.reading_prompt_logprobs()) {
-    add_prompt_logprobs(sequence, begin, end, logits);
-    logits = logits.from(static_cast<size_t>(part.num_rows - 1));
-  }
+  const auto logits_from = [&](int64_t row) { return logits.empty() ? logits : logits.from(static_cast<size_t>(row)); };
+  const int64_t begin = sequence.num_computed, end = begin + part.num_rows - part.num_drafts;
+  if (sequence.reading_prompt_logprobs()) add_prompt_logprobs(sequence, begin, end, logits_from(part.first_logits));
   sequence.num_computed = end;
   slots_.computed(sequence.slot, sequence.computed());
   if (sequence.num_pending() > 0) return;
+  if (part.num_drafts > 0) ++drafts_.steps;
+  drafts_.drafted += part.num_drafts;
+  sequence.result.drafted_tokens += part.num_drafts;
   try {
     if (sequence.reading_prompt_logprobs() && sequence.listener.on_prompt) {
       sequence.listener.on_prompt(sequence.prompt);
     }
-    add_token(sequence, logits, token);
+    for (int64_t i = 0; i < part.num_drawn(); ++i) {
+      const int64_t row = part.first_drawn() + i;
+      const auto token = tokens.empty() ? std::nullopt : std::optional(tokens[static_cast<size_t>(row)]);
+      if (!add_token(sequence, logits_from(row), token)) return;
+      const auto guess = static_cast<size_t>(i);
+      if (guess >= sequence.guesses.size()) return;
+      const bool was_run = i < part.num_drafts, is_right = sequence.tokens.back() == sequence.guesses[guess];
+      judge(sequence, guess, was_run, is_right);
+      if (!was_run || !is_right) return;
+      ++sequence.num_computed;
+      slots_.computed(sequence.slot, sequence.computed());
+    }
   } catch (...) {
     const auto still = [&](const auto& other) { return other.get() == &sequence; };
     if (std::any_of(running_.begin(), running_.end(), still)) remove(sequence);
     throw;
   }
+}
+
+void InferenceEngine::judge(Sequence& sequence, size_t guess, bool was_run, bool is_right) {
+  sequence.draft_rate.judge(is_right);
+  if (!was_run) return;
+  ++drafts_.reached[guess];
+  if (!is_right) return;
+  ++drafts_.accepted[guess];
+  ++sequence.result.accepted_tokens;
 }
 
 // Row `position` gives the probabilities of the token after it.
@@ -410,9 +509,9 @@ GeneratedToken InferenceEngine::describe(int32_t id, const GenerationRequest& re
   return token;
 }
 
-void InferenceEngine::add_token(Sequence& sequence, const LogitRows& logits, std::optional<int32_t> token) {
+bool InferenceEngine::add_token(Sequence& sequence, const LogitRows& logits, std::optional<int32_t> token) {
   const GenerationRequest& request = sequence.request;
-  if (request.max_tokens == 0) return finish(sequence, FinishReason::kLength);
+  if (request.max_tokens == 0) return end(sequence, FinishReason::kLength);
   const int32_t id =
       token ? *token
             : sampler_.sample(logits.logits.first(static_cast<size_t>(tokenizer().vocab_size())), request.sampling,
@@ -422,7 +521,7 @@ void InferenceEngine::add_token(Sequence& sequence, const LogitRows& logits, std
                     std::find(request.stop_ids.begin(), request.stop_ids.end(), id) != request.stop_ids.end();
   if (ends) {
     if (request.logprobs) sequence.result.end = describe(id, request, logits);
-    return finish(sequence, FinishReason::kStop);
+    return end(sequence, FinishReason::kStop);
   }
 
   if (std::exchange(sequence.starts_document, false)) {
@@ -437,14 +536,20 @@ void InferenceEngine::add_token(Sequence& sequence, const LogitRows& logits, std
   sequence.show(sequence.characters.push(sequence.stop.push(generated.bytes)));
   if (sequence.stop.found() != nullptr) {
     sequence.result.stop = *sequence.stop.found();
-    return finish(sequence, FinishReason::kStop);
+    return end(sequence, FinishReason::kStop);
   }
   const bool full = static_cast<int64_t>(sequence.tokens.size()) > max_context();
-  if (sequence.result.output_tokens == request.max_tokens || full) finish(sequence, FinishReason::kLength);
+  return sequence.result.output_tokens < request.max_tokens && !full ? true : end(sequence, FinishReason::kLength);
+}
+
+bool InferenceEngine::end(Sequence& sequence, FinishReason reason) {
+  finish(sequence, reason);
+  return false;
 }
 
 std::unique_ptr<InferenceEngine::Sequence> InferenceEngine::remove(Sequence& sequence) {
   if (sequence.slot >= 0) leave_slot(sequence);
+  if (drafter_ != nullptr) drafter_->end(sequence.id);
   const auto take_from = [&](auto& sequences) {
     const auto found =
         std::find_if(sequences.begin(), sequences.end(), [&](const auto& other) { return other.get() == &sequence; });

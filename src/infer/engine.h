@@ -3,11 +3,16 @@
 // OSDI 2022, section 3). Where pages run out, the youngest sequence gives up its own, waits in front of all others, and
 // goes on by reading its prompt and its output so far.
 //
+// With a drafter (infer/draft) a step reads guesses of what follows a sequence's last token, too, and draws a token
+// behind each of them: the sequence is given those up to the first that is not the guess behind it. Each is drawn from
+// the logits and with the random number that it would have had in a step of its own.
+//
 // The result of a request depends on the request and the model alone, to the bit: not on what runs at the same time, on
-// the number of threads, on how its prompt is split, on whether part of it was in the cache, or on whether it was
-// preempted (infer/cached_model.h explains how).
+// the number of threads, on how its prompt is split, on whether part of it was in the cache, on guesses, or on whether
+// it was preempted (infer/cached_model.h explains how).
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -16,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -26,6 +32,8 @@
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
 #include "infer/cache_slots.h"
+#include "infer/draft/draft_control.h"
+#include "infer/draft/drafter.h"
 #include "infer/logprobs.h"
 #include "infer/sampler.h"
 
@@ -73,10 +81,12 @@ std::string_view finish_reason_name(FinishReason reason);  // "stop", "length", 
 
 struct GenerationResult {
   FinishReason reason = FinishReason::kStop;
-  std::string stop;           // the stop string that ended it, if one did
-  int64_t prompt_tokens = 0;  // of the request
-  int64_t cached_tokens = 0;  // of these, how many were in the cache already
-  int64_t output_tokens = 0;  // sampled, without the id that ended it (eos_id, a stop id)
+  std::string stop;             // the stop string that ended it, if one did
+  int64_t prompt_tokens = 0;    // of the request
+  int64_t cached_tokens = 0;    // of these, how many were in the cache already
+  int64_t output_tokens = 0;    // sampled, without the id that ended it (eos_id, a stop id)
+  int64_t drafted_tokens = 0;   // guesses that were run
+  int64_t accepted_tokens = 0;  // of these, those that were right: so many output tokens cost no step of their own
   // That id, with GenerationRequest::logprobs: it stands for no text, and its probability is one of the model's.
   std::optional<GeneratedToken> end;
 };
@@ -106,6 +116,18 @@ struct InferenceOptions {
   // than max_context is the context too. 0: max_sequences times max_context.
   int64_t cache_positions = 0;
   std::optional<GenerationArithmetic> arithmetic = {};  // in place of the checkpoint's generation.arithmetic
+  DraftOptions draft = {};
+};
+
+// What has come of guesses so far.
+struct DraftCounts {
+  int64_t steps = 0;    // of single sequences, in which guesses of them were run
+  int64_t drafted = 0;  // guesses that were run
+  // [i]: those that were the i-th of their step, from 0 on: how many were reached, which those before them must be
+  // right for, and how many of these were right.
+  std::array<int64_t, kMostDrafts> reached{}, accepted{};
+
+  int64_t num_accepted() const { return std::accumulate(accepted.begin(), accepted.end(), int64_t{0}); }
 };
 
 // The current load.
@@ -117,14 +139,15 @@ struct EngineLoad {
   // kept for others.
   int64_t num_pages = 0, pages_used = 0, pages_kept = 0;
   int64_t preemptions = 0;  // so far
+  DraftCounts drafts;
 };
 
 using RequestId = uint64_t;
 
 class InferenceEngine {
  public:
-  // Over a model that runs weights of whomever.
-  explicit InferenceEngine(std::shared_ptr<CachedModel> model);
+  // Over a model that runs weights of whomever. Error (usage): guesses for a model whose states do not go back.
+  explicit InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft = {});
   // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
   // CheckpointReader; usage, with what to lower, when it does not fit the machine.
   InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
@@ -157,16 +180,27 @@ class InferenceEngine {
   EngineLoad load() const;  // any thread
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Sequence;  // a request and how far it is
   // The next rows of a sequence, as many as a step has room for.
   struct Part {
     Sequence* sequence;
     int64_t num_rows;
-    int64_t first_logits;  // of the step's logits: of its last row or, while prompt_logprobs are made, of all its rows
+    int64_t num_drafts;    // of these, those of guesses behind the last token
+    int64_t first_logits;  // of the step's logits: of its last row and those of guesses or, while prompt_logprobs are
+                           // made, of all its rows
+
+    bool wants(int64_t row) const;  // its logits
+    int64_t num_logits() const;
+    // The first of its logits that a token is drawn from, and how many there are, if its prompt has been read then.
+    int64_t first_drawn() const { return first_logits + num_logits() - num_drawn(); }
+    int64_t num_drawn() const { return 1 + num_drafts; }
   };
 
   std::unique_ptr<Sequence> make_sequence(GenerationRequest request, GenerationListener listener) const;
   void run_step();
+  // A step that began to run then has run.
+  void record_step(Clock::time_point begin, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   // Where states do not go back, sequences whose rows were run without their being told begin anew.
   void restart_run_ahead();
   void take_submissions();
@@ -177,20 +211,28 @@ class InferenceEngine {
   // Pages that stay free when `next` is admitted.
   int64_t spare_pages(const Sequence& next) const;
   void admit();
+  // Guesses for sequences that write, as many as are to be run.
+  void draft();
   std::vector<Part> plan_step() const;
-  // Gives the part's sequence its next token, if its prompt has been read to its end: `token` where the device has
-  // sampled it, else one drawn from the step's logits [., V], which are there also where their probabilities are
-  // wanted.
-  void advance(const Part& part, const LogitRows& logits, std::optional<int32_t> token);
+  // Gives the part's sequence its next tokens, if its prompt has been read to its end: the step's `tokens` where the
+  // device has sampled them, else drawn from the step's logits [., V], which are there also where their probabilities
+  // are wanted.
+  void advance(const Part& part, const LogitRows& logits, std::span<const int32_t> tokens);
+  // Counts a guess that those before it were right for.
+  void judge(Sequence& sequence, size_t guess, bool was_run, bool is_right);
   // What the host needs of the logits of a part's rows, for log-probabilities.
   static void tell(const Part& part, std::span<ToldLogits> told);
   // Runs the rows on a device that samples, and advances all parts.
   void sample_step(const std::vector<Part>& parts, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+  // Runs the rows where the host samples, and advances all parts.
+  void draw_step(const std::vector<Part>& parts, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
   void add_prompt_logprobs(Sequence& sequence, int64_t begin, int64_t end, const LogitRows& logits) const;
   GeneratedToken describe(int32_t id, const GenerationRequest& request, const LogitRows& logits) const;
-  void add_token(Sequence& sequence, const LogitRows& logits, std::optional<int32_t> token);
+  // False: the sequence has ended, and is gone.
+  bool add_token(Sequence& sequence, const LogitRows& logits, std::optional<int32_t> token);
   // Shows the rest of the text and tells the end of it, after the slot has been given back.
   void finish(Sequence& sequence, FinishReason reason);
+  bool end(Sequence& sequence, FinishReason reason);  // the same; false
   std::unique_ptr<Sequence> remove(Sequence& sequence);
   void publish_load();
 
@@ -201,6 +243,9 @@ class InferenceEngine {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::set<RequestId> ending_;  // to be cancelled in this step
   Sampler sampler_;
+  std::unique_ptr<Drafter> drafter_;  // null: nothing is guessed
+  DraftControl draft_control_;
+  DraftCounts drafts_;
   int64_t num_preemptions_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows

@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "config/layers.h"
-#include "config/load.h"
 
 namespace nmoe {
 namespace {
@@ -83,10 +83,6 @@ DType generation_dtype(const Config& config, const std::string& device) {
   return device == "cpu" || config.run.precision == Precision::kFp32 ? DType::kF32 : DType::kBF16;
 }
 
-Config config_of(const CheckpointReader& reader) {
-  return parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-}
-
 void load_weights(const CheckpointReader& reader, PlacedWeights& placed) {
   std::vector<NamedTensor> tensors;
   for (const Weight& weight : placed.weights().all()) tensors.push_back({weight.spec.name, weight.value});
@@ -106,7 +102,7 @@ void load_weights(const CheckpointReader& reader, PlacedWeights& placed) {
 
 std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& checkpoint, const LoadOptions& options) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
-  auto model = make_model(config_of(reader), reader.tokenizer(), options);
+  auto model = make_model(saved_config(reader), reader.tokenizer(), options);
   load_weights(reader, model->weights);
   return cached_of(std::move(model));
 }

@@ -37,8 +37,6 @@ std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& chec
 std::shared_ptr<CachedModel> random_cached_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                                                  const LoadOptions& options);
 
-// The configuration of a checkpoint. Errors: parse_config's.
-Config config_of(const CheckpointReader& reader);
 // Gives weights the values of a checkpoint. Errors: CheckpointReader's; usage, where it has other tensors.
 void load_weights(const CheckpointReader& reader, PlacedWeights& placed);
 // The compute dtype of generation on that kind of device.

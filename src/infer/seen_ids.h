@@ -13,6 +13,7 @@ class SeenIds {
   void add(int32_t id) {
     if (is_seen_.insert(id).second) ids_.push_back(id);
   }
+  bool contains(int32_t id) const { return is_seen_.contains(id); }
   // Each once, in the order in which they came first.
   std::span<const int32_t> ids() const { return ids_; }
 

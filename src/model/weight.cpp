@@ -83,7 +83,7 @@ void Weight::initialise(Ops& ops, uint64_t seed, double truncation, const Master
     case InitKind::kZeros:
       return ops.fill({.x = mine, .value = 0.0});
     case InitKind::kOnes:
-      return ops.fill({.x = mine, .value = 1.0});
+      return ops.fill({.x = mine, .value = spec.scaling.spread});
     case InitKind::kUniform:
     case InitKind::kLogOfUniform:
     case InitKind::kInverseSoftplus:

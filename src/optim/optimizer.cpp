@@ -83,9 +83,21 @@ std::vector<WeightGroup> Optimizer::by_matrix(const OptimConfig& config) {
 
 DType Optimizer::narrowest_state(const OptimConfig& config, DType stat) { return moments_of(config.adamw.state, stat); }
 
-Tensor Optimizer::allocate_rates(Arena& arena) {
-  constexpr int64_t kTrainedGroups = 4;
-  return arena.allocate(DType::kF64, {kTrainedGroups, 3});
+Tensor Optimizer::allocate_rates(const OptimConfig& config, std::span<const WeightSpec> weights, Arena& arena) {
+  std::vector<RateClass> classes;
+  for (const WeightSpec& weight : weights) {
+    if (weight.is_trained()) class_of(config, weight, classes);
+  }
+  return arena.allocate(DType::kF64, {std::ssize(classes), 3});
+}
+
+size_t Optimizer::class_of(const OptimConfig& config, const WeightSpec& weight, std::vector<RateClass>& classes) {
+  const GroupConfig& settings = group_of(config, weight.group);
+  const RateClass wanted{&settings, weight.scaling.rate(settings.optimizer)};
+  const auto found = std::ranges::find(classes, wanted);
+  if (found != classes.end()) return static_cast<size_t>(found - classes.begin());
+  classes.push_back(wanted);
+  return classes.size() - 1;
 }
 
 void OptimizerState::begin_download(Ops& ops, ElementRange elements, void* host) const {
@@ -120,8 +132,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
       continue;
     }
     const GroupConfig& settings = group_of(config_, weight.spec.group);
-    auto index = std::ranges::find(groups_, &settings);
-    if (index == groups_.end()) index = groups_.insert(index, &settings);
+    const auto index = static_cast<int64_t>(class_of(config_, weight.spec, classes_));
     const bool is_muon = settings.optimizer == OptimizerKind::kMuon;
     const MomentFormat format = is_muon ? config_.muon.state : config_.adamw.state;
     const DType dtype = moments_of(format, ops.stat_dtype());
@@ -131,7 +142,7 @@ Optimizer::Optimizer(const OptimConfig& config, WeightSet& weights, Ops& ops, St
     if (!in_host) left -= bytes;
     Arena& arena = in_host ? memory.host : memory.device;
     if (has_rest) weight.low = arena.allocate(DType::kI16, shape);
-    Slot slot{.weight = &weight, .rates = rates[index - groups_.begin()], .random = {}, .m_scales = {}, .v_scales = {}};
+    Slot slot{.weight = &weight, .rates = rates[index], .random = {}, .m_scales = {}, .v_scales = {}};
     int64_t together = is_muon ? weight.shard.updated.extent : kAnyElements;
     if (format != MomentFormat::kFp32) {
       slot.random = {.key = rounding_key,
@@ -185,9 +196,9 @@ void Optimizer::place_experts() {
 void Optimizer::write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const {
   NMOE_CHECK(progress.steps >= 1, "step {}: steps count from 1", progress.steps);
   const auto steps = static_cast<double>(progress.steps);
-  for (size_t i = 0; i < groups_.size(); ++i) {
+  for (size_t i = 0; i < classes_.size(); ++i) {
     double* values = rates[static_cast<int64_t>(i)].data<double>();
-    values[0] = scheduled_rate(config_.schedule, groups_[i]->lr, progress, step_tokens);
+    values[0] = classes_[i].factor * scheduled_rate(config_.schedule, classes_[i].settings->lr, progress, step_tokens);
     values[1] = 1 / (1 - std::pow(config_.adamw.beta1, steps));
     values[2] = 1 / (1 - std::pow(config_.adamw.beta2, steps));
   }
@@ -219,7 +230,8 @@ void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
     const Weight& weight = *slot.weight;
     const GroupConfig& settings = group_of(config_, weight.spec.group);
     const Tensor w = weight.shard.updated_of(weight.value);
-    const double weight_decay = weight.spec.decay ? settings.weight_decay : 0.0;
+    const WeightScaling& scaling = weight.spec.scaling;
+    const double weight_decay = weight.spec.decay ? settings.weight_decay * scaling.decay(settings.optimizer) : 0.0;
     if (settings.optimizer == OptimizerKind::kMuon) {
       const auto matrices = [&, &spec = weight.spec](const Tensor& x) {
         return x.defined() ? x.reshape(spec.as_matrices(w.shape())) : x;
@@ -251,7 +263,7 @@ void Optimizer::update(std::span<const StatePart> parts, Tensor grad_scale) {
                            .random = random_of(slot.random, w.num_elements(), elements),
                            .beta1 = config_.adamw.beta1,
                            .beta2 = config_.adamw.beta2,
-                           .eps = config_.adamw.eps,
+                           .eps = config_.adamw.eps * scaling.eps,
                            .weight_decay = weight_decay});
     }
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,8 +51,9 @@ class Optimizer {
   // device's.
   static DType narrowest_state(const OptimConfig& config, DType stat);
 
-  // What a step needs to know of its place in the schedule: for each group [3] f64 as in ops/ops.h.
-  static Tensor allocate_rates(Arena& arena);
+  // What a step needs to know of its place in the schedule: [3] f64 as in ops/ops.h for each group, and for each factor
+  // of rates in it (WeightScaling). `weights`: all of the model's.
+  static Tensor allocate_rates(const OptimConfig& config, std::span<const WeightSpec> weights, Arena& arena);
 
   // Moments start at zero. Gives the weights the rest of their masters, which they do not have yet. `rates`, made by
   // allocate_rates, and rounding_key ([1] i64, another number in every step, of moments in BF16) are read by step().
@@ -63,7 +65,8 @@ class Optimizer {
   void place_experts();
 
   // Fills `rates`, made by allocate_rates in host memory, for the step of `step_tokens` tokens that `progress` ends
-  // with; progress.steps is its number, from 1.
+  // with; progress.steps is its number, from 1. A rate is its group's scheduled_rate(), floor and all, times the
+  // factor.
   void write_rates(const Progress& progress, int64_t step_tokens, Tensor rates) const;
   // One update of what this rank updates, from the gradients times grad_scale ([1] f64), at what the rates are then.
   // Not finite: nothing is changed. Borrows of `room`, a device's arena, for state that lives in host memory, and gives
@@ -90,14 +93,22 @@ class Optimizer {
     MomentRounding random;      // of moments that are rounded
     Tensor m_scales, v_scales;  // [blocks] u8 and padding, of codes; on the device, wherever those are
   };
+  // Weights with the same rates.
+  struct RateClass {
+    const GroupConfig* settings;
+    double factor;
+    bool operator==(const RateClass&) const = default;
+  };
+  // Its index in `classes`, to which it is added if it is not among them.
+  static size_t class_of(const OptimConfig& config, const WeightSpec& weight, std::vector<RateClass>& classes);
   void update(std::span<const StatePart> parts, Tensor grad_scale);
 
   const OptimConfig& config_;
   Ops& ops_;
-  std::vector<const GroupConfig*> groups_;  // in the order of their rates
-  std::vector<Slot> slots_;                 // of weights of which this rank updates something
-  std::vector<StatePart> on_device_;        // of slots
-  std::optional<HostState> in_host_;        // of the others
+  std::vector<RateClass> classes_;    // in the order of their rates
+  std::vector<Slot> slots_;           // of weights of which this rank updates something
+  std::vector<StatePart> on_device_;  // of slots
+  std::optional<HostState> in_host_;  // of the others
   std::vector<OptimizerState> state_;
 };
 

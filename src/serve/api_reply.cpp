@@ -65,10 +65,8 @@ std::string ApiReply::echo_of(size_t choice) const {
 // ---- tokens ----
 
 std::string ApiReply::bytes_of(int32_t id) const {
-  for (const NamedToken& special : tokenizer_.special_tokens()) {
-    if (special.id == id) return special.text;
-  }
-  return std::string(tokenizer_.token_bytes(id));
+  const std::string_view special = tokenizer_.special_text(id);
+  return std::string(special.empty() ? tokenizer_.token_bytes(id) : special);
 }
 
 // As a string; one that is no whole characters is told by its bytes, so that different tokens have different names.
@@ -221,13 +219,22 @@ int64_t ApiReply::output_tokens() const {
 }
 
 ordered_json ApiReply::usage() const {
-  int64_t cached = 0;
+  int64_t cached = 0, drafted = 0, accepted = 0;
   for (size_t i = 0; i < choices_.size(); i += static_cast<size_t>(request_.n))
     cached += choices_[i].result.cached_tokens;
-  return {{"prompt_tokens", prompt_tokens()},
-          {"completion_tokens", output_tokens()},
-          {"total_tokens", prompt_tokens() + output_tokens()},
-          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  for (const Choice& choice : choices_) {
+    drafted += choice.result.drafted_tokens;
+    accepted += choice.result.accepted_tokens;
+  }
+  ordered_json usage = {{"prompt_tokens", prompt_tokens()},
+                        {"completion_tokens", output_tokens()},
+                        {"total_tokens", prompt_tokens() + output_tokens()},
+                        {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  if (drafted > 0) {
+    usage["completion_tokens_details"] = {{"accepted_prediction_tokens", accepted},
+                                          {"rejected_prediction_tokens", drafted - accepted}};
+  }
+  return usage;
 }
 
 std::string ApiReply::whole() const {

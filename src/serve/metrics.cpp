@@ -17,6 +17,24 @@ void append_value(std::string& text, std::string_view name, std::string_view typ
   text += fmt::format("{} {}\n", name, value);
 }
 
+// Nothing where nothing was ever guessed.
+void append_drafts(std::string& text, const DraftCounts& drafts) {
+  if (drafts.steps == 0) return;
+  append_value(text, "nmoe_draft_steps_total", "counter", "Steps of single texts in which guesses of them were run.",
+               static_cast<uint64_t>(drafts.steps));
+  append_value(text, "nmoe_draft_tokens_total", "counter", "Guesses that were run.",
+               static_cast<uint64_t>(drafts.drafted));
+  const auto append_places = [&](std::string_view name, std::string_view help, const auto& counts) {
+    begin_metric(text, name, "counter", help);
+    for (size_t i = 0; i < counts.size() && drafts.reached[i] > 0; ++i) {
+      text += fmt::format("{}{{position=\"{}\"}} {}\n", name, i + 1, counts[i]);
+    }
+  };
+  append_places("nmoe_draft_reached_total", "Guesses by their place in a step, where those before were right.",
+                drafts.reached);
+  append_places("nmoe_draft_accepted_total", "Of these, those that were right.", drafts.accepted);
+}
+
 }  // namespace
 
 void ServerMetrics::Histogram::add(Duration duration) {
@@ -80,6 +98,7 @@ std::string ServerMetrics::text(const EngineLoad& load, int64_t in_flight) const
   append_value(text, "nmoe_preemptions_total", "counter",
                "Texts that had to wait again, since there were no pages left.",
                static_cast<uint64_t>(load.preemptions));
+  append_drafts(text, load.drafts);
   begin_metric(text, "nmoe_generations_total", "counter", "Texts that ended, by what ended them.");
   for (const auto& [reason, count] : generations_) {
     text += fmt::format("nmoe_generations_total{{reason=\"{}\"}} {}\n", reason, count);

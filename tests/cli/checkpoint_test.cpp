@@ -1,4 +1,8 @@
 // Damaged checkpoints as a user meets them.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/sha256.h"
@@ -76,6 +80,67 @@ TEST_F(CheckpointCommandTest, AConfigurationThatIsNone) {
   verify_with("[" + deep + "]\n", "levels deep");
   verify_with("no toml", "config.toml:1:");
   verify_with("model.unknown = 1", "unknown key model.unknown");
+}
+
+// The F32 tensors of a safetensors file, by name.
+std::map<std::string, std::vector<float>> tensors_of(const fs::path& path) {
+  const std::string bytes = read_file(path);
+  uint64_t header_size = 0;
+  std::memcpy(&header_size, bytes.data(), sizeof(header_size));
+  const nlohmann::json header = nlohmann::json::parse(bytes.substr(8, header_size));
+  std::map<std::string, std::vector<float>> tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    EXPECT_EQ(entry["dtype"], "F32") << name;
+    const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+    std::vector<float>& values = tensors[name];
+    values.resize((end - begin) / sizeof(float));
+    std::memcpy(values.data(), bytes.data() + 8 + header_size + begin, end - begin);
+  }
+  return tensors;
+}
+
+TEST_F(CheckpointCommandTest, MergesAreTheMeansOfWeights) {
+  const auto step = [&](int number) { return fmt::format("{}/step_{:08}", folder_, number); };
+  const std::string said =
+      output({"checkpoint", "merge", step(1), step(2), folder_, "-o", "linear", "--weights", "linear"});
+  EXPECT_TRUE(contains(said, "0.500000 of " + folder_));
+  output({"checkpoint", "merge", step(3), step(1), "-o", "uniform"});
+  std::vector<std::map<std::string, std::vector<float>>> steps;
+  for (int i = 1; i <= 3; ++i) steps.push_back(tensors_of(dir_ / step(i) / "model.safetensors"));
+  const auto linear = tensors_of(dir_ / "linear/step_00000003/model.safetensors"),
+             uniform = tensors_of(dir_ / "uniform/step_00000003/model.safetensors");
+  EXPECT_EQ(linear.size(), steps[0].size());
+  for (const auto& [name, values] : steps[0]) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double a = values[i], b = steps[1].at(name)[i], c = steps[2].at(name)[i];
+      ASSERT_EQ(linear.at(name)[i], static_cast<float>((a + 2 * b + 3 * c) / 6)) << name << " " << i;
+      ASSERT_EQ(uniform.at(name)[i], static_cast<float>((c + a) / 2)) << name << " " << i;
+    }
+  }
+  EXPECT_TRUE(contains(output({"checkpoint", "verify", "linear"}), "is whole"));
+  EXPECT_TRUE(tensors_of(dir_ / "linear/step_00000003/optimizer.safetensors").empty());
+  output({"generate", "linear", "--max-tokens", "3"});
+  output({"export", "linear", "exported"});
+  // Of equal ones: the same bits.
+  output({"checkpoint", "merge", step(2), step(2), step(2), "-o", "same", "--weights", "linear"});
+  EXPECT_EQ(info("same", "weights"), info(step(2), "weights"));
+  // Another run begins with them.
+  output(train({"run.name=further", "model.init.from=linear", "train.steps=1"}));
+}
+
+TEST_F(CheckpointCommandTest, MergesOfWhatDoesNotGoTogether) {
+  output(train({"run.name=narrow", "train.steps=1", "model.dense_dim=8"}));
+  const std::string narrow = "runs/checkpoints/narrow";
+  expect_error(n({"checkpoint", "merge", folder_, narrow, "-o", "merged"}), 2, "model.dense_dim: 32 != 8", "one model");
+  expect_error(n({"checkpoint", "merge", folder_, "-o", "merged"}), 2, "", "");
+  alter("model.safetensors");
+  expect_error(n({"checkpoint", "merge", folder_, folder_, "-o", "merged"}), 1, "was altered", "step_00000002");
+  EXPECT_FALSE(fs::exists(dir_ / "merged"));
+  const std::string one = folder_ + "/step_00000001";
+  output({"checkpoint", "merge", one, one, "-o", "merged"});
+  expect_error(n({"checkpoint", "merge", one, one, "-o", "merged"}), 2, "holds the checkpoint step_00000001 already",
+               "another folder");
 }
 
 TEST_F(CheckpointCommandTest, NoneAtAll) {

@@ -129,6 +129,54 @@ TEST_F(ConfigCommandTest, PlanPrintsTheScheduleAndRefusesToTrainBeyondIt) {
   EXPECT_TRUE(contains(held.out, "then down to 0.0001 after step 55, and held there\n"));
 }
 
+TEST_F(ConfigCommandTest, PlanSaysWhereARunEndsInItsSchedule) {
+  prepare();
+  const auto plan = [&](std::vector<std::string> settings) {
+    std::vector<std::string> arguments = {"plan", "tiny.toml"};
+    for (const std::string& setting : settings) arguments.insert(arguments.end(), {"--set", setting});
+    return output(arguments);
+  };
+  const std::string shares = "(shares, such as decay = \"50%\", follow the run's length)";
+  EXPECT_TRUE(contains(plan({"train.steps=4"}), "NOTE: the run ends at step 4, still in the warm-up, at 80 % of"));
+  EXPECT_TRUE(contains(plan({"train.steps=15"}),
+                       "NOTE: the run ends at step 15, at the peak of its learning rates: the "
+                       "decay would begin after step 15 " +
+                           shares));
+  EXPECT_TRUE(contains(plan({"train.steps=35"}), "with 50 % of the decay done, which goes on to step 55"));
+  EXPECT_FALSE(contains(plan({"train.steps=55"}), "NOTE"));
+  const std::vector<std::string> follows = {"optim.schedule.warmup=10%", "optim.schedule.hold=rest",
+                                            "optim.schedule.decay=50%"};
+  const auto with = [&](const std::string& setting) {
+    std::vector<std::string> settings = follows;
+    settings.push_back(setting);
+    return plan(settings);
+  };
+  for (const std::string setting : {"train.steps=30", "train.tokens=3900"}) {  // of 128 tokens each
+    const std::string text = with(setting);
+    EXPECT_TRUE(contains(text, "30 steps of 128 tokens: 3.84 k tokens, "));
+    EXPECT_TRUE(contains(text, "from 0 to their peaks at step 3, held to step 15, then down to 0 after step 30\n"));
+    EXPECT_FALSE(contains(text, "NOTE"));
+  }
+  EXPECT_TRUE(contains(with("train.epochs=2"), "93 steps of 128 tokens: 11.90 k tokens, 1.98 epochs, "));
+  expect_error(n({"plan", "tiny.toml", "--set", "train.tokens=127"}), 2,
+               "train.tokens = 127 is less than a step, of train.batch_seqs = 8 sequences of 16 tokens", "raise");
+  expect_error(n({"plan", "tiny.toml", "--set", "train.steps=6", "--set", "optim.schedule.hold=rest"}), 2,
+               "optim.schedule.hold = \"rest\", but warmup = 5 and decay = 40 are longer than the 6 steps of the run",
+               "train longer");
+}
+
+TEST_F(ConfigCommandTest, PlanPrintsTheTableOfARule) {
+  const std::vector<std::string> arguments = {
+      "plan", "tiny.toml", "--set", "model.vocab_size=257", "--set", "model.scaling.rule=completep"};
+  EXPECT_TRUE(contains(output(arguments), "model.scaling.rule = \"completep\": factors of the base's"));
+  std::vector<std::string> wider = arguments;
+  wider.insert(wider.end(), {"--set", "model.scaling.base.dim=8"});
+  const std::string text = output(wider);
+  EXPECT_TRUE(contains(text, "layers.*.moe.router"));
+  EXPECT_TRUE(contains(text, "routers are outputs"));
+  EXPECT_TRUE(contains(text, "NOTE: model.dim / model.moe.expert_dim is 1, the base's 0.5"));
+}
+
 // On a machine without one, from a program without CUDA.
 TEST_F(ConfigCommandTest, PlanForAGpuThatIsNotHere) {
   const fs::path super = fs::path(NMOE_SOURCE_DIR) / "configs/speedrun/super.toml";

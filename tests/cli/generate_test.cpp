@@ -32,6 +32,26 @@ TEST_F(GenerateCommandTest, SeveralPromptsGetWhatEachGetsAlone) {
             "--- 1\n" + first + "\n--- 2\n" + second);
 }
 
+TEST_F(GenerateCommandTest, GuessesChangeNoText) {
+  for (const char* temperature : {"0", "0.9"}) {
+    const std::vector<std::string> prompt = {"--prompt", "the cat sat. the cat", "--temperature", temperature};
+    const std::string plain = generate(prompt);
+    for (const char* tokens : {"1", "9", "auto"}) {
+      std::vector<std::string> guessing = prompt;
+      guessing.insert(guessing.end(), {"--draft", "ngram", "--draft-tokens", tokens});
+      EXPECT_EQ(generate(guessing), plain) << tokens;
+    }
+  }
+  const std::vector<std::string> command = {"generate", "runs/checkpoints/tiny"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), command.begin(), command.end());
+    return n(options);
+  };
+  expect_error(with({"--draft", "ngrams"}), 2, "--draft", "n generate --help");
+  expect_error(with({"--draft", "ngram", "--draft-tokens", "17"}), 2, "--draft-tokens", "n generate --help");
+  expect_error(with({"--draft-tokens", "3"}), 2, "--draft-tokens requires --draft", "n generate --help");
+}
+
 TEST_F(GenerateCommandTest, APromptIsReadFromAPipe) {
   const std::string expected = generate({"--prompt", "the cat ", "--seed", "3"});
   const std::vector<std::string> command = {

@@ -76,6 +76,13 @@ TEST_F(RunsCommandTest, OfTwoSeeds) {
   EXPECT_EQ(compared["config"]["run.seed"], json::parse("[1, 2]"));
   EXPECT_EQ(compared["config"]["train.steps"], json::parse("[4, 3]"));
   EXPECT_TRUE(contains(output({"runs", "compare", "one", "two", "--by", "flops"}), "run.seed"));
+  const json chosen = ask({"runs", "compare", "--filter", "status=completed"});
+  ASSERT_EQ(chosen["runs"].size(), 2u);
+  EXPECT_EQ(chosen["runs"][1], compared["runs"][0]) << "the newest first";
+  EXPECT_EQ(ask({"runs", "compare", "--filter", "status=completed", "--filter", "step>3"})["runs"].size(), 1u);
+  expect_error(n({"runs", "compare"}), 2, "no runs", "--filter");
+  expect_error(n({"runs", "compare", "one", "--filter", "step>3"}), 2, "both runs and --filter", "name the runs");
+  expect_error(n({"runs", "compare", "--filter", "step>9"}), 2, "no run meets the conditions", "n runs lists them");
   EXPECT_TRUE(contains(output({"runs", "plot", "one"}), "train/loss"));
   expect_error(n({"runs", "plot", "one", "--tag", "train/los"}), 2,
                fmt::format("run '{}' has recorded no 'train/los'", id), "did you mean 'train/loss'?");

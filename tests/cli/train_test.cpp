@@ -98,6 +98,53 @@ TEST_F(TrainCommandTest, NoStepIsTrainedBeyondTheSchedule) {
   output(train({"run.name=second", "model.init.from=runs/checkpoints/tiny"}));
 }
 
+// A schedule in shares is of the length that the run first had, however it goes on.
+TEST_F(TrainCommandTest, SharesOfAScheduleStayAsTheyWere) {
+  prepare();
+  const auto shares = [](const std::string& name, const std::string& steps) {
+    return std::vector<std::string>{"run.name=" + name, "optim.schedule.warmup=25%", "optim.schedule.hold=rest",
+                                    "optim.schedule.decay=50%", "train.steps=" + steps};
+  };
+  output(train(shares("whole", "8")));
+  output(train({"run.name=counts", "optim.schedule.warmup=2", "optim.schedule.hold=2", "optim.schedule.decay=4",
+                "train.steps=8"}));
+  EXPECT_EQ(weights("whole"), weights("counts"));
+  std::vector<std::string> cut = shares("cut", "4");
+  cut.emplace_back("optim.schedule.length=8");
+  output(train(cut));
+  output(resume(shares("cut", "8")));
+  EXPECT_EQ(weights("cut"), weights("whole"));
+  expect_error(n(resume(shares("cut", "9"))), 2, "optim.schedule ends after 8 steps (warmup 2 + hold 2 + decay 4)",
+               "a run keeps its schedule");
+  std::vector<std::string> other = shares("cut", "8");
+  other[1] = "optim.schedule.warmup=50%";
+  expect_error(n(resume(other)), 2, "is not the one that", "undo these changes");
+}
+
+// At its base a rule changes no bit, beside it all.
+TEST_F(TrainCommandTest, ARuleAtItsBaseIsNone) {
+  prepare();
+  const std::vector<std::string> few = {"train.steps=3", "optim.schedule.warmup=1"};
+  const auto with = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), few.begin(), few.end());
+    output(train(settings));
+  };
+  with({"run.name=none"});
+  for (const std::string rule : {"mup", "completep"}) {
+    with({"run.name=" + rule, "model.scaling.rule=" + rule, "model.scaling.base.dim=16"});
+    EXPECT_EQ(weights(rule), weights("none"));
+  }
+  with({"run.name=wider", "model.scaling.rule=mup", "model.scaling.base.dim=8"});
+  EXPECT_NE(weights("wider"), weights("none"));
+  // A checkpoint keeps the rule, with which training goes on.
+  with({"run.name=further", "model.init.from=runs/checkpoints/wider"});
+  EXPECT_TRUE(contains(read_file(dir_ / "runs/checkpoints/further/step_00000003/config.toml"), "rule = \"mup\""));
+  expect_error(n(train({"run.name=other", "model.init.from=runs/checkpoints/wider", "model.scaling.rule=none",
+                        "model.scaling.base.dim=0"})),
+               2, "", "");
+  output({"export", "runs/checkpoints/wider", "exported"});
+}
+
 TEST_F(TrainCommandTest, ALossThatIsNotFinite) {
   const Outcome outcome = n(train({"optim.rest.lr=1e30", "optim.schedule.warmup=0"}));
   expect_error(outcome, 1, "first bad tensor: layers.0.", "the weights after step 1 are kept");

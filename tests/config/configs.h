@@ -100,6 +100,24 @@ inline Config predicting_config() {
                       "predicting.toml");
 }
 
+// With a base of other sizes and a schedule in shares.
+inline Config scaled_config() {
+  return parse_config(R"(
+    [model.mla]
+    q_lora_rank = 32
+    [model.moe]
+    num_experts = 8
+    [model.scaling]
+    rule = "completep"
+    base = { dim = 128, mla.q_lora_rank = 16, moe.expert_dim = 64 }
+    [optim.schedule]
+    warmup = "5%"
+    hold = "rest"
+    decay = "40.5%"
+    length = 200)",
+                      "scaled.toml");
+}
+
 inline Config recurrent_config() {
   return parse_config(R"toml(
     [model]
@@ -110,8 +128,8 @@ inline Config recurrent_config() {
 }
 
 inline std::vector<Config> all_kinds_of_configs() {
-  return {Config(),       dense_gqa_config(), mla_moe_config(),    hybrid_config(),   low_precision_config(),
-          nvfp4_config(), long_rope_config(), predicting_config(), recurrent_config()};
+  return {Config(),       dense_gqa_config(), mla_moe_config(),    hybrid_config(),    low_precision_config(),
+          nvfp4_config(), long_rope_config(), predicting_config(), recurrent_config(), scaled_config()};
 }
 
 // The values of all keys, those without effect included.
@@ -132,6 +150,7 @@ inline bool change(const Field& field) {
   if (const auto* real = std::get_if<double>(&old)) others = {*real * 2.0 + 0.25, *real / 2.0};
   if (field.is_text) others = {"8 GiB", "another"};  // one of them suits every text
   if (std::holds_alternative<std::vector<std::string>>(old)) others = {std::vector<std::string>{"one", "another"}};
+  if (std::holds_alternative<std::string>(old)) others.insert(others.end(), {"7.5%", int64_t{3}});  // of spans
   others.insert(others.end(), field.names.begin(), field.names.end());
   for (const Value& other : others) {
     if (other != old && field.set(other)) return true;

@@ -11,7 +11,9 @@ namespace nmoe {
 namespace {
 
 // What may change between a run and its continuation.
-const std::set<std::string> kFree = {"run.name",
+const std::set<std::string> kFree = {"train.tokens",
+                                     "train.epochs",
+                                     "run.name",
                                      "run.experiment",
                                      "run.dir",
                                      "run.device",
@@ -56,7 +58,8 @@ bool is_free(const std::string& key, const Config& config) {
   if (key == "precision.fallback" || key == "precision.check_every") {
     return config.precision.fallback != PrecisionFallback::kAct;
   }
-  if (key == "optim.schedule.unit") return config.optim.schedule.warmup == 0 && config.optim.schedule.decay == 0;
+  if (key == "optim.schedule.unit")
+    return config.optim.schedule.warmup.is_none() && config.optim.schedule.decay.is_none();
   return kFree.contains(key) && !(key == "run.precision" && is_low(config.run.precision));
 }
 // A path, which is not hashed; but being there it leaves the keys of random initialisation without effect.

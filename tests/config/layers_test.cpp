@@ -154,6 +154,9 @@ TEST(LayersKey, ReplacesTheShorthand) {
   expect_refused("mla/dense, mla/moe", experts + "model.gqa.head_dim = 32",
                  "x.toml:3: model.gqa.head_dim has no effect because it needs a layer with gqa in model.layers",
                  "remove it, or set a layer with gqa in model.layers");
+  expect_refused("2 x mamba2/moe", experts + "model.num_heads = 3",
+                 "x.toml:3: model.num_heads has no effect because it needs mla or gqa in model.layers",
+                 "remove it, or set mla or gqa in model.layers");
   expect_refused("mla/moe", experts + "model.dense_dim = 32",
                  "x.toml:3: model.dense_dim has no effect because it needs a dense layer without width in model.layers",
                  "remove it, or set a dense layer without width in model.layers");
@@ -222,6 +225,12 @@ TEST(LayersKey, IsChecked) {
       "x.toml:3: run.device = \"cuda\" with model.mamba2.conv_width = 5: on GPUs a convolution sees 4 tokens "
       "at most",
       "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
+  expect_refused("2 x mamba2/dense",
+                 "run.device = \"cuda\"\nmodel.mamba2.num_heads = 129\nmodel.mamba2.head_dim = 64\n"
+                 "model.mamba2.num_groups = 1",
+                 "x.toml:3: run.device = \"cuda\" with model.mamba2.num_heads = 129, model.mamba2.head_dim = 64 and "
+                 "model.mamba2.num_groups = 1: on GPUs a group has 8,192 values at most",
+                 "set run.device = \"cpu\" or raise model.mamba2.num_groups");
 }
 
 TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {

@@ -107,7 +107,8 @@ TEST(Load, UnknownSections) {
   expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]", "did you mean [optim.muon]?");
   const std::string sections =
       "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.mamba2, model.moe, "
-      "model.mtp, "
+      "model.mtp, model.scaling, model.scaling.base, model.scaling.base.mla, model.scaling.base.gqa, "
+      "model.scaling.base.mamba2, model.scaling.base.moe, "
       "model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
       "optim.muon, optim.schedule, train, parallel, eval, generation, checkpoint, track";
@@ -199,7 +200,7 @@ TEST(Load, AllErrorsAreReportedAtOnce) {
       "[train]\nzzz = 1\n[model]\nn_layer = 4\ndim = 0\n",
       "4 things are wrong with the configuration:\n"
       "  bad.toml:2: unknown key train.zzz\n"
-      "    -> keys of [train]: steps, batch_seqs, microbatch_seqs, recompute, gradients, memory_limit, "
+      "    -> keys of [train]: steps, tokens, epochs, batch_seqs, microbatch_seqs, recompute, gradients, memory_limit, "
       "log_every, valid_every, valid_seqs, target_loss, logit_z_loss, stop_on_collapse, sample_prompts, sample_tokens\n"
       "  bad.toml:4: unknown key model.n_layer\n"
       "    -> did you mean model.num_layers?\n"
@@ -443,6 +444,53 @@ TEST(Examples, Load) {
   for (const Config& config : {dense, moe}) {
     EXPECT_EQ(values_of(parse_config(print_config(config), "printed")), values_of(config));
   }
+}
+
+TEST(Load, LengthsOfTheScheduleAreCountsSharesOrTheRest) {
+  const Config config = parse_config(R"(optim.schedule = { warmup = "2.5%", hold = "rest", decay = 30 })", "a.toml");
+  EXPECT_EQ(config.optim.schedule.warmup, Span::share(2.5));
+  EXPECT_EQ(config.optim.schedule.hold, Span::rest());
+  EXPECT_EQ(config.optim.schedule.decay, Span(30));
+  const std::string printed = print_config(config);
+  EXPECT_EQ(print_config(parse_config(printed, "printed")), printed);
+  for (const char* wrong : {"\"5 %\"", "\"0%\"", "\"101%\"", "\"-1%\"", "\"half\"", "\"rest\"", "0.5", "-1", "\"%\""}) {
+    EXPECT_TRUE(test::contains(
+        test::error_of([&] { parse_config(fmt::format("optim.schedule.decay = {}", wrong), "a.toml"); }).what(),
+        "a share of the run"))
+        << wrong;
+  }
+  EXPECT_TRUE(test::contains(
+      test::error_of([&] { parse_config(R"(optim.schedule = { warmup = "60%", decay = "50%" })", "a.toml"); }).what(),
+      "together they are more than the run"));
+}
+
+// One length in three units: two of them in a file are an error, an override takes the file's place.
+TEST(Load, ARunHasOneLength) {
+  EXPECT_TRUE(
+      test::contains(test::error_of([&] { parse_config("train = { steps = 5, tokens = 1000 }", "a.toml"); }).what(),
+                     "train.steps has no effect because it needs train.tokens = 0"));
+  const std::vector<std::string> epochs = {"train.epochs=1.5"};
+  const Config config = parse_config("train = { steps = 5 }", "a.toml", epochs);
+  EXPECT_EQ(config.train.epochs, 1.5);
+  const std::string printed = print_config(config);
+  EXPECT_EQ(print_config(parse_config(printed, "printed")), printed);
+  const std::vector<std::string> steps = {"train.steps=7"};
+  EXPECT_EQ(parse_config("train = { tokens = 1000 }", "a.toml", steps).train.steps, 7);
+  const std::vector<std::string> both = {"train.steps=7", "train.tokens=900"};
+  EXPECT_TRUE(test::contains(test::error_of([&] { parse_config("", "a.toml", both); }).what(), "has no effect"));
+}
+
+TEST(Load, TheBaseOfARuleIsAModelOfItsOwn) {
+  const auto error = [](const std::string& scaling) {
+    const std::string text = fmt::format("model.moe.num_experts = 8\n[model.scaling]\n{}", scaling);
+    return std::string(test::error_of([&] { parse_config(text, "a.toml"); }).what());
+  };
+  EXPECT_TRUE(test::contains(error("base = { dim = 64 }"), "model.scaling.base.dim has no effect because it needs"));
+  EXPECT_TRUE(test::contains(error("rule = \"mup\"\nbase = { gqa.head_dim = 64 }"),
+                             "model.gqa.head_dim has no effect in this model"));
+  EXPECT_TRUE(test::contains(error("rule = \"mup\"\nbase = { moe.num_experts = 1 }"), "of the base model, "));
+  EXPECT_TRUE(test::contains(error("rule = \"mup\"\nbase = { layers = \"mla/moe\" }"), "described by keys"));
+  EXPECT_TRUE(test::contains(error("rule = \"mup\"\nbase = { vocab_size = 64 }"), "unknown key"));
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ TEST(Reference, HasEveryKeyWithDefaultLimitsAndNeeds) {
                "1048576. Needs `model.moe.num_experts > 0` and `model.moe.num_groups > 1`.\n"));
   EXPECT_TRUE(contains(text,
                        "- **steps** = `100`: step at which to stop; 0: where the plan of data.mixture ends. An integer "
-                       "from 0 to 1000000000000000. May change at a resume.\n"));
+                       "from 0 to 1000000000000000. Needs `train.tokens = 0` and `train.epochs = 0`. May change at a "
+                       "resume.\n"));
   EXPECT_TRUE(contains(text, "- **lr**, not set: peak learning rate of every group"));
   EXPECT_TRUE(contains(text, "\"mla\" or \"gqa\"."));
 }
@@ -45,7 +46,7 @@ TEST(Templates, AreConfigurationsWithoutFaults) {
     EXPECT_EQ(config.model.moe.num_experts > 0, name != "dense");
     EXPECT_EQ(config.model.attention == PartKind::kMla, name == "mla-moe" || name == "tiny");
     const ScheduleConfig& schedule = config.optim.schedule;
-    EXPECT_EQ(schedule.warmup + schedule.hold + schedule.decay, config.train.steps);
+    EXPECT_EQ(schedule.warmup.percent() + schedule.hold.percent() + schedule.decay.percent(), 100.0);
   }
 }
 

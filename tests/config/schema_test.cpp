@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "config/scaling.h"
 #include "configs.h"
 
 namespace nmoe {
@@ -27,13 +28,17 @@ constexpr size_t num_members() {
   }
 }
 
+size_t sizes_of_base(std::string_view section) {
+  return static_cast<size_t>(std::ranges::count(base_sizes(), section, &BaseSize::section));
+}
+
 // A member that the description leaves out would be unknown in TOML, unprinted, and not in the
 // fingerprint.
 TEST(Schema, DescribesEveryMember) {
   const std::map<std::string, size_t> expected = {
       {"run", num_members<RunConfig>()},
       {"precision", num_members<PrecisionConfig>()},
-      {"model", num_members<ModelConfig>() - 8},  // less its structs
+      {"model", num_members<ModelConfig>() - 9},  // less its structs
       {"model.rope", num_members<RopeConfig>()},
       {"model.yarn", num_members<YarnConfig>()},
       {"model.mla", num_members<MlaConfig>()},
@@ -41,6 +46,12 @@ TEST(Schema, DescribesEveryMember) {
       {"model.mamba2", num_members<Mamba2Config>()},
       {"model.moe", num_members<MoeConfig>()},
       {"model.mtp", num_members<MtpConfig>()},
+      {"model.scaling", num_members<ScalingConfig>() - 1},
+      {"model.scaling.base", sizes_of_base("") + 1},  // and layers
+      {"model.scaling.base.mla", sizes_of_base("mla.")},
+      {"model.scaling.base.gqa", sizes_of_base("gqa.")},
+      {"model.scaling.base.mamba2", sizes_of_base("mamba2.")},
+      {"model.scaling.base.moe", sizes_of_base("moe.")},
       {"model.init", num_members<InitConfig>()},
       {"data", num_members<DataConfig>()},
       // Less its structs and what a plan decides; lr stands for those of its groups.
@@ -141,6 +152,24 @@ TEST(Value, ToToml) {
   EXPECT_EQ(to_toml(0.1), "0.1");
   EXPECT_EQ(to_toml(1e300), "1e+300");
   EXPECT_EQ(to_toml(std::string("a\"b\\c\n\t\x01\x7f ü")), R"("a\"b\\c\n\t\u0001\u007f ü")");
+}
+
+// Whatever else keys of rotation need, they need something that rotates.
+TEST(Schema, KeysOfRotationMeanNothingWhereNothingRotates) {
+  const auto used = [](const char* layers) {
+    Config config;
+    config.model.layers = layers;
+    config.model.yarn.factor = 4.0;
+    config.model.rope.scaling = RopeScaling::kLlama3;
+    std::set<std::string> sections;
+    for (const Field& field : describe(config)) {
+      if (field.used()) sections.emplace(field.section());
+    }
+    return sections.contains("model.rope") || sections.contains("model.yarn");
+  };
+  EXPECT_FALSE(used("mamba2, gqa_nope/dense"));
+  EXPECT_TRUE(used("mamba2, gqa/dense"));
+  EXPECT_TRUE(used(""));
 }
 
 }  // namespace

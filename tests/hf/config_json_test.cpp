@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/files.h"
+#include "config/layers.h"
 #include "config/load.h"
 #include "config/schema.h"
 #include "hf/fixtures.h"
@@ -641,6 +642,19 @@ TEST(NearestType, AllObstaclesAreNamedAtOnce) {
   const auto obstacles = obstacles_to(config, nearest_type(config));
   ASSERT_EQ(obstacles.size(), 6u);
   EXPECT_TRUE(obstacles[0].starts_with("model.layers = \"gqa:64/moe, mla/dense\": qwen3_moe has one kind"));
+}
+
+// No key but the pattern names them.
+TEST(NearestType, RecurrentLayersAreRefusedByName) {
+  for (const char* pattern : {"2 x mamba2/dense", "4 x (mamba2, moe), gqa, moe", "mamba2/moe, mla/moe"}) {
+    ModelConfig config;
+    config.layers = pattern;
+    config.moe.num_experts = 8;
+    const std::vector<std::string> obstacles = obstacles_to(config, nearest_type(config));
+    ASSERT_FALSE(obstacles.empty()) << pattern;
+    EXPECT_TRUE(obstacles[0].starts_with(fmt::format("model.layers = \"{}\"", pattern))) << obstacles[0];
+    EXPECT_FALSE(without_pattern(config).has_value());
+  }
 }
 
 TEST(ToConfigJson, WritesAPatternThatTheTypeCanExpress) {

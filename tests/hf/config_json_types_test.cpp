@@ -4,9 +4,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "config/layers.h"
 #include "config/load.h"
 #include "config/schema.h"
 #include "hf/config_json.h"
+#include "model/spec/spec.h"
 #include "support/errors.h"
 
 namespace nmoe {
@@ -140,6 +142,32 @@ Json gpt_oss_20b() {
   return json;
 }
 
+Json nemotron_nano() {
+  Json json = merged(common_keys(), R"({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h",
+    "attention_bias": false, "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
+    "head_dim": 128, "hidden_dropout": 0.0, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+    "mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144, "mlp_bias": false,
+    "mlp_hidden_act": "relu2", "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1,
+    "n_groups": 8, "n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": true,
+    "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2,
+    "num_logits_to_keep": 1, "pad_token_id": 0, "partial_rotary_factor": 1.0, "rescale_prenorm_residual": true,
+    "residual_in_fp32": false, "rope_theta": 10000, "routed_scaling_factor": 2.5, "sliding_window": null,
+    "ssm_state_size": 128, "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 0.001, "topk_group": 1,
+    "use_bias": false, "use_conv_bias": true, "use_mamba_kernels": true, "vocab_size": 131072})");
+  json.erase("hidden_act");  // mlp_hidden_act
+  return json;
+}
+Json nemotron_super() {
+  return merged(nemotron_nano(), R"({"hidden_size": 4096, "intermediate_size": 2688, "mamba_num_heads": 128,
+    "hybrid_override_pattern":
+      "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+    "moe_intermediate_size": 2688, "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376,
+    "moe_shared_expert_overlap": false, "mtp_hybrid_override_pattern": "*E", "n_routed_experts": 512,
+    "num_experts_per_tok": 22, "num_hidden_layers": 88, "num_nextn_predict_layers": 1, "routed_scaling_factor": 5.0})");
+}
+
 HfModel read_json(const Json& json) { return from_config_json(json.dump(), "config.json"); }
 
 // The keys of [model] that have an effect, except those that all these models have.
@@ -155,8 +183,9 @@ std::string printed_model(const ModelConfig& model) {
 }
 
 TEST(ConfigJsonTypes, EveryOneRoundTrips) {
-  for (const Json& json : {llama_3_1_8b(), qwen3_8b(), mixtral_8x7b(), olmoe_1b_7b(), qwen1_5_moe(), minimax_m2(),
-                           glm_4_5_air(), dots_llm1(), ernie_21b(), glm_4_7_flash(), gpt_oss_20b()}) {
+  for (const Json& json :
+       {llama_3_1_8b(), qwen3_8b(), mixtral_8x7b(), olmoe_1b_7b(), qwen1_5_moe(), minimax_m2(), glm_4_5_air(),
+        dots_llm1(), ernie_21b(), glm_4_7_flash(), gpt_oss_20b(), nemotron_nano(), nemotron_super()}) {
     SCOPED_TRACE(json["model_type"]);
     const HfModel model = read_json(json);
     const std::string text = to_config_json(model);
@@ -292,13 +321,70 @@ TEST(ConfigJsonTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
                                    {"glm-4.5-air", glm_4_5_air()},
                                    {"qwen3-30b-a3b", qwen3_30b_a3b()},
                                    {"llama-3.1-8b", llama_3_1_8b()},
-                                   {"gpt-oss-20b", gpt_oss_20b()}}) {
+                                   {"gpt-oss-20b", gpt_oss_20b()},
+                                   {"nemotron-3-nano-30b-a3b", nemotron_nano()},
+                                   {"nemotron-3-super-120b-a12b", nemotron_super()}}) {
     const ModelConfig published = read_json(json).config;
     ModelConfig own = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models" / (std::string(file) + ".toml")).model;
     own.moe.balance_loss = published.moe.balance_loss;
     own.moe.z_loss = published.moe.z_loss;
     own.moe.bias_rate = published.moe.bias_rate;
+    own.init = published.init;
+    own.mtp = published.mtp;
+    EXPECT_EQ(layer_specs(own), layer_specs(published)) << file;
+    own.layers = published.layers;
     EXPECT_EQ(printed_model(own), printed_model(published)) << file;
+  }
+}
+
+// Its release has 123,611,033,088 elements (NVIDIA's card), selection biases and the module for further tokens
+// included.
+TEST(ConfigJsonTypes, NemotronSuperHasTheElementsOfItsRelease) {
+  const auto elements = [](const ModelConfig& config) {
+    int64_t sum = 0;
+    for (const WeightSpec& weight : describe_model(config).weights) sum += weight.shape.num_elements();
+    return sum;
+  };
+  EXPECT_EQ(elements(load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models/nemotron-3-super-120b-a12b.toml").model),
+            123'611'033'088);
+  EXPECT_EQ(elements(read_json(nemotron_super()).config), 120'668'707'840);
+}
+
+// The keys of earlier and later versions, and what is refused.
+TEST(ConfigJsonTypes, NemotronInOtherWords) {
+  const auto printed = [](const Json& json) { return printed_model(read_json(json).config); };
+  const auto refusal = [](const char* change) {
+    return std::string(error_of([&] { read_json(merged(nemotron_nano(), change)); }).what());
+  };
+  Json later = nemotron_nano();
+  for (const char* key : {"hybrid_override_pattern", "num_hidden_layers", "norm_eps", "conv_kernel"}) later.erase(key);
+  for (const char letter : nemotron_nano()["hybrid_override_pattern"].get<std::string>()) {
+    later["layers_block_type"].push_back(letter == 'M' ? "linear_attention" : letter == 'E' ? "moe" : "full_attention");
+  }
+  later["mamba_d_conv"] = 4;
+  later["time_step_limit"] = Json::parse(R"([0.0, {"__float__": "Infinity"}])");
+  EXPECT_EQ(printed(later), printed(nemotron_nano()));
+  later["layers_block_type"][0] = "mamba";  // as transformers called it at first
+  EXPECT_EQ(printed(later), printed(nemotron_nano()));
+
+  // Python's infinity, which is no JSON, and stays as it is.
+  std::string bare = nemotron_nano().dump(2) + "\n";
+  bare.replace(bare.find("\"use_bias\""), 0, "\"time_step_limit\": [\n    0.0,\n    Infinity\n  ],\n  ");
+  const HfModel model = from_config_json(bare, "config.json");
+  EXPECT_EQ(printed_model(model.config), printed(nemotron_nano()));
+  EXPECT_EQ(to_config_json(model, bare), bare);
+
+  EXPECT_TRUE(contains(refusal(R"({"time_step_limit": [0.001, 0.1]})"), "time_step_limit"));
+  EXPECT_TRUE(contains(refusal(R"({"num_hidden_layers": 51})"), "the pattern has 52"));
+  EXPECT_TRUE(contains(refusal(R"({"hybrid_override_pattern": "MX"})"), "'X' is none of the layers"));
+  EXPECT_TRUE(contains(refusal(R"({"layers_block_type": ["mamba"]})"), "says otherwise"));
+  EXPECT_TRUE(contains(refusal(R"({"norm_eps": 1e-6})"), "says otherwise"));
+  for (const char* change :
+       {R"({"use_conv_bias": false})", R"({"use_bias": true})", R"({"mamba_proj_bias": true})", R"({"mlp_bias": true})",
+        R"({"mlp_hidden_act": "silu"})", R"({"n_shared_experts": 2})", R"({"sliding_window": 512})",
+        R"({"residual_in_fp32": true})", R"({"mamba_hidden_act": "gelu"})", R"({"time_step_limits": 1})"}) {
+    const std::string key = Json::parse(change).begin().key();
+    EXPECT_TRUE(contains(refusal(change), key)) << change;
   }
 }
 

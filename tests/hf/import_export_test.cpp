@@ -122,6 +122,23 @@ TEST_F(ImportExport, PredictionLayersThatTrainComeBackAsTheyWere) {
   }
 }
 
+// Nemotron's one module has layers of its own, and neither embedding nor head.
+TEST_F(ImportExport, NemotronsModuleTrainsAndComesBackAsItWas) {
+  const fs::path fixture = fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf/nemotron_latent";
+  const ImportReport in = import_model(
+      {.source = fixture, .out = dir_ / "checkpoint", .predictions = PredictionLayers::kTrained, .num_threads = 2});
+  EXPECT_EQ(in.num_carried, 0);
+  EXPECT_EQ(in.model.config.mtp.depth, 1);
+  EXPECT_EQ(in.model.config.mtp.layers, "gqa_nope, moe");
+  export_checkpoint();
+  EXPECT_EQ(json_of("back/config.json"), nlohmann::json::parse(read_file(fixture / "config.json")));
+  auto weights = tensors_in(fixture);
+  std::erase_if(weights, [](const auto& tensor) {
+    return !tensor.first.starts_with("backbone.") && !tensor.first.starts_with("mtp.");
+  });
+  EXPECT_EQ(tensors_in(dir_ / "back"), weights);
+}
+
 // ERNIE's modules are carried along, and not taken for DeepSeek's.
 TEST_F(ImportExport, ErniesPredictionModulesAreNotTrained) {
   fs::copy(fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf/ernie", dir_ / "hf", fs::copy_options::recursive);

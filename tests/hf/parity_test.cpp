@@ -132,6 +132,10 @@ TEST_F(Parity, TellsEveryKeyThatIsEasilyMisread) {
            Misread{"llama3", R"({"rope_parameters": {"low_freq_factor": 2.0}})"},
            Misread{"llama_linear", R"({"rope_parameters": {"factor": 2.0}})"},
            Misread{"mixtral", R"({"num_experts_per_tok": 3})"},
+           Misread{"nemotron", R"({"layer_norm_epsilon": 0.01})"},
+           Misread{"nemotron", R"({"routed_scaling_factor": 1.0})"},
+           Misread{"nemotron_latent", R"({"norm_topk_prob": true})"},
+           Misread{"nemotron_latent", R"({"n_group": 1})"},
        }) {
     const fs::path fixture = fs::path(NMOE_SOURCE_DIR) / "tests/fixtures/hf" / misread.fixture;
     const fs::path copy = dir_.path() / "copy";

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -116,6 +117,32 @@ TEST(TensorMap, ExpertsHaveTheNamesOfTheirType) {
       EXPECT_TRUE(mapped.contains("model.layers.0." + tensor)) << model_type_name(type) << " " << tensor;
     }
   }
+}
+
+// The sections of Mamba-2's one projection, and its convolution with a dimension more.
+TEST(TensorMap, SectionsOfMamba2AreRowsOfOneProjection) {
+  ModelConfig config = small(PartKind::kGqa, RopeLayout::kHalfSplit);
+  config.layers = "mamba2, moe, gqa_nope";
+  config.activation = Activation::kReluSquared;
+  config.mamba2 = {.num_heads = 2, .head_dim = 3, .state_dim = 2, .num_groups = 1};
+  const auto parameters = map_parameters(config, ModelType::kNemotronH);
+  const std::string layer = "layers.0.mamba2.";
+  for (const auto& [section, first, rows] :
+       {std::tuple("z", 0, 6), {"x", 6, 6}, {"b", 12, 2}, {"c", 14, 2}, {"dt", 16, 2}}) {
+    const auto parameter = std::ranges::find(parameters, layer + section, &MappedParameter::name);
+    ASSERT_NE(parameter, parameters.end()) << section;
+    const TensorPiece& piece = parameter->pieces.front();
+    EXPECT_EQ(piece.tensor, "backbone.layers.0.mixer.in_proj.weight");
+    EXPECT_EQ(piece.tensor_shape, (Shape{18, 8}));
+    EXPECT_EQ(piece.tensor_offset, first * 8) << section;
+    EXPECT_EQ(piece.num_elements, rows * 8) << section;
+  }
+  const auto conv = std::ranges::find(parameters, layer + "conv", &MappedParameter::name);
+  EXPECT_EQ(conv->pieces.front().tensor_shape, (Shape{10, 1, 4}));
+  const auto up = std::ranges::find(parameters, "layers.1.moe.experts_in", &MappedParameter::name);
+  EXPECT_EQ(up->pieces.size(), 2u) << "no gates";
+  EXPECT_EQ(up->pieces.back().tensor, "backbone.layers.1.mixer.experts.1.up_proj.weight");
+  EXPECT_EQ(fused_expert_name(up->pieces.back().tensor), "model.layers.1.mixer.experts.up_proj");
 }
 
 // Qwen3 pairs row p with row p + 3; here rows 2p and 2p + 1 are a pair.

@@ -273,6 +273,8 @@ TEST_P(EveryModel, AnotherDocumentChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Small, EveryModel, ::testing::ValuesIn(small_models()),
                          [](const auto& param_info) { return param_info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Scaled, EveryModel, ::testing::ValuesIn(scaled_models()),
+                         [](const auto& param_info) { return param_info.param.name; });
 
 // Projections that change nothing give the plain layer: its bits where a token has one expert, else another order of
 // adding its experts' outputs.

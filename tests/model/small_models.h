@@ -30,6 +30,19 @@ inline ModelConfig base_model() {
   return config;
 }
 
+// With a rule whose base has other sizes, so that every kind of factor is there.
+inline std::vector<SmallModel> scaled_models() {
+  SmallModel mla{"mla_moe_completep", base_model()}, tied{"gqa_tied_mup", base_model()};
+  mla.config.num_layers = 3;
+  mla.config.scaling.rule = ScalingRule::kCompleteP;
+  mla.config.scaling.base.sizes = {{"dim", 4}, {"num_layers", 2}, {"mla.qk_nope_head_dim", 2}, {"moe.expert_dim", 2}};
+  tied.config.attention = PartKind::kGqa;
+  tied.config.tied_head = true;
+  tied.config.scaling.rule = ScalingRule::kMup;
+  tied.config.scaling.base.sizes = {{"dim", 4}, {"gqa.head_dim", 2}, {"moe.num_experts", 3}};
+  return {mla, tied};
+}
+
 inline std::vector<SmallModel> small_models() {
   std::vector<SmallModel> models;
   const auto add = [&](const std::string& name, auto&& change) {

@@ -23,11 +23,11 @@ class OptimizerTest : public ::testing::Test {
       arena->reserve(ops_.device().memory(), 1 << 20);
     weights_.allocate(*ops_, values_, grads_);
     weights_.initialise(*ops_, 1, base_model().init.truncation);
-    rates_ = Optimizer::allocate_rates(state_);
     config_.matrices = {.optimizer = OptimizerKind::kMuon, .lr = 0.02, .weight_decay = 0.1};
     config_.experts = {.optimizer = OptimizerKind::kMuon, .lr = 0.01, .weight_decay = 0.1};
     config_.router = {.optimizer = OptimizerKind::kAdamW, .lr = 0.003, .weight_decay = 0.0};
     config_.rest = {.optimizer = OptimizerKind::kAdamW, .lr = 0.004, .weight_decay = 0.1};
+    rates_ = Optimizer::allocate_rates(config_, describe_model(base_model()).weights, state_);
     set(grad_scale_, 0, 1.0);
   }
 

@@ -80,12 +80,12 @@ TEST(Schedule, KnowsItsLastLearningStep) {
   s.floor = 0.0;
   const auto last = last_learning_step(s, 100);
   ASSERT_TRUE(last.has_value());
-  EXPECT_EQ(*last, schedule_span(s));
+  EXPECT_EQ(*last, schedule_ends(s).decay);
   EXPECT_GT(rate(s, *last), 0.0);
   EXPECT_EQ(rate(s, *last + 1), 0.0);
   s.unit = ScheduleUnit::kTokens;  // a step begins ahead of the decay's end
-  EXPECT_EQ(last_learning_step(s, schedule_span(s)), 1);
-  EXPECT_EQ(last_learning_step(s, schedule_span(s) - 1), 2);
+  EXPECT_EQ(last_learning_step(s, schedule_ends(s).decay), 1);
+  EXPECT_EQ(last_learning_step(s, schedule_ends(s).decay - 1), 2);
   s.floor = 0.1;
   EXPECT_EQ(last_learning_step(s, 100), std::nullopt);
   s.floor = 0.0;
@@ -98,6 +98,48 @@ TEST(Schedule, FloorIsAbsoluteAndNeverRaisesARate) {
   ScheduleConfig s = schedule(DecayShape::kCosine);
   s.decay = 0;
   EXPECT_DOUBLE_EQ(rate(s, 1'000'000), 1.0);
+}
+
+ScheduleEnds ends_of(Span warmup, Span hold, Span decay, int64_t length) {
+  return schedule_ends({.warmup = warmup, .hold = hold, .decay = decay, .length = length});
+}
+
+// By hand: ends are rounded, not spans, so that 100 % is the whole of any length.
+TEST(Schedule, SharesEndAtTheNearestWholeNumber) {
+  const ScheduleEnds thousand = ends_of(Span::share(5), Span::share(50), Span::share(45), 1000);
+  EXPECT_EQ(thousand.warmup, 50);
+  EXPECT_EQ(thousand.hold, 550);
+  EXPECT_EQ(thousand.decay, 1000);
+  for (int64_t length = 1; length < 2000; ++length) {
+    EXPECT_EQ(ends_of(Span::share(0.7), Span::share(33.3), Span::share(66), length).decay, length);
+    EXPECT_EQ(ends_of(Span::share(10), Span::rest(), Span::share(45.5), length).decay, length);
+  }
+  const ScheduleEnds seven = ends_of(Span::share(50), 0, Span::share(25), 7);
+  EXPECT_EQ(seven.warmup, 4);  // 3.5
+  EXPECT_EQ(seven.hold, 4);
+  EXPECT_EQ(seven.decay, 5);  // 5.25
+}
+
+TEST(Schedule, CountsAndSharesGoTogether) {
+  const ScheduleEnds ends = ends_of(20, Span::rest(), Span::share(25), 1000);
+  EXPECT_EQ(ends.warmup, 20);
+  EXPECT_EQ(ends.hold, 750);
+  EXPECT_EQ(ends.decay, 1000);
+  const ScheduleEnds none_left = ends_of(20, Span::rest(), Span::share(50), 30);
+  EXPECT_EQ(none_left.hold, 20);
+  EXPECT_EQ(none_left.decay, 35);
+}
+
+// A schedule of shares is that of the counts that they make.
+TEST(Schedule, RatesOfSharesAreThoseOfTheirCounts) {
+  for (const ScheduleUnit unit : {ScheduleUnit::kSteps, ScheduleUnit::kTokens}) {
+    const int64_t length = unit == ScheduleUnit::kSteps ? 40 : 40'000;
+    ScheduleConfig shares{.unit = unit, .warmup = Span::share(25), .hold = Span::rest(), .decay = Span::share(50)};
+    shares.length = length;
+    const ScheduleConfig counts{.unit = unit, .warmup = length / 4, .hold = length / 4, .decay = length / 2};
+    for (int64_t step = 1; step <= 45; ++step) EXPECT_EQ(rate(shares, step), rate(counts, step)) << step;
+    EXPECT_EQ(last_learning_step(shares, 1000), 40);
+  }
 }
 
 }  // namespace

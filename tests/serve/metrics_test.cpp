@@ -80,6 +80,37 @@ TEST(ServerMetricsTest, Buckets) {
   EXPECT_EQ(samples.at("nmoe_time_to_first_token_seconds_count"), 0);
 }
 
+TEST(ServerMetricsTest, Guesses) {
+  DraftCounts drafts{.steps = 4, .drafted = 9};
+  drafts.reached = {4, 3};
+  drafts.accepted = {3, 1};
+  const auto samples = samples_of(ServerMetrics().text({.drafts = drafts}, 0));
+  EXPECT_EQ(samples.at("nmoe_draft_steps_total"), 4);
+  EXPECT_EQ(samples.at("nmoe_draft_tokens_total"), 9);
+  EXPECT_EQ(samples.at("nmoe_draft_reached_total{position=\"1\"}"), 4);
+  EXPECT_EQ(samples.at("nmoe_draft_reached_total{position=\"2\"}"), 3);
+  EXPECT_EQ(samples.at("nmoe_draft_accepted_total{position=\"1\"}"), 3);
+  EXPECT_EQ(samples.at("nmoe_draft_accepted_total{position=\"2\"}"), 1);
+  EXPECT_FALSE(samples.contains("nmoe_draft_reached_total{position=\"3\"}"));
+}
+
+// The same texts, and each says what came of its guesses.
+TEST(ServerMetricsTest, OfAServerThatGuesses) {
+  const ServedModel plain, guessing({"--draft", "ngram", "--draft-tokens", "6"});
+  const ordered_json request = {
+      {"prompt", "the cat sat. the cat sat. the cat"}, {"max_tokens", 40}, {"temperature", 0}, {"ignore_eos", true}};
+  const ordered_json expected = plain.complete(request), actual = guessing.complete(request);
+  EXPECT_EQ(actual["choices"], expected["choices"]);
+  EXPECT_FALSE(expected["usage"].contains("completion_tokens_details"));
+  const ordered_json& details = actual["usage"]["completion_tokens_details"];
+  const auto samples = metrics_of(guessing);
+  double accepted = 0.0;
+  for (const auto& [name, value] : samples) accepted += name.starts_with("nmoe_draft_accepted_total{") ? value : 0.0;
+  EXPECT_GT(accepted, 0);
+  EXPECT_EQ(details["accepted_prediction_tokens"], accepted);
+  EXPECT_EQ(details["rejected_prediction_tokens"], samples.at("nmoe_draft_tokens_total") - accepted);
+}
+
 TEST(ServerMetricsTest, OfAServer) {
   const ServedModel server({"--chat-template", "chat.jinja", "--cache-positions", "300"});
   EXPECT_EQ(metrics_of(server).at("nmoe_output_tokens_total"), 0);

@@ -7,6 +7,7 @@
 #include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/tiny_corpus.h"
+#include "train/loop/run_length.h"
 #include "train/loop/trainer.h"
 #include "train/plan/run_folder.h"
 
@@ -29,7 +30,7 @@ class ResumeTest : public test::TempDirTest {
     const Config raw = test::tiny_config(dir_, overrides);
     const TrainingData data = open_training_data(raw);
     const StreamPlan plan = plan_training_data(raw, data, /*active_parameters=*/0);
-    const Config config = resolve_steps(resolve_vocab_size(raw, *data.tokenizer), plan);
+    const Config config = resolve_length(resolve_vocab_size(raw, *data.tokenizer), &plan);
     return TrainingStart(config, data, plan, checkpoint_dir(config), resume);
   }
 

@@ -1,5 +1,6 @@
 #include "data/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
@@ -52,6 +53,18 @@ class ByteTokenizer final : public Tokenizer {
 void Tokenizer::encode(std::string_view text, const TokenFinder& allowed, std::vector<int32_t>& out) const {
   allowed.cut(
       text, [&](std::string_view part) { encode(part, out); }, [&](int32_t id) { out.push_back(id); });
+}
+
+std::optional<int32_t> Tokenizer::special_id(std::string_view text) const {
+  const auto specials = special_tokens();
+  const auto found = std::ranges::find(specials, text, &NamedToken::text);
+  return found == specials.end() ? std::nullopt : std::optional(found->id);
+}
+
+std::string_view Tokenizer::special_text(int32_t id) const {
+  const auto specials = special_tokens();
+  const auto found = std::ranges::find(specials, id, &NamedToken::id);
+  return found == specials.end() ? std::string_view() : found->text;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {

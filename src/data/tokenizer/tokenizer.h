@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,6 +45,8 @@ class Tokenizer {
 
   // By id.
   virtual std::span<const NamedToken> special_tokens() const = 0;
+  std::optional<int32_t> special_id(std::string_view text) const;  // nothing: no special token has this text
+  std::string_view special_text(int32_t id) const;                 // "": no special token has this id
 
   // The bytes that `id` stands for, "" for special tokens and for ids that are not used. `id` is in [0, vocab_size()).
   // Valid as long as the tokenizer.

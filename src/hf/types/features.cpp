@@ -44,7 +44,6 @@ constexpr Feature kOfTypes[] = {
     {"llama4", "images, attention within chunks, scores on experts' inputs"},
     {"llama4_text", "attention within chunks, scores on experts' inputs, L2 norms of queries and keys"},
     {"mimo_v2_flash", "values of another size than keys, windowed layers with heads and a rotation of their own"},
-    {"nemotron_h", "layers of Mamba-2, experts of squared ReLU in layers of their own, experts on a latent width"},
     {"qwen3_5_moe", "layers of Gated DeltaNet, gates on attention's output, zero-centred norms"},
     {"qwen3_next", "layers of Gated DeltaNet, gates on attention's output, zero-centred norms"},
 };

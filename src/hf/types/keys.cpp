@@ -8,6 +8,23 @@ namespace nmoe {
 
 using Json = Keys::Json;
 
+std::string with_quoted_infinity(std::string_view text) {
+  constexpr std::string_view kWord = "Infinity";
+  std::string quoted;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (!in_string && text.substr(i).starts_with(kWord)) {
+      quoted += fmt::format("\"{}\"", kWord);
+      i += kWord.size() - 1;
+      continue;
+    }
+    quoted += text[i];
+    if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) quoted += text[++i];
+  }
+  return quoted;
+}
+
 Error Lacking::error() const {
   constexpr const char* kRemedy =
       "docs/huggingface.md lists the types that nmoe reads, and what each may have; remove a key only if it changes no "

@@ -15,6 +15,9 @@
 
 namespace nmoe {
 
+// Python writes infinity as a bare word, which is no JSON: the text with a string "Infinity" in its place.
+std::string with_quoted_infinity(std::string_view text);
+
 // A key and the other name under which some versions of transformers keep it.
 struct KeyNames {
   std::string_view name;

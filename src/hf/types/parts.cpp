@@ -147,6 +147,10 @@ int64_t written_dense_dim(const ModelConfig& config) {
   return has_dense ? config.dense_dim : ModelConfig().dense_dim;
 }
 
+int64_t written_shared_dim(const MoeConfig& moe) {
+  return moe.shared_dim > 0 ? moe.shared_dim : moe.num_shared_experts * moe.expert_dim;
+}
+
 void read_groups(Keys& keys, MoeConfig& moe) {
   moe.num_groups = keys.at_least(1, {"n_group"});
   moe.top_groups = keys.at_least(1, {"topk_group"});

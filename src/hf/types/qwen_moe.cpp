@@ -85,8 +85,7 @@ void write_qwen_moe(Json& json, const HfModel& model) {
   write_gqa(json, config);
   if (is_qwen2(model.type)) {
     json["qkv_bias"] = config.gqa.bias == AttentionBias::kQkv;
-    json["shared_expert_intermediate_size"] =
-        moe.shared_dim > 0 ? moe.shared_dim : moe.num_shared_experts * moe.expert_dim;
+    json["shared_expert_intermediate_size"] = written_shared_dim(moe);
   } else {
     json["attention_bias"] = config.gqa.bias == AttentionBias::kAll;
   }

@@ -37,7 +37,8 @@ LayerFreedom layer_freedom(ModelType type) {
 const TypeText& text_of(ModelType type) {
   static const TypeText deepseek = deepseek_text(), deepseek_v2 = deepseek_v2_text(), dense = dense_text(),
                         qwen_moe = qwen_moe_text(), mixtral = mixtral_text(), minimax = minimax_text(),
-                        glm4_moe = glm4_moe_text(), ernie = ernie_text(), gpt_oss = gpt_oss_text();
+                        glm4_moe = glm4_moe_text(), ernie = ernie_text(), gpt_oss = gpt_oss_text(),
+                        nemotron = nemotron_text();
   switch (type) {
     case ModelType::kDeepseekV2:
       return deepseek_v2;
@@ -63,6 +64,8 @@ const TypeText& text_of(ModelType type) {
       return ernie;
     case ModelType::kGptOss:
       return gpt_oss;
+    case ModelType::kNemotronH:
+      return nemotron;
   }
   NMOE_CHECK(false, "model type {}", static_cast<int>(type));
 }

@@ -54,6 +54,7 @@ TypeText minimax_text();
 TypeText glm4_moe_text();  // GLM-4-MoE and dots1
 TypeText ernie_text();
 TypeText gpt_oss_text();
+TypeText nemotron_text();
 
 // --- rotation (rope.cpp)
 // Both spellings: rope_theta beside rope_scaling (null, or what to do beyond the trained length), and rope_parameters
@@ -111,6 +112,8 @@ void write_dense_layers(Keys::Json& json, const LayerKinds& kinds);
 // Without dense layers their width means nothing, and a configuration's text does not have it; transformers wants some
 // number.
 int64_t written_dense_dim(const ModelConfig& config);
+// Of shared experts together, in whichever way the configuration says it.
+int64_t written_shared_dim(const MoeConfig& moe);
 void read_groups(Keys& keys, MoeConfig& moe);
 void write_groups(Keys::Json& json, const MoeConfig& moe);
 // Routers by softmax, without groups, bias and factor.

@@ -12,12 +12,14 @@ PartTraits describe_mla(const LayerPart& part, WeightList& weights) {
   const bool low_rank = mla.q_lora_rank > 0;
   const std::string name = attention_prefix(part);
   weights.begin_part(WeightPart::kMixer);
-  weights.add_joined(
-      {low_rank ? weights.matrix(name + "q_down", mla.q_lora_rank, D) : weights.matrix(name + "q", H * (N + P), D),
-       weights.matrix(name + "kv_down", mla.kv_lora_rank, D), weights.matrix(name + "k_rope", P, D)});
+  const auto queries = [&](int64_t in) {
+    return WeightList::scaling_logits(weights.matrix(name + "q", H * (N + P), in), PartKind::kMla);
+  };
+  weights.add_joined({low_rank ? weights.matrix(name + "q_down", mla.q_lora_rank, D) : queries(D),
+                      weights.matrix(name + "kv_down", mla.kv_lora_rank, D), weights.matrix(name + "k_rope", P, D)});
   if (low_rank) {
     weights.add(WeightList::gain(name + "q_norm", mla.q_lora_rank));
-    weights.add(weights.matrix(name + "q", H * (N + P), mla.q_lora_rank));
+    weights.add(queries(mla.q_lora_rank));
   }
   weights.add(WeightList::gain(name + "kv_norm", mla.kv_lora_rank));
   weights.add(weights.matrix(name + "kv_up", H * (N + U), mla.kv_lora_rank));

@@ -59,11 +59,16 @@ PartTraits describe_moe(const LayerPart& part, WeightList& weights) {
   weights.begin_part(WeightPart::kExperts);
   weights.add(
       stacked(pre_activation_weight(weights, name + "experts_in", config.activation, width.travel, width.hidden), E));
-  weights.add(stacked(weights.output(name + "experts_out", width.travel, width.hidden), E));
+  const bool to_residual = config.moe.latent_dim == 0;
+  WeightSpec experts_out = stacked(weights.output(name + "experts_out", width.travel, width.hidden), E);
+  experts_out.to_residual = to_residual;
+  weights.add(experts_out);
   if (config.moe.biases) {
     const int64_t pre = pre_activation_width(config.activation, width.hidden);
     weights.add(WeightList::expert_bias(name + "experts_in_bias", E, pre));
-    weights.add(WeightList::expert_bias(name + "experts_out_bias", E, width.travel));
+    WeightSpec out_bias = WeightList::expert_bias(name + "experts_out_bias", E, width.travel);
+    out_bias.to_residual = to_residual;
+    weights.add(out_bias);
   }
   if (config.moe.num_shared_experts > 0) {
     weights.begin_part(WeightPart::kShared);

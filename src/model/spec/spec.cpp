@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "config/scaling.h"
 #include "model/spec/part_kinds.h"
+#include "model/spec/scaling.h"
 
 namespace nmoe {
 namespace {
@@ -107,6 +109,9 @@ ModelSpec describe_model(const ModelConfig& config) {
                  .init_std = config.init.std});
   }
   model.weights = weights.take();
+  if (config.scaling.rule != ScalingRule::kNone) {
+    apply_scaling(config, describe_model(scaling_base(config)).weights, model.weights);
+  }
   return model;
 }
 

@@ -24,7 +24,8 @@ WeightSpec WeightList::matrix(const std::string& name, int64_t out, int64_t in) 
 }
 
 WeightSpec WeightList::output(const std::string& name, int64_t out, int64_t in) const {
-  return {.name = name, .shape = {out, in}, .group = WeightGroup::kMatrices, .init_std = output_std_};
+  return {
+      .name = name, .shape = {out, in}, .group = WeightGroup::kMatrices, .init_std = output_std_, .to_residual = true};
 }
 
 WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
@@ -34,6 +35,12 @@ WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
           .decay = false,
           .is_stat = true,
           .init = InitKind::kOnes};
+}
+
+WeightSpec WeightList::scaling_logits(WeightSpec weight, PartKind mixer) {
+  weight.scales_logits = true;
+  weight.mixer = mixer;
+  return weight;
 }
 
 WeightSpec WeightList::bias(const std::string& name, const Shape& shape) {

@@ -32,12 +32,24 @@ enum class WeightPart {
 
 enum class InitKind {
   kZeros,
-  kOnes,
+  kOnes,             // times scaling.spread
   kTruncatedNormal,  // of init_std
   // Of a number between init_low and init_high, of weights that are stat:
   kUniform,          // the number, uniform
   kLogOfUniform,     // its logarithm
   kInverseSoftplus,  // x with softplus(x) of it, whose logarithm is uniform
+};
+
+// By what a weight's settings are multiplied, of those that its group has: model/spec/scaling.h.
+struct WeightScaling {
+  double spread = 1.0;  // in init_std already; of gains, what they begin at
+  double adamw_rate = 1.0, muon_rate = 1.0;
+  double eps = 1.0;  // of AdamW
+
+  double rate(OptimizerKind optimizer) const { return optimizer == OptimizerKind::kMuon ? muon_rate : adamw_rate; }
+  // Rate and decay together are as they were.
+  double decay(OptimizerKind optimizer) const { return 1.0 / rate(optimizer); }
+  bool operator==(const WeightScaling&) const = default;
 };
 
 struct WeightSpec {
@@ -55,7 +67,11 @@ struct WeightSpec {
   WeightPart part = WeightPart::kOther;
   bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
   int64_t num_passes = 1;       // how often a forward and backward pass uses it: more where depths share a module
-  int64_t num_matrices = 1;     // of equal height that [out, in] consists of, one under the other: 2 for gate and up
+  bool to_residual = false;     // whether what it gives is added to the residual stream
+  bool scales_logits = false;   // whether attention's logits are in proportion to it, and to nothing beside it of q's
+  PartKind mixer = PartKind::kGqa;  // then: whose
+  WeightScaling scaling = {};
+  int64_t num_matrices = 1;  // of equal height that [out, in] consists of, one under the other: 2 for gate and up
 
   bool is_trained() const { return group != WeightGroup::kBuffer; }
   // Whether it is a matrix of a product, or several: six FLOPs an element for each token that comes to it.
@@ -76,6 +92,8 @@ class WeightList {
   WeightSpec output(const std::string& name, int64_t out, int64_t in) const;
   // The gain of an RMSNorm over vectors of `dim`.
   static WeightSpec gain(const std::string& name, int64_t dim);
+  // One that attention's logits are in proportion to, in `mixer`.
+  static WeightSpec scaling_logits(WeightSpec weight, PartKind mixer);
   // The bias of a product with `dim` outputs, or those of several products.
   static WeightSpec bias(const std::string& name, const Shape& shape);
   // The same for each of E experts, [E, 1, dim].

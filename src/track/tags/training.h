@@ -61,12 +61,14 @@ inline constexpr Metric kCheckpointStopS = {
     .tag = "checkpoint/stop_s",
     .unit = "s",
     .meaning =
-        "time that training stopped for a checkpoint: until its state was copied to host memory, and what has no "
-        "room there written ([runs.md](runs.md))"};
-inline constexpr Metric kCheckpointWriteS = {
-    .tag = "checkpoint/write_s",
-    .unit = "s",
-    .meaning = "time from the same beginning until the step behind which all ranks had written their parts"};
+        "time that training stopped for a checkpoint: until the one before was written, its state was copied to host "
+        "memory, and what has no room there written ([runs.md](runs.md))"};
+inline constexpr Metric kCheckpointWriteS = {.tag = "checkpoint/write_s",
+                                             .unit = "s",
+                                             .meaning =
+                                                 "time that a checkpoint took, from its beginning, which is when the "
+                                                 "one before was written, until the step behind "
+                                                 "which all ranks had written their parts"};
 inline constexpr std::array kCheckpointMetrics = {&kCheckpointStopS, &kCheckpointWriteS};
 
 inline constexpr Metric kPhaseBegin = {.tag = "phase/begin",

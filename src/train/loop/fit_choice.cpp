@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/reader.h"
-#include "config/load.h"
+#include "checkpoint/saved_config.h"
 #include "config/validate.h"
 #include "parallel/launch.h"
 #include "train/loop/training_data.h"
@@ -34,7 +34,7 @@ Config choose_fit(const Config& config, bool resume) {
   }
   if (const std::optional<fs::path> latest = latest_checkpoint(checkpoint_dir(config)); resume && latest) {
     const CheckpointReader reader = CheckpointReader::open(*latest);
-    const Config before = parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
+    const Config before = saved_config(reader);
     const Config kept = with_keys_of(config, before);
     const std::vector<Issue> issues = find_issues(kept);
     if (issues.empty()) {

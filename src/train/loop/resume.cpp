@@ -4,8 +4,10 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/saved_config.h"
 #include "config/layers.h"
 #include "config/load.h"
+#include "config/training_keys.h"
 #include "data/shards/corpus_folder.h"
 #include "hf/files.h"
 #include "train/step/batch_shape.h"
@@ -13,27 +15,16 @@
 namespace nmoe {
 namespace {
 
-Config config_of(const CheckpointReader& reader) {
-  return parse_config(reader.config_toml(), (reader.path() / "config.toml").string());
-}
-
 // How the model of `saved` computes otherwise than that of `config`, in what may not change when training goes on with
 // its weights; rotation wavelengths, routing losses and rates may.
 std::string other_model(const Config& saved, const Config& config) {
   Config a, b;
   a.model = saved.model;
   b.model = config.model;
-  b.model.init = a.model.init;
+  take_training_keys(b.model, a.model);
   b.model.rope.theta = a.model.rope.theta;
   b.model.yarn = a.model.yarn;
   b.model.max_positions = a.model.max_positions;
-  b.model.moe.bias_rate = a.model.moe.bias_rate;
-  b.model.moe.balance_loss = a.model.moe.balance_loss;
-  b.model.moe.z_loss = a.model.moe.z_loss;
-  b.model.mtp.loss_weight = a.model.mtp.loss_weight;
-  b.model.mtp.later_from = a.model.mtp.later_from;
-  b.model.mtp.later_loss_weight = a.model.mtp.later_loss_weight;
-  b.model.mtp.detach = a.model.mtp.detach;
   return explain_difference(a, b);
 }
 
@@ -57,7 +48,7 @@ void check_start(const CheckpointReader& reader, const Config& config, const Tok
         fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
         fmt::format("prepare it with that one: n prep ... --tokenizer {}", reader.path().string()));
   }
-  if (const std::string difference = other_model(config_of(reader), config); !difference.empty()) {
+  if (const std::string difference = other_model(saved_config(reader), config); !difference.empty()) {
     throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
                                   reader.path().string(), difference),
                       "remove these keys: without them, [model] is the checkpoint's");
@@ -111,7 +102,7 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
   const CheckpointInfo& info = reader.info();
   if (info.config_fingerprint != config_fingerprint(config)) {
     throw usage_error(fmt::format("the configuration is not the one that {} was trained with (its values first):\n{}",
-                                  reader.path().string(), explain_difference(config_of(reader), config)),
+                                  reader.path().string(), explain_difference(saved_config(reader), config)),
                       "undo these changes, or choose another run.name to start afresh");
   }
   if (info.data_fingerprint != data_fingerprint(data, plan)) {

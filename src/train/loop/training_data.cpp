@@ -6,6 +6,7 @@
 #include "base/sha256.h"
 #include "data/stream/alignment.h"
 #include "data/stream/order.h"
+#include "train/loop/run_length.h"
 #include "train/step/batch_shape.h"
 
 namespace nmoe {
@@ -32,8 +33,8 @@ void check_tokenizer(const TokenDataset& dataset, const Tokenizer& tokenizer) {
 
 // That ends documents.
 std::string end_of(const Tokenizer& tokenizer) {
-  const auto end = std::ranges::find(tokenizer.special_tokens(), tokenizer.eos_id(), &NamedToken::id);
-  return end == tokenizer.special_tokens().end() ? fmt::format("id {}", tokenizer.eos_id()) : end->text;
+  const std::string_view end = tokenizer.special_text(tokenizer.eos_id());
+  return end.empty() ? fmt::format("id {}", tokenizer.eos_id()) : std::string(end);
 }
 
 // `key` says where `root` was set.
@@ -143,11 +144,12 @@ StreamPlan plan_training_data(const Config& config, const TrainingData& data, in
   const int64_t tokens = profile_tokens(*data.mixture, config.data.profile, active_parameters);
   data.sequence_lengths(config);  // which may be impossible
   StreamPlan plan = make_stream_plan(*data.mixture, facts, config.data.seq_len, tokens, step_tokens(config), alignment);
-  const int64_t steps = plan_steps(config, plan);
-  if (steps < std::max<int64_t>(1, config.train.steps)) {
+  const int64_t steps = plan_steps(config, plan), wanted = *run_steps(config, &plan);
+  if (steps < std::max<int64_t>(1, wanted)) {
+    const std::string tokens = config.train.tokens == 0 ? "" : fmt::format(" (train.tokens = {})", config.train.tokens);
     throw usage_error(
-        fmt::format("train.steps = {}, but the plan's {} sequences make {} steps of train.batch_seqs = {}",
-                    config.train.steps, plan.num_sequences(), steps, config.train.batch_seqs),
+        fmt::format("train.steps = {}{}, but the plan's {} sequences make {} steps of train.batch_seqs = {}", wanted,
+                    tokens, plan.num_sequences(), steps, config.train.batch_seqs),
         "choose a larger data.profile, or train.steps = 0 for all of it");
   }
   return plan;
@@ -175,11 +177,6 @@ std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan) {
 }
 
 int64_t plan_steps(const Config& config, const StreamPlan& plan) { return plan.num_tokens() / step_tokens(config); }
-
-Config resolve_steps(Config config, const StreamPlan& plan) {
-  if (config.train.steps == 0) config.train.steps = plan_steps(config, plan);
-  return config;
-}
 
 Config resolve_vocab_size(Config config, const Tokenizer& tokenizer) {
   const int64_t needed = tokenizer.vocab_size();

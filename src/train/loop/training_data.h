@@ -47,7 +47,7 @@ TrainingData open_training_data(const Config& config);
 void verify_training_data(const TrainingData& data);
 
 // How much a run reads of each source. `active_parameters` scales profiles that set tokens_per_active_parameter.
-// Errors: sequence_lengths, make_stream_plan; and (usage) if train.steps needs more than the plan has.
+// Errors: sequence_lengths, make_stream_plan, run_steps; and (usage) if the run needs more than the plan has.
 StreamPlan plan_training_data(const Config& config, const TrainingData& data, int64_t active_parameters);
 
 // A line that says which sources have no validation split, and how to make one; "" if all have one.
@@ -59,9 +59,6 @@ std::string data_fingerprint(const TrainingData& data, const StreamPlan& plan);
 
 // Whole steps of the plan.
 int64_t plan_steps(const Config& config, const StreamPlan& plan);
-
-// The configuration with train.steps filled in from the plan if it is 0.
-Config resolve_steps(Config config, const StreamPlan& plan);
 
 // The configuration with model.vocab_size filled in from the tokenizer if it is 0. Error
 // (usage) if it is smaller than the tokenizer's.

@@ -8,6 +8,7 @@
 #include "checkpoint/reader.h"
 #include "track/runs.h"
 #include "train/loop/batch_stream.h"
+#include "train/loop/run_length.h"
 #include "train/loop/validation.h"
 #include "train/plan/fit_plan.h"
 #include "train/plan/run_folder.h"
@@ -64,12 +65,14 @@ TrainingRun::TrainingRun(const Config& raw, const TrainOptions& chosen, const La
       stream(plan_training_data(config, data, memory.cost.active_parameters)),
       token_bytes(token_byte_counts(*data.tokenizer)),
       tokenizer_json(data.tokenizer->json()) {
-  config = resolve_steps(std::move(config), stream);
+  if (options.resume) config = keep_schedule_length(config, checkpoint_dir(config));
+  config = resolve_length(std::move(config), &stream);
   config.optim.state_on_device = memory.state_on_device;
   alert_command = std::exchange(config.track.alert_command, {});
   if (launch.process == 0) {
     say("{}{}", print_plan(memory, config),
-        print_run_plan(config, run_flops(config, memory.cost, &stream), memory.device_flops));
+        print_run_plan(config, run_flops(config, memory.cost, &stream), run_epochs(config, stream),
+                       memory.device_flops));
     if (data.mixture) say("{}", print_stream_plan(stream));
     say("{}", print_padding(stream));
     say("{}", note_on_validation(data));

@@ -184,12 +184,13 @@ class FitSearch {
     if (!brings_nothing) found.push_back(std::move(choice));
   }
 
-  // Whether the least that it could take fits.
+  // Whether the least that it could take fits. Of a GPU's memory: the host's may have room for some state, and not for
+  // all of it.
   bool leaves_room(Config config) {
     config.train.recompute = levels_.back();
     config.train.microbatch_seqs = sizes_.front();
     if (config.optim.offload == Offload::kFit) config.optim.offload = Offload::kState;
-    return fits(plan(config), config);
+    return fits_device(plan(config), config, Spare::kHundredth);
   }
 
   // Whether even without state in host memory, and with microbatches of that size, it would be later than `below`, or
@@ -203,14 +204,14 @@ class FitSearch {
   // With the largest microbatch beyond `least` that fits; of those with state in host memory the fastest, since larger
   // ones leave less room for it.
   std::optional<FitChoice> largest_microbatch(Config config, int64_t least) {
-    // What "fit" leaves on the device is what has room: where anything has, all of it in the host's memory has.
+    // What "fit" leaves on the device is what has room: it fits where it does with all of it in the host's memory.
     Config probe = config;
     const bool moves = config.optim.offload == Offload::kFit;
     if (moves) probe.optim.offload = Offload::kState;
     const auto first = std::ranges::upper_bound(sizes_, least);
     auto end = std::partition_point(first, sizes_.end(), [&](int64_t size) {
       probe.train.microbatch_seqs = size;
-      return fits(plan(probe), probe);
+      return fits_device(plan(probe), probe, Spare::kHundredth);
     });
     std::optional<FitChoice> best;
     for (; end != first; --end) {
@@ -252,13 +253,9 @@ class FitSearch {
     return best;
   }
 
-  static bool fits(const MemoryPlan& memory, const Config& config) {
-    return fits_memory(memory, config, Spare::kHundredth);
-  }
-
   std::optional<FitChoice> fitting(const Config& config) {
     MemoryPlan memory = plan(config);
-    if (!fits(memory, config)) return std::nullopt;
+    if (!fits_memory(memory, config, Spare::kHundredth)) return std::nullopt;
     const StepTime time = predict_step_time(config, rates_, memory.storage[ArenaKind::kHostState]);
     return FitChoice{.config = config,
                      .memory = std::move(memory),

@@ -294,16 +294,24 @@ bool is_limited_by_group() {
   return memory_left_by_groups("/proc/self/cgroup", "/sys/fs/cgroup") <= available_memory_bytes();
 }
 
+bool fits_device(const MemoryPlan& plan, const Config& config, Spare spare, int64_t host) {
+  const MemoryNeed need = memory_need(plan, config, host);
+  const int64_t kept = spare == Spare::kHundredth && plan.device_bytes > 0 ? spare_bytes(need.limit) : 0;
+  return need.needed <= need.limit - kept;
+}
+
 // What is resident already counts as available to a plan, which has a line for it.
 int64_t host_memory_bytes() { return available_memory_bytes() + resident_bytes(); }
 
 }  // namespace
 
+bool fits_device(const MemoryPlan& plan, const Config& config, Spare spare) {
+  return fits_device(plan, config, spare, host_memory_bytes());
+}
+
 bool fits_memory(const MemoryPlan& plan, const Config& config, Spare spare) {
   const int64_t host = host_memory_bytes();
-  const MemoryNeed need = memory_need(plan, config, host);
-  const int64_t kept = spare == Spare::kHundredth && plan.device_bytes > 0 ? spare_bytes(need.limit) : 0;
-  return !exceeds_host(plan, host) && need.needed <= need.limit - kept;
+  return fits_device(plan, config, spare, host) && !exceeds_host(plan, host);
 }
 
 void check_memory(const MemoryPlan& plan, const Config& config, const std::function<std::string()>& savings) {

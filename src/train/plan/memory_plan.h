@@ -84,6 +84,8 @@ enum class Spare { kNone, kHundredth };
 // Whether the plan is within train.memory_limit and the machine's available memory. For a GPU that is not present, only
 // its own memory counts.
 bool fits_memory(const MemoryPlan& plan, const Config& config, Spare spare = Spare::kNone);
+// The same of the device that computes alone, whatever a GPU's host has room for.
+bool fits_device(const MemoryPlan& plan, const Config& config, Spare spare);
 // Error (usage), with the keys to lower, if it is not. `savings`: asked then what other keys would save, for the remedy
 // (train/plan/fit_plan.h).
 void check_memory(const MemoryPlan& plan, const Config& config, const std::function<std::string()>& savings = {});

@@ -27,6 +27,7 @@ Config tiny_run(const Config& config, const RunConfig& run, int64_t ranks) {
   tiny.train.batch_seqs = 8 * ranks;
   if (live_generation_needs(config)) tiny.train.sample_prompts = {"a"};
   tiny.optim = config.optim;
+  tiny.optim.schedule = {};        // whose length may not be known yet
   tiny.optim.state_on_device = 0;  // with "fit", as if all moved
   tiny.run = run;
   tiny.precision = {.fallback = config.precision.fallback, .check_every = 2};

@@ -18,17 +18,49 @@
 namespace nmoe {
 namespace {
 
+// Where the run ends in its schedule, unless it is the schedule's end: a rate that was meant to fall and did not is
+// easily taken for the configuration's fault.
+std::string note_on_end(const Config& config) {
+  const ScheduleConfig& schedule = config.optim.schedule;
+  const int64_t steps = config.train.steps;
+  if (steps == 0 || (schedule.warmup.is_none() && schedule.decay.is_none())) return "";
+  const ScheduleEnds ends = schedule_ends(schedule);
+  const int64_t end = schedule_position(schedule, steps, step_tokens(config));
+  const std::string_view unit = schedule.unit == ScheduleUnit::kSteps ? "step" : "token";
+  const std::string_view remedy =
+      schedule.needs_length() ? "" : R"( (shares, such as decay = "50%", follow the run's length))";
+  if (end < ends.warmup) {
+    return fmt::format("\n  NOTE: the run ends at {} {}, still in the warm-up, at {:.0f} % of the peak rates", unit,
+                       end, 100.0 * static_cast<double>(end) / static_cast<double>(ends.warmup));
+  }
+  if (schedule.decay.is_none()) return "";
+  if (end <= ends.hold) {
+    return fmt::format(
+        "\n  NOTE: the run ends at {} {}, at the peak of its learning rates: the decay would begin after "
+        "{} {}{}",
+        unit, end, unit, ends.hold, remedy);
+  }
+  if (end >= ends.decay) return "";
+  const double share = static_cast<double>(end - ends.hold) / static_cast<double>(ends.decay - ends.hold);
+  return fmt::format("\n  NOTE: the run ends at {} {}, with {:.0f} % of the decay done, which goes on to {} {}{}", unit,
+                     end, 100.0 * share, unit, ends.decay, remedy);
+}
+
 std::string describe_schedule(const Config& config) {
   const ScheduleConfig& schedule = config.optim.schedule;
+  std::string text = "learning rates: ";
+  if (schedule.needs_length() && schedule.length == 0) {
+    return text + "shares of the run, whose length takes the corpus to be known";
+  }
+  const ScheduleEnds ends = schedule_ends(schedule);
   const char* unit = schedule.unit == ScheduleUnit::kSteps ? "step" : "token";
   const auto at = [&](int64_t position) { return fmt::format("{} {}", unit, position); };
-  std::string text = "learning rates: ";
-  if (schedule.warmup > 0) text += fmt::format("from 0 to their peaks at {}, ", at(schedule.warmup));
-  if (schedule.decay == 0) return text + "then held for ever";
-  if (schedule.hold > 0) text += fmt::format("held to {}, ", at(schedule.warmup + schedule.hold));
-  text += fmt::format("then down to {} after {}", schedule.floor, at(schedule_span(schedule)));
+  if (ends.warmup > 0) text += fmt::format("from 0 to their peaks at {}, ", at(ends.warmup));
+  if (schedule.decay.is_none()) return text + "then held for ever" + note_on_end(config);
+  if (ends.hold > ends.warmup) text += fmt::format("held to {}, ", at(ends.hold));
+  text += fmt::format("then down to {} after {}", schedule.floor, at(ends.decay));
   if (schedule.floor > 0) text += ", and held there";
-  return text;
+  return text + note_on_end(config);
 }
 
 // What the file system of `path`, which need not exist yet, has left for this user; nothing where it does not say.
@@ -102,14 +134,15 @@ double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* 
   return flops;
 }
 
-std::string print_run_plan(const Config& config, double flops, double peak_flops) {
+std::string print_run_plan(const Config& config, double flops, std::optional<double> epochs, double peak_flops) {
   constexpr double kShare = 0.4;  // of the peak: what large models reach here (docs/results.md)
   std::string text;
   if (config.train.steps > 0) {
     const double tokens = static_cast<double>(config.train.steps) * static_cast<double>(step_tokens(config));
     const char* most = config.data.mask_documents ? "at most " : "";  // as if every sequence were one document
-    text += fmt::format("  {} steps of {} tokens: {} tokens, {}{}\n", config.train.steps, step_tokens(config),
-                        human_count(tokens), most, human_quantity(flops, "FLOP"));
+    text += fmt::format("  {} steps of {} tokens: {} tokens{}, {}{}\n", config.train.steps, step_tokens(config),
+                        human_count(tokens), epochs ? fmt::format(", {:.2f} epochs", *epochs) : "", most,
+                        human_quantity(flops, "FLOP"));
     if (peak_flops > 0.0) {
       const double peak = peak_flops * static_cast<double>(config.parallel.ranks);
       text += fmt::format("  {}{} at {:.0f} % of {}\n", most, human_seconds(flops / (kShare * peak)), 100.0 * kShare,
@@ -127,11 +160,12 @@ void check_schedule(const Config& config, const Progress& done, bool resumes) {
   const std::optional<int64_t> last = last_learning_step(config.optim.schedule, step_tokens(config));
   if (!last || config.train.steps <= std::max(*last, done.steps)) return;
   const ScheduleConfig& schedule = config.optim.schedule;
+  const ScheduleEnds ends = schedule_ends(schedule);
   const std::string what = fmt::format(
       "train.steps = {}, but the learning rate is 0 from step {} on: optim.schedule ends after {} {} (warmup {} + hold "
       "{} + decay {})",
-      config.train.steps, *last + 1, schedule_span(schedule),
-      schedule.unit == ScheduleUnit::kSteps ? "steps" : "tokens", schedule.warmup, schedule.hold, schedule.decay);
+      config.train.steps, *last + 1, ends.decay, schedule.unit == ScheduleUnit::kSteps ? "steps" : "tokens",
+      ends.warmup, ends.hold - ends.warmup, ends.decay - ends.hold);
   throw usage_error(
       what, resumes ? fmt::format("set train.steps = {}; a run keeps its schedule, so train on from its weights as "
                                   "another run: another run.name, and this one's checkpoints as model.init.from",

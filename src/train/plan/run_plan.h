@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -19,8 +20,11 @@ double run_flops(const Config& config, const ModelCost& cost, const StreamPlan* 
 int64_t checkpoint_bytes(const Config& config);
 
 // Lines on the steps, tokens and FLOPs (run_flops) of the whole run, its schedule, and its checkpoints with their times
-// and disk space. train.steps is resolved, or 0: unknown. `peak_flops`: of the device, if known.
-std::string print_run_plan(const Config& config, double flops, double peak_flops = 0.0);
+// and disk space. train.steps is resolved, or 0: unknown. `epochs`: run_epochs(), if known; `peak_flops`: of the
+// device, if known. A run that ends before its schedule does, at the peak of its rates or on their way down, is told
+// so.
+std::string print_run_plan(const Config& config, double flops, std::optional<double> epochs = {},
+                           double peak_flops = 0.0);
 
 // Error (usage) if steps after `done` would be beyond the schedule's end, at a learning rate of 0. `resumes`: the run
 // has checkpoints, and with them its schedule.

@@ -12,7 +12,7 @@
 namespace nmoe {
 namespace {
 
-bool rates_decay(const Config& config) { return config.optim.schedule.decay > 0; }
+bool rates_decay(const Config& config) { return !config.optim.schedule.decay.is_none(); }
 bool any_run(const Config& /*config*/) { return true; }
 bool runs_on_a_gpu(const Config& config) { return config.run.device == "cuda"; }
 bool masks_documents(const Config& config) { return config.data.mask_documents; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/spec/spec.h"
 #include "optim/optimizer.h"
 #include "train/step/look_ahead.h"
 
@@ -45,7 +46,7 @@ StepInputs allocate_step_inputs(const Config& config, int64_t rank, std::span<co
   const int64_t begin = arena.mark();
   const Objectives objectives = objectives_of(config.train);
   inputs.loss_scale = arena.allocate(DType::kF64, {num_losses(config)});
-  inputs.rates = Optimizer::allocate_rates(arena);
+  inputs.rates = Optimizer::allocate_rates(config.optim, describe_model(config.model).weights, arena);
   inputs.rounding_key = arena.allocate(DType::kI64, {1});
   const int64_t batches = arena.mark();
   int64_t end = batches;
