@@ -1,5 +1,5 @@
-// Depthwise causal convolution with SiLU, as recurrent layers have it before their scan. W channels, K taps; on GPUs K is
-// 4 at most.
+// Depthwise causal convolution with SiLU, as recurrent layers have it before their scan. W channels, K taps; on GPUs K
+// is 4 at most.
 //
 //   pre[t, w] = bias[w] + sum over k < K of weight[w, k] * x[t - (K - 1) + k, w],   y = pre * sigmoid(pre)
 //
