@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -21,11 +22,9 @@ using Readers = std::vector<CheckpointReader>;
 
 // In what a model's weights mean; losses and where they began are how they came to be.
 std::string other_model(const CheckpointReader& a, const CheckpointReader& b) {
-  Config of_a, of_b;
-  of_a.model = saved_config(a).model;
-  of_b.model = saved_config(b).model;
-  take_training_keys(of_b.model, of_a.model);
-  of_b.model.scaling = of_a.model.scaling;
+  const ModelConfig of_a = saved_config(a).model;
+  ModelConfig of_b = saved_config(b).model;
+  take_training_keys(of_b, of_a);
   return explain_difference(of_a, of_b);
 }
 
@@ -84,8 +83,8 @@ struct Merge {
 };
 
 const CheckpointReader& last_of(const Readers& readers) {
-  return *std::ranges::max_element(
-      readers, [](const CheckpointReader& a, const CheckpointReader& b) { return a.info().step < b.info().step; });
+  return *std::ranges::max_element(readers | std::views::reverse, {},
+                                   [](const CheckpointReader& reader) { return reader.info().step; });
 }
 
 }  // namespace
@@ -98,6 +97,10 @@ MergeReport merge_checkpoints(const MergeOptions& options) {
   for (const fs::path& path : options.checkpoints) readers.push_back(CheckpointReader::open(path));
   for (const CheckpointReader& reader : readers) check_together(readers.front(), reader);
   const CheckpointFolder folder(options.out);
+  if (fs::exists(options.out / "manifest.json")) {
+    throw usage_error(fmt::format("'{}' is a checkpoint", options.out.string()),
+                      "name the folder that the merged one is to be in");
+  }
   if (const auto present = latest_checkpoint(options.out)) {
     throw usage_error(
         fmt::format("'{}' holds the checkpoint {} already", options.out.string(), present->filename().string()),
@@ -127,9 +130,8 @@ MergeReport merge_checkpoints(const MergeOptions& options) {
   head.info.nmoe_commit = options.commit;
   ThreadPool pool(options.num_threads);
   MergeReport report{.checkpoint = write_checkpoint(options.out, head, sources, {}, pool),
-                     .weights = counts,
                      .num_tensors = std::ssize(sources)};
-  for (double& weight : report.weights) weight /= merge.sum;
+  for (size_t k = 0; k < readers.size(); ++k) report.parts.push_back({readers[k].path(), counts[k] / merge.sum});
   return report;
 }
 

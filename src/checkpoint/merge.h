@@ -25,8 +25,12 @@ struct MergeOptions {
 };
 
 struct MergeReport {
+  struct Part {
+    fs::path checkpoint;  // of a folder, the one that was read
+    double weight = 0.0;  // they add up to 1
+  };
   fs::path checkpoint;
-  std::vector<double> weights;  // of the checkpoints, in their order
+  std::vector<Part> parts = {};  // in the order of the options
   int64_t num_tensors = 0;
 };
 
@@ -37,9 +41,9 @@ struct MergeReport {
 // else a checkpoint has (tokenizer, files of an imported model, configuration) is of the last one with the most steps.
 // Every byte that is read is verified.
 //
-// Errors: (usage) fewer than two; another model, in what its weights mean (keys of [model] but init, max_positions and
-// those of losses); other tensors or dtypes; another tokenizer; a folder that holds a checkpoint already; (runtime)
-// where something is missing or damaged. Nothing is left behind then.
+// Errors: (usage) fewer than two; another model, in what its weights mean (keys of [model] but those of training,
+// config/training_keys.h); other tensors or dtypes; another tokenizer; a folder that is a checkpoint, or holds one
+// already; (runtime) where something is missing or damaged. Nothing is left behind then.
 MergeReport merge_checkpoints(const MergeOptions& options);
 
 }  // namespace nmoe

@@ -2,18 +2,17 @@
 
 #include "base/version.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/saved_config.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "config/load.h"
 
 namespace nmoe::cli {
 namespace {
 
 // Hashes say that it is as it was written, not that anything can be done with it.
 void check_config(const CheckpointReader& reader) {
-  const std::string name = (reader.path() / "config.toml").string();
   try {
-    parse_config(reader.config_toml(), name);
+    saved_config(reader);
   } catch (const Error& error) {
     throw runtime_error(fmt::format("the configuration in it is none of this program's: {}", error.what()),
                         "use another checkpoint of the same folder, or the program that wrote it");
@@ -47,9 +46,7 @@ void checkpoint_merge_command(MergeOptions options) {
   options.version = std::string(version());
   options.commit = std::string(commit());
   const MergeReport report = merge_checkpoints(options);
-  for (size_t i = 0; i < report.weights.size(); ++i) {
-    print("{:.6f} of {}\n", report.weights[i], options.checkpoints[i].string());
-  }
+  for (const MergeReport::Part& part : report.parts) print("{:.6f} of {}\n", part.weight, part.checkpoint.string());
   print("checkpoint {}: {} tensors, without optimizer state\n", report.checkpoint.string(), report.num_tensors);
 }
 

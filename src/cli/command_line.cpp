@@ -21,6 +21,7 @@
 #include "cli/help.h"
 #include "cli/named_checkpoint.h"
 #include "cli/run_options.h"
+#include "cli/sweep_command.h"
 #include "config/templates.h"
 #include "ops/factory.h"
 
@@ -332,6 +333,7 @@ class CommandLine::Commands {
   void add_research(CLI::App& app) {
     CLI::App* research = app.add_subcommand("research", "questions that take several models")->require_subcommand(1);
     add_coordinates(*research, coordinates_, run_);
+    add_sweep(*research, sweep_, run_);
   }
 
   void add_checkpoints(CLI::App& app) {
@@ -651,6 +653,7 @@ class CommandLine::Commands {
   std::string checkpoint_;
   MergeOptions merge_;
   CoordinatesArguments coordinates_;
+  SweepArguments sweep_;
   GenerateArguments generate_;
   ImportArguments import_;
   ExportArguments export_;

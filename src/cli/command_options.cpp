@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <filesystem>
 #include <system_error>
 
 namespace nmoe::cli {
@@ -67,16 +68,27 @@ CLI::Option* add_arithmetic(CLI::App* command, std::optional<GenerationArithmeti
 
 void add_draft(CLI::App* command, DraftOptions& draft) {
   const auto set_kind = [&draft](const std::string& name) {
-    draft.kind = name == "ngram" ? DraftKind::kNgram : DraftKind::kNone;
+    draft.kind = name == "none"    ? DraftKind::kNone
+                 : name == "ngram" ? DraftKind::kNgram
+                 : name == "mtp"   ? DraftKind::kMtp
+                                   : DraftKind::kModel;
+    draft.checkpoint = draft.kind == DraftKind::kModel ? name : "";
   };
   CLI::Option* const kind =
       command
-          ->add_option_function<std::string>("--draft", set_kind,
-                                             "guess what texts go on with, and read guesses in one pass: the same "
-                                             "texts, sooner; ngram: by what followed "
-                                             "the last tokens where they came before")
-          ->check(CLI::IsMember({"none", "ngram"}))
-          ->type_name("none|ngram");
+          ->add_option_function<std::string>(
+              "--draft", set_kind,
+              "guess what texts go on with, and read guesses in one pass: the same texts, sooner; ngram: by what "
+              "followed the last tokens where they came before; mtp: by the model's module of multi-token prediction; "
+              "CHECKPOINT: by a smaller model's")
+          ->check(CLI::Validator(
+              [](const std::string& name) {
+                const bool is_known =
+                    name == "none" || name == "ngram" || name == "mtp" || std::filesystem::exists(name);
+                return is_known ? std::string() : name + " is not none, ngram or mtp, and no folder of a checkpoint";
+              },
+              /*description=*/"", "drafter"))
+          ->type_name("none|ngram|mtp|CHECKPOINT");
   const auto set_tokens = [&draft](const std::string& tokens) {
     draft.tokens = tokens == "auto" ? std::nullopt : std::optional(std::stoll(tokens));
   };

@@ -1,5 +1,10 @@
 #include "cli/run_options.h"
 
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/error.h"
 #include "cli/command_options.h"
 
 namespace nmoe::cli {
@@ -24,7 +29,13 @@ void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& ru
   });
   const auto add = [&arguments, &run, runs](const char* name, const char* what, void (*command)(const RunsArguments&)) {
     CLI::App* sub = runs->add_subcommand(name, what)->fallthrough();
-    sub->callback([&arguments, &run, command] { run = [&arguments, command] { command(arguments); }; });
+    sub->callback([&arguments, &run, command, name] {
+      if (!arguments.filters.empty() && std::string_view(name) != "compare") {
+        throw usage_error(fmt::format("n runs {}: --filter has no effect there", name),
+                          "leave it out and name the runs: n runs --filter ... lists those that meet conditions");
+      }
+      run = [&arguments, command] { command(arguments); };
+    });
     return sub;
   };
   const auto take_runs = [&arguments](CLI::App* sub, int most, const char* what) {

@@ -40,7 +40,8 @@ std::string scaling_table(const Config& config) {
     const bool is_drawn = row.weight.init == InitKind::kTruncatedNormal || row.weight.init == InitKind::kOnes;
     table.add({row.name, shapes(row), std::string(row.role), is_drawn ? factor(scaling.spread) : "-",
                factor(scaling.rate(optimizer)), row.weight.decay ? factor(scaling.decay(optimizer)) : "-",
-               optimizer == OptimizerKind::kAdamW ? factor(scaling.eps) : "-", std::string(row.source)});
+               optimizer == OptimizerKind::kAdamW ? factor(scaling.eps) : "-",
+               sources_of_scaling(row.weight, rule, optimizer)});
   }
   const std::string note = note_on_scaling(config.model);
   return fmt::format(

@@ -21,15 +21,17 @@ namespace nmoe {
 // The kinds of parts that layers are made of (config/layers.h).
 enum class PartKind {
   // Mixers, in which the positions of a sequence see each other.
-  kMla,     // multi-head latent attention: model/parts/mla.h
-  kGqa,     // grouped-query attention: model/parts/gqa.h
-  kMamba2,  // state-space duality: model/parts/mamba2.h
+  kMla,            // multi-head latent attention: model/parts/mla.h
+  kGqa,            // grouped-query attention: model/parts/gqa.h
+  kMamba2,         // state-space duality: model/parts/mamba2.h
+  kGatedDeltaNet,  // the gated delta rule: model/parts/gated_deltanet.h
   // Feed-forward parts, which work on each position separately.
   kDense,  // an MLP: model/parts/mlp.h
   kMoe,    // a mixture of experts: model/parts/moe.h
 };
 constexpr bool is_mixer(PartKind kind) { return kind < PartKind::kDense; }
 constexpr bool is_attention(PartKind kind) { return kind == PartKind::kMla || kind == PartKind::kGqa; }
+constexpr bool is_recurrent(PartKind kind) { return is_mixer(kind) && !is_attention(kind); }
 // The format of activations and of weights in products: kDevice is bf16 on CUDA and fp32 on the CPU. With the low
 // precisions it is the same, and the operands of the layers' products are rounded to the named format (OperandFormat,
 // base/kinds.h) first. Master weights, gradients and moments are fp32 either way.
@@ -134,7 +136,8 @@ struct GqaConfig {
   QkNormOver qk_norm_over = QkNormOver::kHead;
   int64_t rotary_dim = 0;  // values of a head that RoPE rotates, its first; 0: all
   AttentionBias bias = AttentionBias::kNone;
-  bool sinks = false;  // a learned logit of each head without a value, in the softmax's denominator
+  bool sinks = false;        // a learned logit of each head without a value, in the softmax's denominator
+  bool output_gate = false;  // heads' outputs are multiplied by sigmoid(x W), W as wide as they are
 
   int64_t rotated() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
 };
@@ -153,6 +156,19 @@ struct Mamba2Config {
   int64_t width() const { return num_heads * head_dim; }
   int64_t group_width() const { return num_groups * state_dim; }  // of B, or of C
   int64_t conv_channels() const { return width() + 2 * group_width(); }
+};
+
+// Gated DeltaNet (arXiv 2412.06464).
+struct GatedDeltaNetConfig {
+  int64_t num_key_heads = 4;    // of queries and keys
+  int64_t num_value_heads = 8;  // of values and states; so many share a key head, in their order
+  int64_t key_head_dim = 64;
+  int64_t value_head_dim = 64;
+  int64_t conv_width = 4;  // tokens that the convolution sees, the token itself included
+
+  int64_t key_width() const { return num_key_heads * key_head_dim; }
+  int64_t value_width() const { return num_value_heads * value_head_dim; }
+  int64_t conv_channels() const { return 2 * key_width() + value_width(); }
 };
 
 struct MoeConfig {
@@ -234,12 +250,14 @@ struct ModelConfig {
   int64_t attn_global_every = 1;        // layers n, 2n, ... from 1 are global, the last always
   int64_t max_positions = 0;            // longest text the model is meant for; 0: data.seq_len
   double norm_eps = 1e-6;
-  bool tied_head = false;  // the head shares the embedding table
+  bool zero_centred_norms = false;  // norms multiply by 1 + their weights; not those behind a recurrence
+  bool tied_head = false;           // the head shares the embedding table
   RopeConfig rope;
   YarnConfig yarn;
   MlaConfig mla;
   GqaConfig gqa;
   Mamba2Config mamba2;
+  GatedDeltaNetConfig gated_deltanet;
   MoeConfig moe;
   MtpConfig mtp;
   ScalingConfig scaling;

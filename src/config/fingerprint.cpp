@@ -32,12 +32,13 @@ std::string config_fingerprint(const Config& config) {
   return hash.finish();
 }
 
-std::string explain_difference(const Config& a, const Config& b) {
-  Config copy_a = a, copy_b = b;
-  const std::vector<Field> fields_a = describe(copy_a), fields_b = describe(copy_b);
+namespace {
+
+std::string differences(Config a, Config b, std::string_view section) {
+  const std::vector<Field> fields_a = describe(a), fields_b = describe(b);
   std::vector<std::string> lines;
   for (size_t i = 0; i < fields_a.size(); ++i) {
-    if (!fields_a[i].defines_run && !fields_b[i].defines_run) continue;
+    if (!fields_a[i].key.starts_with(section) || (!fields_a[i].defines_run && !fields_b[i].defines_run)) continue;
     const std::string value_a = value_or_unused(fields_a[i]);
     const std::string value_b = value_or_unused(fields_b[i]);
     if (value_a != value_b) {
@@ -45,6 +46,17 @@ std::string explain_difference(const Config& a, const Config& b) {
     }
   }
   return fmt::format("{}", fmt::join(lines, "\n"));
+}
+
+}  // namespace
+
+std::string explain_difference(const Config& a, const Config& b) { return differences(a, b, ""); }
+
+std::string explain_difference(const ModelConfig& a, const ModelConfig& b) {
+  Config with_a, with_b;
+  with_a.model = a;
+  with_b.model = b;
+  return differences(std::move(with_a), std::move(with_b), "model.");
 }
 
 }  // namespace nmoe

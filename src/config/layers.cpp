@@ -19,6 +19,7 @@ constexpr Named<PartSpec> kPartNames[] = {{{.kind = PartKind::kMla}, "mla"},
                                           {{.kind = PartKind::kGqa}, "gqa"},
                                           {{.kind = PartKind::kGqa, .rotates = false}, "gqa_nope"},
                                           {{.kind = PartKind::kMamba2, .rotates = false}, "mamba2"},
+                                          {{.kind = PartKind::kGatedDeltaNet, .rotates = false}, "gated_deltanet"},
                                           {{.kind = PartKind::kDense}, "dense"},
                                           {{.kind = PartKind::kMoe}, "moe"}};
 
@@ -94,7 +95,10 @@ class PatternReader {
   PartSpec with_number(PartSpec part) {
     const size_t colon = at_;
     if (!take(':')) return part;
-    if (part.kind == PartKind::kMamba2) fail_at(colon, "mamba2 has no window", "write mamba2 alone");
+    if (is_recurrent(part.kind)) {
+      const std::string_view name = part.kind == PartKind::kMamba2 ? "mamba2" : "gated_deltanet";
+      fail_at(colon, fmt::format("{} has no window", name), fmt::format("write {} alone", name));
+    }
     if (is_mixer(part.kind)) {
       part.window = read_number("a window");
     } else {

@@ -19,7 +19,7 @@ inline constexpr std::string_view kLayerPatternGrammar = R"md(A pattern has the 
 pattern      = item {"," item}
 item         = [count "x"] (layer | "(" pattern ")")
 layer        = mixer "/" feed-forward | mixer | feed-forward
-mixer        = ("mla" | "gqa" | "gqa_nope") [":" window] | "mamba2"
+mixer        = ("mla" | "gqa" | "gqa_nope") [":" window] | "mamba2" | "gated_deltanet"
 feed-forward = ("dense" | "moe") [":" hidden]
 ```
 
@@ -27,8 +27,8 @@ A layer has two parts, or one alone; each part has a norm before it and adds its
 `"mla/dense, 26 x mla/moe"` is one dense layer and 26 with experts; `"4 x (3 x gqa:512/moe, gqa/moe)"` is sixteen
 layers, of which every fourth sees all positions and the others the last 512, their own included;
 `"gqa, moe, 3 x (moe, dense), gqa"` is nine layers of a single part each. `gqa_nope` is `gqa` without rotary positions,
-as some models have in every fourth layer; `mamba2` is a recurrent layer ([model.mamba2]), as in
-`"4 x (mamba2, moe), gqa_nope, moe"`. Without `window` a mixer sees all positions; without `hidden` the hidden size
+as some models have in every fourth layer; `mamba2` and `gated_deltanet` are recurrent layers ([model.mamba2],
+[model.gated_deltanet]), as in `"4 x (mamba2, moe), gqa_nope, moe"`. Without `window` a mixer sees all positions; without `hidden` the hidden size
 of a feed-forward part is `model.dense_dim` or `model.moe.expert_dim`. Groups nest up to 16 deep; spaces between the
 parts are ignored.)md";
 
@@ -59,7 +59,7 @@ struct LayerPattern {
   struct Problem {
     size_t character = 0;  // from 1
     std::string what;      // "\"mlx\" is not a part of a layer"
-    std::string remedy;    // "write mla, gqa, gqa_nope, mamba2, dense or moe"
+    std::string remedy;    // "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe"
   };
   std::vector<LayerSpec> layers;
   std::optional<Problem> problem;  // then there are no layers

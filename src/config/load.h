@@ -58,5 +58,7 @@ std::string config_fingerprint(const Config& config);
 // The keys that make two fingerprints differ, "section.key: a != b", one a line; "unused" stands for
 // the value of a key without effect. Empty when the fingerprints are equal.
 std::string explain_difference(const Config& a, const Config& b);
+// The same of keys of [model] alone.
+std::string explain_difference(const ModelConfig& a, const ModelConfig& b);
 
 }  // namespace nmoe

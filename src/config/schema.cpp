@@ -189,6 +189,8 @@ void describe_attention(FieldList& f, ModelConfig& model, const LayerUse& layers
   f.key("bias", gqa.bias, kAttentionBiases, "projections with a bias; all: the output's, too")
       .leave_out_if(gqa.bias == AttentionBias::kNone);
   f.key("sinks", gqa.sinks, kFlag, "a learned logit of each head joins the softmax").leave_out_if(!gqa.sinks);
+  f.key("output_gate", gqa.output_gate, kFlag, "multiply heads' outputs by the sigmoid of a projection")
+      .leave_out_if(!gqa.output_gate);
 }
 
 void describe_mamba2(FieldList& f, Mamba2Config& mamba2, const LayerUse& layers, const ModelConfig& model) {
@@ -202,6 +204,16 @@ void describe_mamba2(FieldList& f, Mamba2Config& mamba2, const LayerUse& layers,
   f.key("chunk", mamba2.chunk, Integers{1, 256}, "tokens of a chunk of the scan; part of its arithmetic");
   f.key("step_min", mamba2.step_min, kPositive, "least step that random weights begin with");
   f.key("step_max", mamba2.step_max, kPositive, "largest step that they begin with");
+}
+
+void describe_gated_deltanet(FieldList& f, GatedDeltaNetConfig& net, const LayerUse& layers, const ModelConfig& model) {
+  f.section("model.gated_deltanet");
+  f.following_need(layers.has_mixer(model, PartKind::kGatedDeltaNet), "a layer with gated_deltanet in model.layers");
+  f.key("num_key_heads", net.num_key_heads, kSize, "number of heads of queries and keys");
+  f.key("num_value_heads", net.num_value_heads, kSize, "number of heads of values, each with a state");
+  f.key("key_head_dim", net.key_head_dim, kSize, "values of a query or key");
+  f.key("value_head_dim", net.value_head_dim, kSize, "values of a head of values");
+  f.key("conv_width", net.conv_width, Integers{2, 8}, "tokens that the convolution sees, the token itself included");
 }
 
 void describe_moe(FieldList& f, MoeConfig& moe, const LayerUse& layers) {
@@ -289,9 +301,12 @@ void describe_model(FieldList& f, ModelConfig& model) {
   f.key("max_positions", model.max_positions, kSizeOrNone, "longest text intended, in tokens; 0: data.seq_len")
       .not_in_fingerprint();
   f.key("norm_eps", model.norm_eps, kPositive, "epsilon of RMSNorm, added to the mean square");
+  f.key("zero_centred_norms", model.zero_centred_norms, kFlag, "norms multiply by 1 + their weights, which begin at 0")
+      .leave_out_if(!model.zero_centred_norms);
   f.key("tied_head", model.tied_head, kFlag, "the head shares the embedding table");
   describe_attention(f, model, layers);
   describe_mamba2(f, model.mamba2, layers, model);
+  describe_gated_deltanet(f, model.gated_deltanet, layers, model);
   describe_moe(f, model.moe, layers);
   describe_mtp(f, model.mtp);
 

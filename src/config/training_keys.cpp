@@ -4,6 +4,7 @@ namespace nmoe {
 
 void take_training_keys(ModelConfig& to, const ModelConfig& from) {
   to.init = from.init;
+  to.scaling = from.scaling;
   to.moe.bias_rate = from.moe.bias_rate;
   to.moe.balance_loss = from.moe.balance_loss;
   to.moe.z_loss = from.moe.z_loss;

@@ -5,7 +5,8 @@
 
 namespace nmoe {
 
-// Gives `to` those of `from`: initial values, the routers' bias rate and losses, and the losses of further tokens.
+// Gives `to` those of `from`: initial values, the rule by which rates follow sizes, the routers' bias rate and losses,
+// and the losses of further tokens.
 void take_training_keys(ModelConfig& to, const ModelConfig& from);
 
 }  // namespace nmoe

@@ -64,7 +64,7 @@ bool check_pattern(Rules& rules, const ModelConfig& model) {
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.layers"},
-                "in no layer do positions see each other", "write mla, gqa or mamba2 in some layer");
+                "in no layer do positions see each other", "write mla, gqa, mamba2 or gated_deltanet in some layer");
   return true;
 }
 
@@ -111,6 +111,25 @@ void check_attention(Rules& rules, const ModelConfig& model, const std::vector<L
   }
 }
 
+void check_zero_centred_norms(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  const ModelConfig& model = config.model;
+  if (!model.zero_centred_norms) return;
+  rules.require(count_parts(layers, PartKind::kMla) == 0, {"model.zero_centred_norms", "model.layers"},
+                "mla has no such norms", "write gqa for mla, or remove model.zero_centred_norms");
+  rules.require(model.scaling.rule == ScalingRule::kNone, {"model.zero_centred_norms", "model.scaling.rule"},
+                "rules of scaling change what gains begin at", "remove one of them");
+  rules.require(config.run.device == "cpu", {"run.device", "model.zero_centred_norms"},
+                "zero-centred norms do not run on GPUs yet", "set run.device = \"cpu\"");
+}
+
+void check_output_gate(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  if (!config.model.gqa.output_gate || count_parts(layers, PartKind::kGqa) == 0) return;
+  rules.require(config.model.gqa.bias == AttentionBias::kNone, {"model.gqa.output_gate", "model.gqa.bias"},
+                "gates have no biases", "remove one of them");
+  rules.require(config.run.device == "cpu", {"run.device", "model.gqa.output_gate"},
+                "gates of attention do not run on GPUs yet", "set run.device = \"cpu\"");
+}
+
 void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
   if (count_parts(layers, PartKind::kMamba2) == 0) return;
   const Mamba2Config& mamba2 = config.model.mamba2;
@@ -127,6 +146,17 @@ void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpe
                 {"run.device", "model.mamba2.num_heads", "model.mamba2.head_dim", "model.mamba2.num_groups"},
                 "on GPUs a group has 8,192 values at most",
                 "set run.device = \"cpu\" or raise model.mamba2.num_groups");
+}
+
+void check_gated_deltanet(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
+  if (count_parts(layers, PartKind::kGatedDeltaNet) == 0) return;
+  const GatedDeltaNetConfig& net = config.model.gated_deltanet;
+  rules.require(net.num_value_heads % net.num_key_heads == 0,
+                {"model.gated_deltanet.num_key_heads", "model.gated_deltanet.num_value_heads"},
+                "key heads are shared evenly",
+                "let model.gated_deltanet.num_key_heads divide model.gated_deltanet.num_value_heads");
+  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "gated_deltanet does not run on GPUs yet",
+                "set run.device = \"cpu\"");
 }
 
 void check_moe(Rules& rules, const ModelConfig& model, const std::vector<LayerSpec>& layers) {
@@ -181,7 +211,8 @@ void check_mtp(Rules& rules, const Config& config, const std::vector<LayerSpec>&
   }
   const std::vector<PartSpec> parts = parts_of(pattern.layers);
   rules.require(std::ranges::any_of(parts, is_mixer, &PartSpec::kind), {"model.mtp.layers"},
-                "in no layer of a module do positions see each other", "write mla, gqa or mamba2 in some layer");
+                "in no layer of a module do positions see each other",
+                "write mla, gqa, mamba2 or gated_deltanet in some layer");
   const bool are_known =
       std::ranges::all_of(parts, [&](const PartSpec& part) { return count_parts(layers, part.kind) > 0; });
   rules.require(are_known, {"model.mtp.layers"}, "it has a part of a kind that no layer of the model has",
@@ -322,7 +353,10 @@ std::vector<Issue> find_issues(const Config& config) {
   if (check_pattern(rules, config.model)) {
     const std::vector<LayerSpec> layers = layer_specs(config.model);
     check_attention(rules, config.model, layers);
+    check_zero_centred_norms(rules, config, layers);
+    check_output_gate(rules, config, layers);
     check_mamba2(rules, config, layers);
+    check_gated_deltanet(rules, config, layers);
     check_moe(rules, config.model, layers);
     check_mtp(rules, config, layers);
     check_precision(rules, config, layers.size());

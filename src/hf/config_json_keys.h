@@ -17,6 +17,7 @@ constexpr KeyNames kNextnKey = {"num_nextn_predict_layers", "num_mtp_layers"};
 constexpr KeyNames kNemotronKeys[] = {{"hybrid_override_pattern", "layers_block_type"},
                                       {"hybrid_override_pattern", "layer_types"},
                                       {"layer_norm_epsilon", "norm_eps"},
+                                      {"head_dim", "attention_head_dim"},
                                       {"n_groups", "mamba_n_groups"},
                                       {"conv_kernel", "mamba_d_conv"},
                                       {"chunk_size", "mamba_chunk_size"},

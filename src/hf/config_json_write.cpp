@@ -155,9 +155,18 @@ void replace(Json& json, std::string_view key, const Json& wanted, ModelType typ
   }
 }
 
+// What no type has yet.
+void require_plain(Fit& fit, const ModelConfig& config) {
+  fit.require(!config.zero_centred_norms, "model.zero_centred_norms", "norms that multiply by their weights");
+  if (count_parts(layer_specs(config), PartKind::kGqa) > 0) {
+    fit.require(!config.gqa.output_gate, "model.gqa.output_gate", "attention without a gate");
+  }
+}
+
 // What a type whose layers are of one part each has not.
 std::vector<std::string> obstacles_to_hybrid(const ModelConfig& config, ModelType type) {
   Fit fit(config, model_type_name(type));
+  require_plain(fit, config);
   text_of(type).require(fit, config, type);
   return std::move(fit).obstacles();
 }
@@ -182,6 +191,7 @@ std::vector<std::string> obstacles_to(const ModelConfig& given, ModelType type) 
   fit.require(config.moe.latent_dim == 0, "model.moe.latent_dim", "experts that read the residual stream");
   fit.require(config.mtp.depth == 0 || predicts_further(type), "model.mtp.depth", "no further tokens to predict");
   fit.require(config.mtp.layers.empty(), "model.mtp.layers", "one layer in a module, as the model's last");
+  require_plain(fit, config);
   require_layers(fit, config, type);
   text_of(type).require(fit, config, type);
   require_rope(fit, config);

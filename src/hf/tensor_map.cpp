@@ -313,6 +313,8 @@ bool map_part(const LayerPart& part, ModelType type, std::string_view name, Piec
       return map_grouped_attention(part.config, order, name, pieces);
     case PartKind::kMamba2:
       return map_mamba2(part.config.mamba2, name, pieces);
+    case PartKind::kGatedDeltaNet:
+      return false;
     case PartKind::kDense:
       return map_dense(part, type, name, pieces);
     case PartKind::kMoe:

@@ -5,7 +5,6 @@
 
 #include "infer/cached_model.h"
 #include "infer/draft/make_drafter.h"
-#include "infer/load_model.h"
 #include "infer/seen_ids.h"
 #include "infer/stop_strings.h"
 #include "infer/utf8_stream.h"
@@ -73,8 +72,11 @@ std::string_view finish_reason_name(FinishReason reason) {
   NMOE_CHECK(false, "finish reason {}", static_cast<int>(reason));
 }
 
-InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft)
-    : model_(std::move(model)), slots_(*model_), drafter_(make_drafter(draft)), draft_control_(draft.tokens) {
+InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft, DraftModels models)
+    : model_(std::move(model)),
+      slots_(*model_),
+      drafter_(make_drafter(draft, *model_, std::move(models))),
+      draft_control_(draft.tokens, drafter_ != nullptr && drafter_->takes_time()) {
   check_drafts(draft);
   if (drafter_ != nullptr && !model_->goes_back()) {
     throw usage_error(
@@ -84,16 +86,6 @@ InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const Draft
   load_.max_sequences = model_->num_slots();
   load_.num_pages = slots_.num_pages();
 }
-
-InferenceEngine::InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options)
-    : InferenceEngine(load_cached_model(checkpoint, {.device = options.device,
-                                                     .num_threads = options.num_threads,
-                                                     .cached = {.num_slots = options.max_sequences,
-                                                                .capacity = options.max_context,
-                                                                .cache_positions = options.cache_positions,
-                                                                .max_drafts = most_drafts(options.draft)},
-                                                     .arithmetic = options.arithmetic}),
-                      options.draft) {}
 
 InferenceEngine::~InferenceEngine() = default;
 
@@ -210,8 +202,15 @@ void InferenceEngine::run_step() {
   const std::vector<Part> parts = plan_step();
   std::vector<CacheRow> rows;
   std::vector<int32_t> wanted;
+  std::vector<RanRows> ran;
   for (const Part& part : parts) {
     const Sequence& sequence = *part.sequence;
+    if (drafter_ != nullptr) {
+      ran.push_back({.id = sequence.id,
+                     .first_row = std::ssize(rows),
+                     .position = sequence.num_computed,
+                     .count = part.num_rows});
+    }
     for (int64_t i = 0; i < part.num_rows; ++i) {
       const int64_t position = sequence.num_computed + i;
       if (part.wants(i)) wanted.push_back(static_cast<int32_t>(rows.size()));
@@ -221,6 +220,7 @@ void InferenceEngine::run_step() {
     }
   }
   if (rows.empty()) return;
+  if (drafter_ != nullptr) drafter_->ran(ran);
   for (const Part& part : parts) part.sequence->num_run = part.sequence->num_computed + part.num_rows;
   model_->samples() ? sample_step(parts, rows, wanted) : draw_step(parts, rows, wanted);
 }
@@ -238,8 +238,10 @@ void InferenceEngine::draw_step(const std::vector<Part>& parts, std::span<const 
 // Steps that read prompts say nothing of what guesses cost.
 void InferenceEngine::record_step(Clock::time_point begin, std::span<const CacheRow> rows,
                                   std::span<const int32_t> wanted) {
-  if (drafter_ == nullptr || rows.size() != wanted.size()) return;
-  draft_control_.record(std::ssize(rows), std::chrono::duration<double>(Clock::now() - begin).count());
+  if (drafter_ == nullptr) return;
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  rows.size() == wanted.size() ? draft_control_.record(std::ssize(rows), seconds)
+                               : draft_control_.record_reading(std::ssize(rows), seconds);
 }
 
 void InferenceEngine::restart_run_ahead() {
@@ -260,20 +262,10 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
     tell(part, std::span(told).subspan(static_cast<size_t>(part.first_logits)));
     for (int64_t i = 0; i < part.num_drawn(); ++i) {
       const auto row = static_cast<int32_t>(part.first_drawn() + i);
-      draws[static_cast<size_t>(row)] = {.temperature = sampling.temperature,
-                                         .top_p = sampling.top_p,
-                                         .min_p = sampling.min_p,
-                                         .uniform = sampling_uniform(sampling, sequence.result.output_tokens + i),
-                                         .top_k = sampling.top_k,
-                                         .penalty = sampling.repetition_penalty};
+      draws[static_cast<size_t>(row)] = token_draw(sampling, sequence.result.output_tokens + i);
       if (sampling.repetition_penalty == 1.0) continue;
-      SeenIds guessed;  // besides
-      for (const int32_t id : std::span(sequence.guesses).first(static_cast<size_t>(i))) {
-        if (!sequence.seen.contains(id)) guessed.add(id);
-      }
-      for (const SeenIds* ids : {&sequence.seen, &std::as_const(guessed)}) {
-        for (const int32_t id : ids->ids()) seen.push_back({.wanted_idx = row, .id = id});
-      }
+      const std::span<const int32_t> guessed = std::span(sequence.guesses).first(static_cast<size_t>(i));
+      for (const int32_t id : ids_with(sequence.seen, guessed)) seen.push_back({.wanted_idx = row, .id = id});
     }
   }
   if (std::ranges::none_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); })) told.clear();
@@ -380,31 +372,42 @@ void InferenceEngine::draft() {
   if (drafter_ == nullptr) return;
   std::vector<Sequence*> writers;
   std::vector<DraftedText> texts;
+  std::vector<DraftControl::Offer> offers;
   for (const auto& sequence : running_) {
     sequence->guesses.clear();
     sequence->num_drafts = 0;
     if (sequence->num_pending() != 1 || sequence->starts_document || sequence->reading_prompt_logprobs()) continue;
     // What is given at most: a token beside those that are guessed.
     const int64_t to_come = sequence->request.max_tokens - sequence->result.output_tokens - 1,
-                  room = max_context() - std::ssize(sequence->tokens);
+                  size = std::ssize(sequence->tokens), most = std::min({kMostDrafts, to_come, max_context() - size});
     writers.push_back(sequence.get());
     texts.push_back({.id = sequence->id,
                      .tokens = sequence->tokens,
-                     .max_drafts = std::min({kMostDrafts, to_come, room}),
+                     .sampling = &sequence->request.sampling,
+                     .num_written = sequence->result.output_tokens,
+                     .seen = &sequence->seen,
+                     .max_drafts = most,
                      .drafts = &sequence->guesses});
-  }
-  drafter_->draft(texts);
-  std::vector<DraftControl::Offer> offers;
-  for (const Sequence* writer : writers) {
-    offers.push_back({.num_drafts = std::ssize(writer->guesses), .rate = writer->draft_rate.rate()});
+    offers.push_back({.num_drafts = most,
+                      .rate = sequence->draft_rate.rate(draft_rate_.rate()),
+                      .num_unread = drafter_->num_unread(sequence->id, size)});
   }
   const int64_t spare_logits = model_->max_logits() - std::ssize(running_),
-                spare_rows = model_->max_rows() - std::ssize(running_);
-  draft_control_.choose(std::ssize(writers), std::min(spare_logits, spare_rows), offers);
+                spare_rows = model_->max_rows() - std::ssize(running_), room = std::min(spare_logits, spare_rows);
+  const auto choose = [&] { draft_control_.choose(std::ssize(writers), room, offers); };
+  if (drafter_->takes_time()) {
+    choose();
+    for (size_t i = 0; i < texts.size(); ++i) texts[i].max_drafts = offers[i].chosen;
+  }
+  draft_control_.record_drafts(drafter_->draft(texts));
+  for (size_t i = 0; i < writers.size(); ++i) offers[i].num_drafts = std::ssize(writers[i]->guesses);
+  if (!drafter_->takes_time()) choose();
   for (size_t i = 0; i < writers.size(); ++i) {
     Sequence& writer = *writers[i];
-    const int64_t end = std::ssize(writer.tokens) + offers[i].chosen;
-    if (offers[i].chosen > 0 && slots_.grow(writer.slot, end)) writer.num_drafts = offers[i].chosen;
+    const int64_t num_drafts = std::min(offers[i].chosen, offers[i].num_drafts);
+    if (num_drafts > 0 && slots_.grow(writer.slot, std::ssize(writer.tokens) + num_drafts)) {
+      writer.num_drafts = num_drafts;
+    }
   }
 }
 
@@ -484,6 +487,7 @@ void InferenceEngine::advance(const Part& part, const LogitRows& logits, std::sp
 
 void InferenceEngine::judge(Sequence& sequence, size_t guess, bool was_run, bool is_right) {
   sequence.draft_rate.judge(is_right);
+  draft_rate_.judge(is_right);
   if (!was_run) return;
   ++drafts_.reached[guess];
   if (!is_right) return;

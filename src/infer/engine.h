@@ -34,6 +34,7 @@
 #include "infer/cache_slots.h"
 #include "infer/draft/draft_control.h"
 #include "infer/draft/drafter.h"
+#include "infer/draft/make_drafter.h"
 #include "infer/logprobs.h"
 #include "infer/sampler.h"
 
@@ -146,10 +147,11 @@ using RequestId = uint64_t;
 
 class InferenceEngine {
  public:
-  // Over a model that runs weights of whomever. Error (usage): guesses for a model whose states do not go back.
-  explicit InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft = {});
+  // Over a model that runs weights of whomever; `models`: what drafts, with room for as many texts and positions. Error
+  // (usage): guesses for a model whose states do not go back; make_drafter's.
+  explicit InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft = {}, DraftModels models = {});
   // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
-  // CheckpointReader; usage, with what to lower, when it does not fit the machine.
+  // CheckpointReader, and make_drafter's; usage, with what to lower, when it does not fit the machine.
   InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
   ~InferenceEngine();
   InferenceEngine(const InferenceEngine&) = delete;
@@ -181,6 +183,12 @@ class InferenceEngine {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Models {
+    std::shared_ptr<CachedModel> model;
+    DraftModels drafting;
+  };
+  static Models load_models(const std::filesystem::path& checkpoint, const InferenceOptions& options);
+  InferenceEngine(Models models, const DraftOptions& draft);
   struct Sequence;  // a request and how far it is
   // The next rows of a sequence, as many as a step has room for.
   struct Part {
@@ -245,6 +253,7 @@ class InferenceEngine {
   Sampler sampler_;
   std::unique_ptr<Drafter> drafter_;  // null: nothing is guessed
   DraftControl draft_control_;
+  DraftRate draft_rate_;  // of all texts
   DraftCounts drafts_;
   int64_t num_preemptions_ = 0;
 

@@ -9,58 +9,75 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/saved_config.h"
 #include "config/layers.h"
+#include "infer/draft/prediction_passes.h"
 
 namespace nmoe {
 namespace {
 
 // A cached model with the weights that it runs.
 struct OwnModel {
-  OwnModel(const Config& the_config, std::shared_ptr<const Tokenizer> tokenizer, const LoadOptions& options,
+  OwnModel(const Config& the_config, const std::shared_ptr<const Tokenizer>& tokenizer, const LoadOptions& options,
            const WeightsPlace& place)
       : config(the_config),
         weights(config.model, place,
                 [&](WeightSet& all, Storage& storage) {
                   ModelRunner rehearsed(config.model, all, storage.device(), RunnerRoom::of(storage),
                                         generation_runner(options.cached.capacity, config.generation.arithmetic));
-                  CachedModel(config, tokenizer, rehearsed.model(), RunnerRoom::of(storage), options.cached);
+                  const CachedModel model(config, tokenizer, rehearsed.model(), RunnerRoom::of(storage),
+                                          options.cached);
+                  make_predictions(config, tokenizer, rehearsed.model(), model, storage, options);
                 }),
         runner(config.model, weights.weights(), weights.device(), RunnerRoom::of(weights.storage()),
                generation_runner(options.cached.capacity, config.generation.arithmetic)),
-        cached(config, std::move(tokenizer), runner.model(), RunnerRoom::of(weights.storage()), options.cached) {}
+        cached(config, tokenizer, runner.model(), RunnerRoom::of(weights.storage()), options.cached),
+        predictions(make_predictions(config, tokenizer, runner.model(), cached, weights.storage(), options)) {}
+
+  static std::unique_ptr<PredictionPasses> make_predictions(const Config& config,
+                                                            const std::shared_ptr<const Tokenizer>& tokenizer,
+                                                            Model& model, const CachedModel& cached, Storage& storage,
+                                                            const LoadOptions& options) {
+    if (!options.predicts || config.model.mtp.depth == 0) return nullptr;
+    return std::make_unique<PredictionPasses>(config, tokenizer, model, cached, RunnerRoom::of(storage),
+                                              options.cached.cache_positions);
+  }
 
   Config config;
   PlacedWeights weights;
   ModelRunner runner;
   CachedModel cached;
+  std::unique_ptr<PredictionPasses> predictions;
 };
 
 int64_t positions_of(const CachedModelOptions& options) {
   return options.cache_positions > 0 ? options.cache_positions : options.num_slots * options.capacity;
 }
 
-std::shared_ptr<OwnModel> make_model(const Config& given, std::shared_ptr<const Tokenizer> tokenizer,
+std::shared_ptr<OwnModel> make_model(const Config& given, const std::shared_ptr<const Tokenizer>& tokenizer,
                                      LoadOptions options) {
   const Config config = with_arithmetic(given, options.arithmetic);
   options.cached.num_slots = slots_of(options.cached.num_slots);
   options.cached.capacity = context_of(config, options.cached.capacity);
   options.cached.cache_positions = cache_positions_of(options.cached.cache_positions);
   const DType dtype = generation_dtype(config, options.device);
-  const WeightsPlace place{
-      .device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype},
-      .work = "generation",
-      .remedy = [&](const StoragePlan& plan) {
-        return fmt::format(
-            "lower the sequences at a time (now {}), the context (now {} tokens) or the cached positions of all "
-            "sequences together (now {}): the cache takes {}, the weights take {}",
-            options.cached.num_slots, options.cached.capacity, positions_of(options.cached),
-            human_bytes(plan[ArenaKind::kCache]), human_bytes(plan[ArenaKind::kParameters]));
-      }};
-  return std::make_shared<OwnModel>(config, std::move(tokenizer), options, place);
+  // Member by member: of designated ones GCC 12 warns that they may not be initialised.
+  WeightsPlace place;
+  place.device = {.kind = options.device, .num_threads = options.num_threads, .compute_dtype = dtype};
+  place.work = options.work;
+  place.remedy = [&](const StoragePlan& plan) {
+    return fmt::format(
+        "lower the sequences at a time (now {}), the context (now {} tokens) or the cached positions of all "
+        "sequences together (now {}): the cache takes {}, the weights take {}",
+        options.cached.num_slots, options.cached.capacity, positions_of(options.cached),
+        human_bytes(plan[ArenaKind::kCache]), human_bytes(plan[ArenaKind::kParameters]));
+  };
+  return std::make_shared<OwnModel>(config, tokenizer, options, place);
 }
 
-std::shared_ptr<CachedModel> cached_of(std::shared_ptr<OwnModel> model) {
-  CachedModel* const cached = &model->cached;
-  return {std::move(model), cached};
+// Each keeps all of it.
+LoadedModel loaded(const std::shared_ptr<OwnModel>& model) {
+  LoadedModel parts{.model = {model, &model->cached}, .predictions = nullptr};
+  if (model->predictions != nullptr) parts.predictions = {model, model->predictions.get()};
+  return parts;
 }
 
 }  // namespace
@@ -100,18 +117,26 @@ void load_weights(const CheckpointReader& reader, PlacedWeights& placed) {
   }
 }
 
-std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& checkpoint, const LoadOptions& options) {
+LoadedModel load_model(const std::filesystem::path& checkpoint, const LoadOptions& options) {
   const CheckpointReader reader = CheckpointReader::open(checkpoint);
-  auto model = make_model(saved_config(reader), reader.tokenizer(), options);
+  const auto model = make_model(saved_config(reader), reader.tokenizer(), options);
   load_weights(reader, model->weights);
-  return cached_of(std::move(model));
+  return loaded(model);
+}
+
+LoadedModel random_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer, const LoadOptions& options) {
+  const auto model = make_model(config, tokenizer, options);
+  model->weights.initialise(static_cast<uint64_t>(config.run.seed), config.model.init.truncation);
+  return loaded(model);
+}
+
+std::shared_ptr<CachedModel> load_cached_model(const std::filesystem::path& checkpoint, const LoadOptions& options) {
+  return load_model(checkpoint, options).model;
 }
 
 std::shared_ptr<CachedModel> random_cached_model(const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
                                                  const LoadOptions& options) {
-  auto model = make_model(config, std::move(tokenizer), options);
-  model->weights.initialise(static_cast<uint64_t>(config.run.seed), config.model.init.truncation);
-  return cached_of(std::move(model));
+  return random_model(config, std::move(tokenizer), options).model;
 }
 
 }  // namespace nmoe

@@ -25,6 +25,15 @@ double sampling_uniform(const SamplingOptions& options, int64_t position) {
   return Philox(options.seed, "sample").uniform(static_cast<uint64_t>(position));
 }
 
+TokenDraw token_draw(const SamplingOptions& options, int64_t position) {
+  return {.temperature = options.temperature,
+          .top_p = options.top_p,
+          .min_p = options.min_p,
+          .uniform = sampling_uniform(options, position),
+          .top_k = options.top_k,
+          .penalty = options.repetition_penalty};
+}
+
 Error no_finite_logit(int64_t position) {
   return runtime_error(fmt::format("the largest logit of an output's token {} is not finite", position),
                        "the model's weights are no good: take an earlier checkpoint");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "ops/sampling.h"
 
 namespace nmoe {
 
@@ -27,6 +28,9 @@ void check_sampling(const SamplingOptions& options);
 
 // The random number in (0, 1) of the token at `position` of an output.
 double sampling_uniform(const SamplingOptions& options, int64_t position);
+
+// The same of a device that samples: how it draws that token.
+TokenDraw token_draw(const SamplingOptions& options, int64_t position);
 
 // Error (runtime) for a model whose largest logit for an output's token at `position` is not finite.
 Error no_finite_logit(int64_t position);

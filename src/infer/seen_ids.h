@@ -22,4 +22,15 @@ class SeenIds {
   std::unordered_set<int32_t> is_seen_;
 };
 
+// Those ids and `more`, each once.
+inline std::vector<int32_t> ids_with(const SeenIds& seen, std::span<const int32_t> more) {
+  SeenIds others;
+  for (const int32_t id : more) {
+    if (!seen.contains(id)) others.add(id);
+  }
+  std::vector<int32_t> all(seen.ids().begin(), seen.ids().end());
+  all.insert(all.end(), others.ids().begin(), others.ids().end());
+  return all;
+}
+
 }  // namespace nmoe

@@ -330,7 +330,31 @@ Tensor Model::cached_hidden_states(const Pass& pass, const CachedRows& rows, con
   const Tensor normed = pass.push(stream);
   final_norm_.forward(pass, x, normed);
   pass.capture(Intermediate::kFinalNormOut, kNoLayer, normed);
+  if (cached_states_.defined()) ops_.copy({.source = normed, .destination = cached_states_.rows(0, stream[0])});
   return normed;
+}
+
+std::vector<StateSpec> Model::prediction_states() const {
+  const std::vector<DescribedPart> all = spec_.prediction_layer_parts();
+  std::vector<StateSpec> states;
+  for (const DescribedPart& part : std::span(all).first(all.size() / modules_.size())) {
+    states.push_back(part.traits.state_in(passes_.generation));
+  }
+  return states;
+}
+
+void Model::cached_predictions(const PredictionRows& args, const ModelStates& states, Arena& activations, Tensor wanted,
+                               Tensor logits) {
+  const ArenaScope scope(activations);
+  const Batch batch = batch_of(args.rows);
+  Pass pass = make_pass(batch, activations);
+  pass.statistics = false;
+  const Tensor hidden = pass.push({batch.num_tokens(), config_.dim});
+  ops_.embedding_forward({.ids = args.sources, .table = args.hidden, .y = hidden});
+  modules_.front()->cached_forward(pass, embedding_, args.rows.tokens, hidden, states.parts, args.rows.slots);
+  if (wanted.dim(0) == 0) return;
+  ops_.embedding_forward({.ids = wanted, .table = hidden, .y = args.made});
+  head_.logits(pass, hidden, wanted, logits);
 }
 
 void Model::cached_logits(const CachedRows& rows, const ModelStates& states, Arena& activations, Tensor wanted,

@@ -85,6 +85,22 @@ class Model final : public SequenceModel {
                      Tensor logits) override;
   void cached_scores(const CachedRows& rows, const ModelStates& states, Arena& activations,
                      const ScoredRows& scored) override;
+  // Where cached passes leave their states behind the final norm from now on: of a pass's row i in row i of `states`
+  // [R, D], in passes of up to R rows. It outlives them.
+  void keep_cached_states(Tensor states) { cached_states_ = states; }
+  // What the first module of multi-token prediction keeps of a sequence in passes of its own.
+  std::vector<StateSpec> prediction_states() const;
+  // A pass of that module: row t goes on from the states in row sources[t] of `hidden` [R, D] with its token, which is
+  // the one behind those. Leaves its states for the rows `wanted` [L] i32 in `made` [L, D], which may be rows of
+  // `hidden`, and their logits [L, V], of what follows the token; none if L is 0.
+  struct PredictionRows {
+    CachedRows rows;
+    Tensor sources;  // [T] i32
+    Tensor hidden;
+    Tensor made;
+  };
+  void cached_predictions(const PredictionRows& rows, const ModelStates& states, Arena& activations, Tensor wanted,
+                          Tensor logits);
   // Updates every router's selection bias by the signs of this step's load errors, unless grad_scale is not finite.
   void update_router_bias(Tensor grad_scale);
 
@@ -138,6 +154,7 @@ class Model final : public SequenceModel {
   Tensor router_counts_, router_sums_;  // undefined in a model without routers
   ExchangeStats exchange_stats_;
   RopeTables rope_;
+  Tensor cached_states_;  // keep_cached_states(); undefined: they are not kept
 };
 
 }  // namespace nmoe

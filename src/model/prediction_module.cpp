@@ -20,6 +20,7 @@ PredictionModule::PredictionModule(int64_t module, std::span<const std::vector<L
       last_layer_(layers.back().front().layer) {
   for (const std::vector<LayerPart>& parts : layers) {
     blocks_.push_back(std::make_unique<Block>(parts, weights, routing));
+    num_parts_.push_back(parts.size());
   }
 }
 
@@ -47,6 +48,23 @@ void PredictionModule::forward(const Pass& pass, Weight& embedding, Tensor token
   kept.out = pass.push(stream);
   kept.final_norm = final_norm_.forward(pass, x, kept.out);
   pass.capture(Intermediate::kFinalNormOut, last_layer_, kept.out);
+}
+
+void PredictionModule::cached_forward(const Pass& pass, const Weight& embedding, Tensor tokens, Tensor hidden,
+                                      std::span<const PartStates> states, Tensor slots) const {
+  const Shape stream = hidden.shape();
+  const Tensor normed = pass.push(stream);
+  Tensor x = pass.push(stream), room = pass.push(stream);
+  pass.ops.embedding_forward({.ids = tokens, .table = embedding.value, .y = x});
+  embedding_.norm.forward(pass, x, normed);
+  embedding_.projection.forward(pass.ops, normed, room);
+  hidden_.norm.forward(pass, hidden, normed);
+  hidden_.projection.forward(pass.ops, normed, x, room);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i]->cached_forward(pass, x, room, states.first(num_parts_[i]), slots);
+    states = states.subspan(num_parts_[i]);
+  }
+  final_norm_.forward(pass, x, hidden);
 }
 
 void PredictionModule::backward(const Pass& pass, const Kept& kept, Weight* embedding, Tensor tokens, Tensor dout,

@@ -44,6 +44,10 @@ class PredictionModule {
   // tokens [T] i32: those k further; hidden [T, D]: h^{k-1}, which must live until backward. `room` [T, D]: memory that
   // is free. kept =; what waits is on the activation stack.
   void forward(const Pass& pass, Weight& embedding, Tensor tokens, Tensor hidden, Tensor room, Kept& kept) const;
+  // The same in generation, with the states of the parts of its layers: `hidden` [T, D] is h^{k-1} and becomes h^k. A
+  // row sees those of its slot's sequence before it that were run here, at whatever depth.
+  void cached_forward(const Pass& pass, const Weight& embedding, Tensor tokens, Tensor hidden,
+                      std::span<const PartStates> states, Tensor slots) const;
   // Of an application. dout [T, D]: the gradient of h^k on entry, overwritten. dhidden [T, D] += that of h^{k-1};
   // undefined: not wanted. The embedding's gradient likewise; null: not wanted.
   void backward(const Pass& pass, const Kept& kept, Weight* embedding, Tensor tokens, Tensor dout,
@@ -66,6 +70,7 @@ class PredictionModule {
   WeightRange inputs_range_, final_norm_range_;
   Input embedding_, hidden_;
   std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<size_t> num_parts_;  // of each
   Norm final_norm_;
   int64_t first_layer_, last_layer_;
 };

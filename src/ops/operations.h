@@ -10,6 +10,7 @@
 #include "ops/contracts/bias.h"
 #include "ops/contracts/cache.h"
 #include "ops/contracts/convolution.h"
+#include "ops/contracts/delta_rule.h"
 #include "ops/contracts/embedding.h"
 #include "ops/contracts/exchange.h"
 #include "ops/contracts/gradient.h"
@@ -63,6 +64,8 @@
   X(gated_norm_backward, GatedNormBackward)                      \
   X(activation_forward, ActivationForward)                       \
   X(activation_backward, ActivationBackward)                     \
+  X(gate_forward, GateForward)                                   \
+  X(gate_backward, GateBackward)                                 \
   X(rope_forward, Rope)                                          \
   X(rope_backward, Rope)                                         \
   X(attention_forward, AttentionForward)                         \
@@ -81,6 +84,9 @@
   X(ssd_forward, SsdForward)                                     \
   X(ssd_backward, SsdBackward)                                   \
   X(cached_ssd, CachedSsd)                                       \
+  X(delta_rule_forward, DeltaRuleForward)                        \
+  X(delta_rule_backward, DeltaRuleBackward)                      \
+  X(cached_delta_rule, CachedDeltaRule)                          \
   X(router_forward, RouterForward)                               \
   X(router_backward, RouterBackward)                             \
   X(route_tokens, RouteTokens)                                   \

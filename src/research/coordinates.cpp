@@ -30,6 +30,8 @@ constexpr const char* kWidths[] = {"dim",
                                    "mla.kv_lora_rank",
                                    "gqa.num_kv_heads",
                                    "mamba2.num_heads",
+                                   "gated_deltanet.num_key_heads",
+                                   "gated_deltanet.num_value_heads",
                                    "moe.expert_dim",
                                    "moe.latent_dim",
                                    "moe.shared_dim"};

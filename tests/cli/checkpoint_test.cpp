@@ -104,7 +104,7 @@ TEST_F(CheckpointCommandTest, MergesAreTheMeansOfWeights) {
   const auto step = [&](int number) { return fmt::format("{}/step_{:08}", folder_, number); };
   const std::string said =
       output({"checkpoint", "merge", step(1), step(2), folder_, "-o", "linear", "--weights", "linear"});
-  EXPECT_TRUE(contains(said, "0.500000 of " + folder_));
+  EXPECT_TRUE(contains(said, fmt::format("0.500000 of {}\n", step(3))));  // the folder's latest
   output({"checkpoint", "merge", step(3), step(1), "-o", "uniform"});
   std::vector<std::map<std::string, std::vector<float>>> steps;
   for (int i = 1; i <= 3; ++i) steps.push_back(tensors_of(dir_ / step(i) / "model.safetensors"));
@@ -122,6 +122,12 @@ TEST_F(CheckpointCommandTest, MergesAreTheMeansOfWeights) {
   EXPECT_TRUE(tensors_of(dir_ / "linear/step_00000003/optimizer.safetensors").empty());
   output({"generate", "linear", "--max-tokens", "3"});
   output({"export", "linear", "exported"});
+  // Of two of the same step, what is no weight is of the second.
+  output(train({"run.name=second", "train.steps=3"}));
+  output({"checkpoint", "merge", folder_, "runs/checkpoints/second", "-o", "both"});
+  EXPECT_TRUE(contains(read_file(dir_ / "both/step_00000003/config.toml"), "\"second\""));
+  output({"checkpoint", "merge", "runs/checkpoints/second", folder_, "-o", "back"});
+  EXPECT_TRUE(contains(read_file(dir_ / "back/step_00000003/config.toml"), "\"tiny\""));
   // Of equal ones: the same bits.
   output({"checkpoint", "merge", step(2), step(2), step(2), "-o", "same", "--weights", "linear"});
   EXPECT_EQ(info("same", "weights"), info(step(2), "weights"));
@@ -133,7 +139,9 @@ TEST_F(CheckpointCommandTest, MergesOfWhatDoesNotGoTogether) {
   output(train({"run.name=narrow", "train.steps=1", "model.dense_dim=8"}));
   const std::string narrow = "runs/checkpoints/narrow";
   expect_error(n({"checkpoint", "merge", folder_, narrow, "-o", "merged"}), 2, "model.dense_dim: 32 != 8", "one model");
-  expect_error(n({"checkpoint", "merge", folder_, "-o", "merged"}), 2, "", "");
+  expect_error(n({"checkpoint", "merge", folder_, "-o", "merged"}), 2, "checkpoint: At least 2 required", "--help");
+  expect_error(n({"checkpoint", "merge", folder_, folder_, "-o", folder_ + "/step_00000002"}), 2,
+               "step_00000002' is a checkpoint", "folder that the merged one is to be in");
   alter("model.safetensors");
   expect_error(n({"checkpoint", "merge", folder_, folder_, "-o", "merged"}), 1, "was altered", "step_00000002");
   EXPECT_FALSE(fs::exists(dir_ / "merged"));

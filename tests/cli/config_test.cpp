@@ -158,6 +158,10 @@ TEST_F(ConfigCommandTest, PlanSaysWhereARunEndsInItsSchedule) {
     EXPECT_FALSE(contains(text, "NOTE"));
   }
   EXPECT_TRUE(contains(with("train.epochs=2"), "93 steps of 128 tokens: 11.90 k tokens, 1.98 epochs, "));
+  // Of a corpus that is not there yet the end is not known.
+  EXPECT_TRUE(contains(output({"plan", "tiny.toml", "--set", "train.epochs=2", "--set", "optim.schedule.decay=50%",
+                               "--set", "data.path=later", "--set", "model.vocab_size=257"}),
+                       "shares of the run, whose length takes the corpus to be known"));
   expect_error(n({"plan", "tiny.toml", "--set", "train.tokens=127"}), 2,
                "train.tokens = 127 is less than a step, of train.batch_seqs = 8 sequences of 16 tokens", "raise");
   expect_error(n({"plan", "tiny.toml", "--set", "train.steps=6", "--set", "optim.schedule.hold=rest"}), 2,

@@ -52,6 +52,21 @@ TEST_F(GenerateCommandTest, GuessesChangeNoText) {
   expect_error(with({"--draft-tokens", "3"}), 2, "--draft-tokens requires --draft", "n generate --help");
 }
 
+TEST_F(GenerateCommandTest, GuessesOfModelsChangeNoText) {
+  output(train({"run.name=module", "model.mtp.depth=1", "train.steps=3"}));
+  const auto generated = [&](const std::string& draft, const char* temperature) {
+    return output({"generate", "runs/checkpoints/module", "--prompt", "the cat", "--max-tokens", "40", "--context",
+                   "64", "--seed", "3", "--temperature", temperature, "--draft", draft});
+  };
+  for (const char* temperature : {"0", "0.9"}) {
+    const std::string plain = generated("none", temperature);
+    EXPECT_EQ(generated("mtp", temperature), plain) << temperature;
+    EXPECT_EQ(generated("runs/checkpoints/tiny", temperature), plain) << temperature;
+  }
+  expect_error(n({"generate", "runs/checkpoints/tiny", "--prompt", "a", "--draft", "mtp"}), 2,
+               "the model has no module of multi-token prediction", "depth = 1");
+}
+
 TEST_F(GenerateCommandTest, APromptIsReadFromAPipe) {
   const std::string expected = generate({"--prompt", "the cat ", "--seed", "3"});
   const std::vector<std::string> command = {

@@ -82,6 +82,9 @@ TEST_F(RunsCommandTest, OfTwoSeeds) {
   EXPECT_EQ(ask({"runs", "compare", "--filter", "status=completed", "--filter", "step>3"})["runs"].size(), 1u);
   expect_error(n({"runs", "compare"}), 2, "no runs", "--filter");
   expect_error(n({"runs", "compare", "one", "--filter", "step>3"}), 2, "both runs and --filter", "name the runs");
+  for (const char* command : {"show", "plot", "prune", "rm"}) {
+    expect_error(n({"runs", command, "one", "--filter", "step>3"}), 2, "--filter has no effect there", "name the runs");
+  }
   expect_error(n({"runs", "compare", "--filter", "step>9"}), 2, "no run meets the conditions", "n runs lists them");
   EXPECT_TRUE(contains(output({"runs", "plot", "one"}), "train/loss"));
   expect_error(n({"runs", "plot", "one", "--tag", "train/los"}), 2,

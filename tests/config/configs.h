@@ -121,7 +121,7 @@ inline Config scaled_config() {
 inline Config recurrent_config() {
   return parse_config(R"toml(
     [model]
-    layers = "3 x (mamba2, moe), gqa, moe"
+    layers = "3 x (mamba2, moe), gqa, gated_deltanet/moe"
     [model.moe]
     num_experts = 8)toml",
                       "recurrent.toml");

@@ -123,5 +123,16 @@ TEST(ExplainDifference, NamesKeysAndValues) {
             "optim.rest.lr: 0.001 != 0.5");
 }
 
+// Without experts keys of [optim] have no effect; that is no difference of models.
+TEST(ExplainDifference, OfModelsAloneNothingElseIsSaid) {
+  ModelConfig experts, none;
+  none.moe.num_experts = 0;
+  experts.moe.num_experts = 4;
+  const std::string said = explain_difference(experts, none);
+  EXPECT_NE(said.find("model.moe.num_experts: 4 != 0"), std::string::npos) << said;
+  EXPECT_EQ(said.find("optim."), std::string::npos) << said;
+  EXPECT_EQ(explain_difference(none, none), "");
+}
+
 }  // namespace
 }  // namespace nmoe

@@ -56,10 +56,12 @@ TEST(LayerPattern, SaysWhereItCannotBeRead) {
   };
   for (const Case& c : {
            Case{"mla/dense, 2 x mlx/moe", 16, "\"mlx\" is not a part of a layer",
-                "write mla, gqa, gqa_nope, mamba2, dense or moe"},
-           Case{"mla/dense,", 11, "a part of a layer was expected", "write mla, gqa, gqa_nope, mamba2, dense or moe"},
+                "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe"},
+           Case{"mla/dense,", 11, "a part of a layer was expected",
+                "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe"},
            Case{"gqa/mla", 5, "\"mla\" is not a feed-forward kind", "write dense or moe"},
            Case{"2 x mamba2:64", 11, "mamba2 has no window", "write mamba2 alone"},
+           Case{"gated_deltanet:64", 15, "gated_deltanet has no window", "write gated_deltanet alone"},
            Case{"moe/gqa", 4, "a feed-forward part ends its layer", "separate layers by commas"},
            Case{"gqa/mo", 5, "\"mo\" is not a feed-forward kind", "write dense or moe"},
            Case{"gqa:0/moe", 5, "a window must be an integer from 1 to 1048576", "write such a number here"},
@@ -106,7 +108,8 @@ TEST(LayerSpecs, TheLastLayerIsAlwaysGlobal) {
 TEST(LayerPattern, IsWrittenFromLayers) {
   for (const char* pattern :
        {"gqa/moe", "mla/dense, 26 x mla/moe", "4 x (3 x gqa:512/moe, gqa/moe)", "2 x (gqa/dense, gqa:8/moe)",
-        "gqa, moe, dense, gqa_nope", "4 x (2 x mamba2, moe)", "2 x gqa:4096/moe", "gqa/moe, gqa/dense, gqa/moe"}) {
+        "gqa, moe, dense, gqa_nope", "4 x (2 x mamba2, moe)", "4 x (3 x gated_deltanet/moe, gqa/moe)",
+        "2 x gqa:4096/moe", "gqa/moe, gqa/dense, gqa/moe"}) {
     EXPECT_EQ(write_layer_pattern(read_layer_pattern(pattern).layers), pattern);
   }
   EXPECT_EQ(write_layer_pattern(read_layer_pattern("gqa/moe, gqa/moe, 2 x gqa/dense").layers),
@@ -202,10 +205,10 @@ TEST(LayersKey, TheLastLayerMayHaveAWindow) {
 TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense, mlx/dense", "",
                  "x.toml:1: model.layers = \"mla/dense, mlx/dense\": character 12: \"mlx\" is not a part of a layer",
-                 "write mla, gqa, gqa_nope, mamba2, dense or moe");
+                 "write mla, gqa, gqa_nope, mamba2, gated_deltanet, dense or moe");
   expect_refused("dense, 2 x dense:8", "",
                  "x.toml:1: model.layers = \"dense, 2 x dense:8\": in no layer do positions see each other",
-                 "write mla, gqa or mamba2 in some layer");
+                 "write mla, gqa, mamba2 or gated_deltanet in some layer");
   expect_refused("gqa, dense", "model.moe.num_experts = 4",
                  "x.toml:2: model.layers = \"gqa, dense\" with model.moe.num_experts = 4: no layer has experts",
                  "write moe for dense in some layer, or set model.moe.num_experts = 0");
@@ -231,6 +234,30 @@ TEST(LayersKey, IsChecked) {
                  "x.toml:3: run.device = \"cuda\" with model.mamba2.num_heads = 129, model.mamba2.head_dim = 64 and "
                  "model.mamba2.num_groups = 1: on GPUs a group has 8,192 values at most",
                  "set run.device = \"cpu\" or raise model.mamba2.num_groups");
+  expect_refused("2 x gated_deltanet/dense", "model.gated_deltanet.num_key_heads = 3",
+                 "x.toml:2: model.gated_deltanet.num_key_heads = 3 with model.gated_deltanet.num_value_heads = 8: key "
+                 "heads are shared evenly",
+                 "let model.gated_deltanet.num_key_heads divide model.gated_deltanet.num_value_heads");
+  expect_refused(
+      "gqa/dense", "model.gqa.output_gate = true\nrun.device = \"cuda\"",
+      "x.toml:3: run.device = \"cuda\" with model.gqa.output_gate = true: gates of attention do not run on GPUs "
+      "yet",
+      "set run.device = \"cpu\"");
+  expect_refused("gqa/dense", "model.gqa.output_gate = true\nmodel.gqa.bias = \"qkv\"",
+                 "x.toml:3: model.gqa.output_gate = true with model.gqa.bias = \"qkv\": gates have no biases",
+                 "remove one of them");
+  expect_refused("mla/dense", "model.zero_centred_norms = true",
+                 "x.toml:2: model.zero_centred_norms = true with model.layers = \"mla/dense\": mla has no such norms",
+                 "write gqa for mla, or remove model.zero_centred_norms");
+  expect_refused(
+      "gqa/dense", "model.zero_centred_norms = true\nrun.device = \"cuda\"",
+      "x.toml:3: run.device = \"cuda\" with model.zero_centred_norms = true: zero-centred norms do not run on "
+      "GPUs yet",
+      "set run.device = \"cpu\"");
+  expect_refused("2 x gated_deltanet/dense", "run.device = \"cuda\"",
+                 "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x gated_deltanet/dense\": gated_deltanet "
+                 "does not run on GPUs yet",
+                 "set run.device = \"cpu\"");
 }
 
 TEST(LayersKey, IsPartOfTheFingerprintWhereItIsSet) {

@@ -106,9 +106,10 @@ TEST(Load, OtherBytesThanUtf8AreRefusedByName) {
 TEST(Load, UnknownSections) {
   expect_error("\n[optim.muno]\n", "bad.toml:2: unknown section [optim.muno]", "did you mean [optim.muon]?");
   const std::string sections =
-      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.mamba2, model.moe, "
-      "model.mtp, model.scaling, model.scaling.base, model.scaling.base.mla, model.scaling.base.gqa, "
-      "model.scaling.base.mamba2, model.scaling.base.moe, "
+      "sections: run, precision, model, model.rope, model.yarn, model.mla, model.gqa, model.mamba2, "
+      "model.gated_deltanet, model.moe, model.mtp, model.scaling, model.scaling.base, model.scaling.base.mla, "
+      "model.scaling.base.gqa, "
+      "model.scaling.base.mamba2, model.scaling.base.gated_deltanet, model.scaling.base.moe, "
       "model.init, "
       "data, optim, optim.matrices, optim.experts, optim.router, optim.rest, optim.adamw, "
       "optim.muon, optim.schedule, train, parallel, eval, generation, checkpoint, track";

@@ -38,12 +38,13 @@ TEST(Schema, DescribesEveryMember) {
   const std::map<std::string, size_t> expected = {
       {"run", num_members<RunConfig>()},
       {"precision", num_members<PrecisionConfig>()},
-      {"model", num_members<ModelConfig>() - 9},  // less its structs
+      {"model", num_members<ModelConfig>() - 10},  // less its structs
       {"model.rope", num_members<RopeConfig>()},
       {"model.yarn", num_members<YarnConfig>()},
       {"model.mla", num_members<MlaConfig>()},
       {"model.gqa", num_members<GqaConfig>()},
       {"model.mamba2", num_members<Mamba2Config>()},
+      {"model.gated_deltanet", num_members<GatedDeltaNetConfig>()},
       {"model.moe", num_members<MoeConfig>()},
       {"model.mtp", num_members<MtpConfig>()},
       {"model.scaling", num_members<ScalingConfig>() - 1},
@@ -51,6 +52,7 @@ TEST(Schema, DescribesEveryMember) {
       {"model.scaling.base.mla", sizes_of_base("mla.")},
       {"model.scaling.base.gqa", sizes_of_base("gqa.")},
       {"model.scaling.base.mamba2", sizes_of_base("mamba2.")},
+      {"model.scaling.base.gated_deltanet", sizes_of_base("gated_deltanet.")},
       {"model.scaling.base.moe", sizes_of_base("moe.")},
       {"model.init", num_members<InitConfig>()},
       {"data", num_members<DataConfig>()},

@@ -38,6 +38,11 @@ TEST(GenerationParity, OfRecurrentLayersIsExact) {
   expect_equal(nemotron_shaped({"model.mamba2.chunk=256", "model.mamba2.num_groups=1", "model.mamba2.conv_width=2"}),
                options_of());
 }
+TEST(GenerationParity, OfDeltaRulesIsExact) {
+  expect_equal(qwen_next_shaped(), options_of());
+  expect_equal(qwen_next_shaped({"model.gated_deltanet.num_key_heads=6", "model.gated_deltanet.conv_width=2"}),
+               options_of());
+}
 TEST(GenerationParity, OfWindowsIsExact) {
   expect_equal(qwen_shaped({"model.window=70", "model.attn_global_every=2"}), options_of());
 }

@@ -106,6 +106,33 @@ inline Config nemotron_shaped(const std::vector<std::string>& overrides = {}) {
                        overrides);
 }
 
+// Three layers of Gated DeltaNet to one of attention, as in Qwen3-Next.
+inline Config qwen_next_shaped(const std::vector<std::string>& overrides = {}) {
+  return shaped_config(R"(
+    layers = "3 x gated_deltanet/moe, gqa/moe"
+    zero_centred_norms = true)",
+                       R"(
+    [model.gqa]
+    num_kv_heads = 2
+    head_dim = 16
+    qk_norm = true
+    rotary_dim = 4
+    output_gate = true
+    [model.gated_deltanet]
+    num_key_heads = 2
+    num_value_heads = 6
+    key_head_dim = 10
+    value_head_dim = 20
+    [model.moe]
+    num_experts = 8
+    top_k = 3
+    expert_dim = 20
+    shared_gate = true
+    score = "softmax"
+    )",
+                       overrides);
+}
+
 // No value of generation is another than training's; what fails names the first that is.
 inline void expect_equal(const Config& config, const GenerationParityOptions& options) {
   const std::vector<BatchParity> parities = compare_generation(config, byte_tokenizer(), options);

@@ -646,7 +646,8 @@ TEST(NearestType, AllObstaclesAreNamedAtOnce) {
 
 // No key but the pattern names them.
 TEST(NearestType, RecurrentLayersAreRefusedByName) {
-  for (const char* pattern : {"2 x mamba2/dense", "4 x (mamba2, moe), gqa, moe", "mamba2/moe, mla/moe"}) {
+  for (const char* pattern : {"2 x mamba2/dense", "4 x (mamba2, moe), gqa, moe", "mamba2/moe, mla/moe",
+                              "2 x gated_deltanet/dense", "gated_deltanet, moe, gqa_nope, moe"}) {
     ModelConfig config;
     config.layers = pattern;
     config.moe.num_experts = 8;
@@ -655,6 +656,18 @@ TEST(NearestType, RecurrentLayersAreRefusedByName) {
     EXPECT_TRUE(obstacles[0].starts_with(fmt::format("model.layers = \"{}\"", pattern))) << obstacles[0];
     EXPECT_FALSE(without_pattern(config).has_value());
   }
+}
+
+// What no type has, of a model that has all else.
+TEST(NearestType, GatesAndZeroCentredNormsAreRefusedByName) {
+  ModelConfig config = own_model(ModelType::kQwen3Moe);
+  ASSERT_TRUE(obstacles_to(config, ModelType::kQwen3Moe).empty());
+  config.zero_centred_norms = true;
+  config.gqa.output_gate = true;
+  const std::vector<std::string> obstacles = obstacles_to(config, nearest_type(config));
+  ASSERT_EQ(obstacles.size(), 2u);
+  EXPECT_TRUE(obstacles[0].starts_with("model.zero_centred_norms = true")) << obstacles[0];
+  EXPECT_TRUE(obstacles[1].starts_with("model.gqa.output_gate = true")) << obstacles[1];
 }
 
 TEST(ToConfigJson, WritesAPatternThatTheTypeCanExpress) {

@@ -337,17 +337,30 @@ TEST(ConfigJsonTypes, ConfigurationsAtPublishedSizesAreThoseModels) {
   }
 }
 
+int64_t elements(const ModelConfig& config) {
+  int64_t sum = 0;
+  for (const WeightSpec& weight : describe_model(config).weights) sum += weight.shape.num_elements();
+  return sum;
+}
+
 // Its release has 123,611,033,088 elements (NVIDIA's card), selection biases and the module for further tokens
 // included.
 TEST(ConfigJsonTypes, NemotronSuperHasTheElementsOfItsRelease) {
-  const auto elements = [](const ModelConfig& config) {
-    int64_t sum = 0;
-    for (const WeightSpec& weight : describe_model(config).weights) sum += weight.shape.num_elements();
-    return sum;
-  };
   EXPECT_EQ(elements(load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models/nemotron-3-super-120b-a12b.toml").model),
             123'611'033'088);
   EXPECT_EQ(elements(read_json(nemotron_super()).config), 120'668'707'840);
+}
+
+// By the shapes of transformers' tensors, without the module for further tokens.
+TEST(ConfigJsonTypes, QwenNextHasTheElementsOfItsTensors) {
+  const int64_t D = 2048, experts = 513 * 3 * 512 * D + 512 * D + D, norms = 2 * D;
+  const int64_t recurrent = 12288 * D + 64 * D + 8192 * 4 + 32 + 32 + 128 + D * 4096;
+  const int64_t attention = 8192 * D + 2 * 512 * D + D * 4096 + 2 * 256;
+  const int64_t all = 2 * 151936 * D + D + 48 * (experts + norms) + 36 * recurrent + 12 * attention;
+  EXPECT_EQ(all, 79'674'391'296);
+  const int64_t selection_biases = 48 * 512;  // which the type has not, and this model does not move
+  EXPECT_EQ(elements(load_config(fs::path(NMOE_SOURCE_DIR) / "configs/models/qwen3-next-80b-a3b.toml").model),
+            all + selection_biases);
 }
 
 // The keys of earlier and later versions, and what is refused.
@@ -362,6 +375,8 @@ TEST(ConfigJsonTypes, NemotronInOtherWords) {
     later["layers_block_type"].push_back(letter == 'M' ? "linear_attention" : letter == 'E' ? "moe" : "full_attention");
   }
   later["mamba_d_conv"] = 4;
+  later["attention_head_dim"] = later["head_dim"];
+  later.erase("head_dim");
   later["time_step_limit"] = Json::parse(R"([0.0, {"__float__": "Infinity"}])");
   EXPECT_EQ(printed(later), printed(nemotron_nano()));
   later["layers_block_type"][0] = "mamba";  // as transformers called it at first

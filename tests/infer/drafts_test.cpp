@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "data/tokenizer/word_tokenizer.h"
 #include "infer/draft/draft_control.h"
 #include "infer/draft/ngram_drafter.h"
 #include "infer/random_engines.h"
@@ -130,6 +131,56 @@ TEST(DraftControlTest, ProbesTakeTheirShareOfTheTime) {
   EXPECT_LT(taken, 1.03 * plain);
 }
 
+// A drafter whose passes of a row take two milliseconds, for a model whose steps take ten and one a row more: of a text
+// whose guesses are right at 0.8, by hand (1 + 0.8 + ... + 0.8^n) / (10 + n + 2 n) is largest for n = 3.
+TEST(DraftControlTest, WhatDraftingTakesCounts) {
+  DraftControl control({}, /*drafts_take_time=*/true);
+  for (const int64_t rows : {1, 2, 8, 40}) control.record(rows, 0.009 + 0.001 * static_cast<double>(rows));
+  const std::vector<DraftPass> passes = {{.rows = 1, .seconds = 0.002}, {.rows = 8, .seconds = 0.002}};
+  control.record_drafts(passes);
+  Offers one = {{.num_drafts = 12, .rate = 0.8, .num_unread = 1}};
+  control.choose(1, 100, one);
+  EXPECT_EQ(chosen(one), (std::vector<int64_t>{3}));
+  // A pass gives both a guess: (2 + 2 (0.8 + ... + 0.8^n)) / (11 + 2 n + 2 n) is largest for n = 2.
+  Offers two(2, DraftControl::Offer{.num_drafts = 12, .rate = 0.8, .num_unread = 1});
+  control.choose(2, 100, two);
+  EXPECT_EQ(chosen(two), (std::vector<int64_t>{2, 2}));
+}
+
+// Of a drafter that does not pay, a text of which little is to be read is asked for a guess at times, and no other.
+TEST(DraftControlTest, DraftersThatDoNotPayAreFedForProbesAlone) {
+  DraftControl control({}, /*drafts_take_time=*/true);
+  control.record_reading(256, 0.004);
+  std::vector<double> all, spent;  // by step
+  int64_t unread = 200;
+  for (int step = 0; step < 4000; ++step) {
+    Offers offers = {{.num_drafts = 6, .rate = 0.5, .num_unread = unread + 300},
+                     {.num_drafts = 6, .rate = 0.5, .num_unread = unread}};
+    control.choose(2, 100, offers);
+    EXPECT_EQ(offers[0].chosen, 0) << step;
+    ASSERT_LE(offers[1].chosen, 1) << step;
+    spent.push_back(0.0);
+    if (offers[1].chosen == 1) {
+      const std::vector<DraftPass> passes = {
+          {.rows = unread, .seconds = 0.0005 + 0.000005 * static_cast<double>(unread)}};
+      control.record_drafts(passes);
+      spent.back() = passes[0].seconds + 0.001;
+      unread = 0;
+    }
+    ++unread;
+    all.push_back(0.002 + spent.back());
+    control.record(2 + offers[1].chosen, 0.001 * static_cast<double>(2 + offers[1].chosen));
+  }
+  EXPECT_GT(std::ranges::count_if(spent, [](double seconds) { return seconds > 0.0; }), 3);
+  for (size_t begin = 0; begin + 1000 <= spent.size(); begin += 100) {
+    const auto of_steps = [&](const std::vector<double>& seconds) {
+      const auto first = seconds.begin() + static_cast<std::ptrdiff_t>(begin);
+      return std::accumulate(first, first + 1000, 0.0);
+    };
+    EXPECT_LE(of_steps(spent), 0.03 * of_steps(all)) << begin;
+  }
+}
+
 // When steps of many rows become cheap, guesses are run again.
 TEST(DraftControlTest, ItNoticesThatGuessesPayAgain) {
   DraftControl control({});
@@ -149,10 +200,15 @@ TEST(DraftControlTest, ItNoticesThatGuessesPayAgain) {
 
 // ---- engines ----
 
-class DraftsOfEveryAttention : public test::AttentionTest {};
+struct Draftable {
+  DraftOptions options;
+  std::optional<Config> drafting = {};  // of kModel
+  int64_t least_right = 6;
+};
 
-// Of any number of tokens at a time, in engines of one slot and of several, some of which preempt each other.
-TEST_P(DraftsOfEveryAttention, ChangeNoBit) {
+// Texts of `config`, alone, and guessed by `drafter`, any number of tokens at a time, in engines of one slot and of
+// several, some of which preempt each other.
+void expect_no_bit_changed(const Config& config, Draftable drafter) {
   std::vector<GenerationRequest> requests = test::mixed_requests();
   for (uint64_t i = 0; i < 3; ++i) {  // that repeat themselves sooner or later
     requests.push_back(test::request_of(test::tiny_text(20, i), 60, {.temperature = 0.0, .seed = i}));
@@ -162,13 +218,13 @@ TEST_P(DraftsOfEveryAttention, ChangeNoBit) {
   }
   std::vector<Transcript> alone;
   for (const GenerationRequest& request : requests) {
-    alone.push_back(generate(*make_engine(config(), 1, 512, 1), request));
+    alone.push_back(generate(*make_engine(config, 1, 512, 1), request));
   }
   for (const std::optional<int64_t> tokens : {std::optional<int64_t>(), std::optional<int64_t>(1),
                                               std::optional<int64_t>(5), std::optional<int64_t>(kMostDrafts)}) {
     for (const auto& [slots, pages] : {std::pair<int64_t, int64_t>(1, 0), {5, 0}, {6, 9}}) {
-      const DraftOptions draft{.kind = DraftKind::kNgram, .tokens = tokens};
-      const auto engine = make_engine(config(), slots, 512, 2, pages * kPagePositions, draft);
+      drafter.options.tokens = tokens;
+      const auto engine = make_engine(config, slots, 512, 2, pages * kPagePositions, drafter.options, drafter.drafting);
       std::vector<Transcript> drafted(requests.size());
       for (size_t i = 0; i < requests.size(); ++i) {
         engine->submit(requests[i], drafted[i].listener());
@@ -192,15 +248,86 @@ TEST_P(DraftsOfEveryAttention, ChangeNoBit) {
       EXPECT_EQ(counts.drafted, run);
       EXPECT_EQ(counts.num_accepted(), right);
       if (tokens) {
-        EXPECT_GT(right, 5) << "nothing was guessed";
+        EXPECT_GE(right, drafter.least_right) << "nothing was guessed";
+        EXPECT_GT(run, 5);
       }
       EXPECT_EQ(engine->load().pages_used, 0);
       EXPECT_LE(run, tokens.value_or(kMostDrafts) * counts.steps);
     }
   }
 }
+
+class DraftsOfEveryAttention : public test::AttentionTest {};
+
+TEST_P(DraftsOfEveryAttention, ChangeNoBit) {
+  expect_no_bit_changed(config(), {.options = {.kind = DraftKind::kNgram}});
+}
 INSTANTIATE_TEST_SUITE_P(Drafts, DraftsOfEveryAttention, testing::ValuesIn(test::attentions()),
                          [](const auto& test) { return test.param.name; });
+
+// A model that drafts for itself guesses what it will write, whatever the temperature, top-p, penalties and batch:
+// with the same random numbers.
+TEST(ModelDrafterTest, ItselfGuessesEveryToken) {
+  const Config config = test::random_config();
+  for (const int64_t slots : {1, 4}) {
+    const auto engine = make_engine(config, slots, 512, 2, 0, {.kind = DraftKind::kModel, .tokens = 3});
+    std::vector<Transcript> texts(test::mixed_requests().size());
+    for (size_t i = 0; i < texts.size(); ++i) engine->submit(test::mixed_requests()[i], texts[i].listener());
+    run_all(*engine);
+    const DraftCounts counts = engine->load().drafts;
+    EXPECT_GT(counts.drafted, 80);
+    EXPECT_EQ(counts.num_accepted(), counts.drafted);
+  }
+}
+
+// It is right where it wrote the same, by chance and where texts are flat, and changes nothing where it is not.
+TEST(ModelDrafterTest, AnotherModelChangesNoBit) {
+  const Config config = test::random_config();
+  const Config smaller = test::random_config({"model.num_layers=2", "model.init.std=0.02"});
+  const DraftOptions model{.kind = DraftKind::kModel};
+  expect_no_bit_changed(config, {.options = model});
+  expect_no_bit_changed(config, {.options = model, .drafting = smaller, .least_right = 0});
+}
+
+TEST(ModelDrafterTest, ModelsThatCannotDraftAreRefusedByName) {
+  const auto refusal = [](const Config& drafting, std::shared_ptr<const Tokenizer> tokenizer) {
+    const DraftOptions draft{.kind = DraftKind::kModel};
+    const LoadOptions options = test::load_options(1, 64, 1, 0, draft);
+    const auto model = random_cached_model(test::random_config(), byte_tokenizer(), options);
+    const auto draft_model = random_cached_model(drafting, std::move(tokenizer), options);
+    return error_of([&] { InferenceEngine(model, draft, {.model = draft_model}); });
+  };
+  const auto words = [](int count) {
+    std::vector<std::string> all;
+    for (int i = 0; i < count; ++i) all.push_back(fmt::format("word{}", i));
+    return make_word_tokenizer(all);
+  };
+  const std::shared_ptr<const Tokenizer> few = words(20);
+  const Error other_size = refusal(test::random_config(), few);
+  EXPECT_EQ(other_size.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(other_size.what(), "vocabulary has")) << other_size.what();
+  const auto missing = static_cast<int>(byte_tokenizer()->vocab_size() - few->vocab_size());
+  const Error other_ids = refusal(test::random_config(), words(20 + missing));
+  EXPECT_TRUE(contains(other_ids.what(), "another tokenizer")) << other_ids.what();
+  const Error no_checkpoint = error_of([] {
+    InferenceEngine("/nowhere/model", {.draft = {.kind = DraftKind::kModel, .checkpoint = "/nowhere/draft"}});
+  });
+  EXPECT_TRUE(contains(no_checkpoint.what(), "/nowhere/model")) << no_checkpoint.what();
+}
+
+TEST(MtpDrafterTest, ChangesNoBit) {
+  const std::vector<std::vector<std::string>> modules = {
+      {"model.mtp.depth=1"}, {"model.mtp.depth=3", "model.mtp.shared=true"}, {"model.mtp.depth=2"}};
+  for (const std::vector<std::string>& module : modules) {
+    expect_no_bit_changed(test::random_config(module), {.options = {.kind = DraftKind::kMtp}, .least_right = 0});
+  }
+}
+
+TEST(MtpDrafterTest, ModelsWithoutAModuleAreRefused) {
+  const Error error = error_of([] { make_engine(test::random_config(), 1, 64, 1, 0, {.kind = DraftKind::kMtp}); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(error.what(), "multi-token prediction")) << error.what();
+}
 
 GenerationRequest repeating() {
   return test::request_of("the cat sat near the river, the cat sat near the river, the cat", 80, {.temperature = 0.0});

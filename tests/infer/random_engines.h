@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config/load.h"
@@ -24,17 +26,29 @@ inline Config random_config(const std::vector<std::string>& overrides = {}) {
   return parse_config(kTinyToml, "tiny.toml", all);
 }
 
+inline LoadOptions load_options(int64_t slots, int64_t context, int num_threads, int64_t cache_positions,
+                                const DraftOptions& draft) {
+  return {.device = NMOE_TEST_DEVICE,
+          .num_threads = num_threads,
+          .cached = {.num_slots = slots,
+                     .capacity = context,
+                     .cache_positions = cache_positions,
+                     .max_drafts = most_drafts(draft)},
+          .predicts = draft.kind == DraftKind::kMtp};
+}
+
+// With DraftKind::kModel the model drafts for itself, or one of `drafting` does.
 inline std::unique_ptr<InferenceEngine> make_engine(const Config& config, int64_t slots, int64_t context = 64,
                                                     int num_threads = 2, int64_t cache_positions = 0,
-                                                    const DraftOptions& draft = {}) {
-  return std::make_unique<InferenceEngine>(random_cached_model(config, byte_tokenizer(),
-                                                               {.device = NMOE_TEST_DEVICE,
-                                                                .num_threads = num_threads,
-                                                                .cached = {.num_slots = slots,
-                                                                           .capacity = context,
-                                                                           .cache_positions = cache_positions,
-                                                                           .max_drafts = most_drafts(draft)}}),
-                                           draft);
+                                                    const DraftOptions& draft = {},
+                                                    const std::optional<Config>& drafting = {}) {
+  const LoadOptions options = load_options(slots, context, num_threads, cache_positions, draft);
+  LoadedModel loaded = random_model(config, byte_tokenizer(), options);
+  DraftModels models{.predictions = std::move(loaded.predictions)};
+  if (draft.kind == DraftKind::kModel) {
+    models.model = random_cached_model(drafting.value_or(config), byte_tokenizer(), options);
+  }
+  return std::make_unique<InferenceEngine>(std::move(loaded.model), draft, std::move(models));
 }
 
 inline GenerationRequest request_of(const std::string& prompt, int64_t max_tokens, const SamplingOptions& sampling) {

@@ -52,5 +52,19 @@ TEST(Cost, ScansCountTheirChunks) {
   EXPECT_DOUBLE_EQ(cost.document_flops(10), 60.0 * static_cast<double>(cost.active_matrix_parameters) + scan);
 }
 
+// What a delta rule's tokens cost does not depend on what is before them.
+TEST(Cost, DeltaRulesCountTheirTokens) {
+  ModelConfig config = base_model();
+  config.layers = "gated_deltanet, dense";
+  config.moe.num_experts = 0;
+  config.gated_deltanet = {.num_key_heads = 1, .num_value_heads = 2, .key_head_dim = 3, .value_head_dim = 4};
+  const ModelCost cost = model_cost(config);
+  const int64_t net = (8 + 3 + 3 + 8 + 2 + 2) * 6 + 6 * 8, dense = 10 * 6 + 6 * 5;  // in and out
+  EXPECT_EQ(cost.active_matrix_parameters, 11 * 6 + net + dense);
+  EXPECT_EQ(cost.parameters, cost.active_matrix_parameters + 11 * 6 + 14 * 4 + 2 * 2 + 4 + 3 * 6);
+  const double per_token = 6.0 * static_cast<double>(cost.active_matrix_parameters) + 24.0 * 8 * 3;
+  EXPECT_DOUBLE_EQ(cost.document_flops(10), 10.0 * per_token);
+}
+
 }  // namespace
 }  // namespace nmoe::test

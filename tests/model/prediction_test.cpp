@@ -251,6 +251,40 @@ TEST_P(EveryPrediction, PredictionsAreTheLikeliestTokens) {
   }
 }
 
+// In generation, of the first depth, from the states that the model's own cached pass leaves.
+TEST_P(EveryPrediction, CachedPredictionsAreThoseOfTraining) {
+  PredictingModel test(GetParam().config);
+  const ModelConfig& config = GetParam().config;
+  const Tensor predictions = test.pool().zeros(DType::kI32, {config.mtp.depth, kTokens});
+  test.backward({}, predictions);
+  Model& model = test.model();
+  Ops& ops = model.ops();
+  Arena arena("states"), activations("activations");
+  for (Arena* each : {&arena, &activations}) each->reserve(ops.device().memory(), 4 << 20);
+  const StateSizes sizes{.num_slots = kSeqs, .capacity = kLen};
+  const ModelStates states = make_states(model.states(), ops, arena, sizes),
+                    module_states = make_states(model.prediction_states(), ops, arena, sizes);
+  const std::vector<int32_t> pages = own_pages(sizes);
+  for (const ModelStates* each : {&states, &module_states}) ops.device().upload(each->pages, pages.data());
+  const Tensor hidden = test.pool().zeros({2 * kTokens, config.dim});
+  const Tensor logits = test.pool().zeros({kTokens, config.vocab_size});
+  const Tensor all = test.pool().ints({kTokens}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}),
+               slots = test.pool().ints({kTokens}, {0, 0, 0, 0, 0, 1, 1, 1, 1, 1});
+  const Batch batch = test.batch();
+  model.keep_cached_states(hidden.rows(0, kTokens));
+  model.cached_logits({.tokens = batch.tokens, .slots = slots, .positions = batch.positions}, states, activations, all,
+                      logits);
+  model.cached_predictions({.rows = {.tokens = test.ahead()[0].tokens, .slots = slots, .positions = batch.positions},
+                            .sources = all,
+                            .hidden = hidden,
+                            .made = hidden.rows(kTokens, 2 * kTokens)},
+                           module_states, activations, all, logits);
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const std::vector<double> row = values(logits[i]);
+    EXPECT_EQ(std::ranges::max_element(row) - row.begin(), predictions[0].span<int32_t>()[static_cast<size_t>(i)]) << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Predictions, EveryPrediction, ::testing::ValuesIn(predicting_models()),
                          [](const auto& info) { return info.param.name; });
 

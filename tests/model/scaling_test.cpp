@@ -188,12 +188,28 @@ TEST(Scaling, RowsHaveEveryWeightOnce) {
   const std::vector<WeightSpec> weights = describe_model(config).weights;
   int64_t count = 0;
   for (const ScalingRow& row : scaling_rows(config, describe_model(scaling_base(config)).weights, weights)) {
-    EXPECT_FALSE(row.source.empty());
     count += row.count;
   }
   int64_t trained = 0;
   for (const WeightSpec& weight : weights) trained += weight.is_trained() ? 1 : 0;
   EXPECT_EQ(count, trained);
+}
+
+TEST(Scaling, SourcesAreOfTheRuleAndTheOptimizer) {
+  const ModelConfig config = model_of(kLarge);
+  const std::vector<WeightSpec> weights = describe_model(config).weights;
+  const auto sources = [&](std::string_view name, ScalingRule rule, OptimizerKind optimizer) {
+    const auto weight =
+        std::ranges::find_if(weights, [&](const WeightSpec& each) { return each.name.ends_with(name); });
+    return sources_of_scaling(*weight, rule, optimizer);
+  };
+  using enum ScalingRule;
+  using enum OptimizerKind;
+  EXPECT_EQ(sources("attention.out", kMup, kMuon), "2203.03466 table 3, rate: 2310.17813, 2602.20937");
+  EXPECT_EQ(sources("attention.out", kCompleteP, kMuon),
+            "2203.03466 table 3, rate: 2310.17813, 2602.20937, depth: 2505.01618 table 1");
+  EXPECT_EQ(sources("attention.out", kMup, kAdamW), "2203.03466 table 3, eps: 2505.01618 table 1");
+  EXPECT_EQ(sources("moe.router", kCompleteP, kAdamW), "2508.09752 (routers are outputs), eps: 2505.01618 table 1");
 }
 
 // Steps of c W with c h, d / c and e / c from gradients / c are the steps of W with h, d and e, times c: what keeps

@@ -161,6 +161,25 @@ inline std::vector<SmallModel> small_models() {
                 .step_min = 0.2,
                 .step_max = 0.5};
   });
+  add("gated_deltanet", [](ModelConfig& c) {
+    c.layers = "gated_deltanet, dense, gated_deltanet";
+    c.gated_deltanet = {.num_key_heads = 1, .num_value_heads = 2, .key_head_dim = 3, .value_head_dim = 2};
+    c.moe.num_experts = 0;
+  });
+  add("gated_deltanet_hybrid", [](ModelConfig& c) {
+    c.layers = "gated_deltanet, moe, gqa, gated_deltanet/moe, mamba2";
+    c.gated_deltanet = {
+        .num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 2, .value_head_dim = 3, .conv_width = 3};
+    c.mamba2 = {.num_heads = 2, .head_dim = 3, .state_dim = 2, .chunk = 2, .step_min = 0.2, .step_max = 0.5};
+  });
+  // What Qwen3-Next has besides.
+  add("gates_and_zero_centred_norms", [](ModelConfig& c) {
+    c.layers = "gated_deltanet/moe, gqa/moe";
+    c.gated_deltanet = {.num_key_heads = 1, .num_value_heads = 2, .key_head_dim = 3, .value_head_dim = 2};
+    c.gqa.qk_norm = true;
+    c.gqa.output_gate = true;
+    c.zero_centred_norms = true;
+  });
   add("gated_shared_experts", [](ModelConfig& c) {
     c.moe.num_shared_experts = 1;
     c.moe.shared_dim = 5;

@@ -28,7 +28,7 @@ TEST_F(ContractChecks, Convolutions) {
           .dweight = floats({5, 4}),
           .dbias = floats({5}),
           .dbefore = floats({2, 3, 5})},
-         {[](auto& a) { a.dbefore = {}; },
+         {[](auto& a) { a.dbefore = {}; }, [](auto& a) { a.dbias = {}; },
           [](auto& a) {
             a.dweight = floats({5, 3});
           },
@@ -47,6 +47,30 @@ TEST_F(ContractChecks, Convolutions) {
           [](auto& a) {
             a.rows = floats({3, 4, 5});
           }});
+}
+
+// GPUs refuse by name what they cannot do yet.
+TEST_F(ContractChecks, ZeroCentredGainsConvolutionsWithoutBiasesAndGates) {
+  expect_on_cpu(&Ops::rms_norm_forward,
+                {.x = floats({6, 5}), .gain = floats({5}), .y = floats({6, 5}), .rstd = floats({6}), .gain_offset = 1},
+                {});
+  const ConvolutionInputs in{.seq_len = 6, .x = floats({6, 5}), .weight = floats({5, 4})};
+  expect_on_cpu(&Ops::convolution_forward, {.in = in, .y = floats({6, 5})}, {});
+  expect_on_cpu(&Ops::convolution_backward,
+                {.in = in, .dy = floats({6, 5}), .dx = floats({6, 5}), .dweight = floats({5, 4})},
+                {[](auto& a) { a.dbias = floats({5}); }});
+  expect_on_cpu(&Ops::gate_forward, {.x = floats({6, 5}), .gate = floats({6, 5}), .y = floats({6, 5})}, {[](auto& a) {
+    a.gate = floats({6, 4});
+  }});
+  expect_on_cpu(&Ops::gate_backward,
+                {.x = floats({6, 5}),
+                 .gate = floats({6, 5}),
+                 .dy = floats({6, 5}),
+                 .dx = floats({6, 5}),
+                 .dgate = floats({6, 5})},
+                {[](auto& a) {
+                  a.dgate = doubles({6, 5});
+                }});
 }
 
 TEST_F(ContractChecks, Scans) {
@@ -142,6 +166,73 @@ TEST_F(ContractChecks, Scans) {
             a.dz = floats({3, 4});
           },
           [](auto& a) { a.dgain = floats({4}); }});
+}
+
+TEST_F(ContractChecks, DeltaRules) {
+  const DeltaRuleInputs in{.num_seqs = 2,
+                           .seq_len = 3,
+                           .q = floats({6, 2, 3}),
+                           .k = floats({6, 2, 3}),
+                           .v = floats({6, 4, 5}),
+                           .b = floats({6, 4}),
+                           .a = floats({6, 4}),
+                           .dt_bias = floats({4}),
+                           .a_log = floats({4}),
+                           .cu_seqlens = ints({4}),
+                           .initial_state = floats({2, 4, 3, 5})};
+  expect_on_cpu(&Ops::delta_rule_forward, {.in = in, .y = floats({6, 4, 5}), .final_state = floats({2, 4, 3, 5})},
+                {[](auto& a) { a.in.seq_len = 2; },
+                 [](auto& a) {
+                   a.in.k = floats({6, 2, 4});
+                 },
+                 [](auto& a) {
+                   a.in.q = a.in.k = floats({6, 3, 3});
+                 },
+                 [](auto& a) { a.in.a_log = floats({5}); },
+                 [](auto& a) {
+                   a.in.b = floats({6, 2});
+                 },
+                 [](auto& a) {
+                   a.final_state = floats({2, 4, 5, 3});
+                 },
+                 [](auto& a) {
+                   a.y = doubles({6, 4, 5});
+                 }});
+  expect_on_cpu(&Ops::delta_rule_backward,
+                {.in = in,
+                 .dy = floats({6, 4, 5}),
+                 .dq = floats({6, 2, 3}),
+                 .dk = floats({6, 2, 3}),
+                 .dv = floats({6, 4, 5}),
+                 .db = floats({6, 4}),
+                 .da = floats({6, 4}),
+                 .ddt_bias = floats({4}),
+                 .da_log = floats({4}),
+                 .dinitial_state = floats({2, 4, 3, 5})},
+                {[](auto& a) { a.dinitial_state = {}; },
+                 [](auto& a) {
+                   a.dq = a.dk = floats({6, 4, 3});
+                 },
+                 [](auto& a) { a.ddt_bias = floats({3}); },
+                 [](auto& a) {
+                   a.dy = floats({6, 5, 4});
+                 }});
+  expect_on_cpu(&Ops::cached_delta_rule,
+                {.q = floats({2, 2, 3}),
+                 .k = floats({2, 2, 3}),
+                 .v = floats({2, 4, 5}),
+                 .b = floats({2, 4}),
+                 .a = floats({2, 4}),
+                 .dt_bias = floats({4}),
+                 .a_log = floats({4}),
+                 .slots = ints({2}),
+                 .positions = ints({2}),
+                 .states = floats({3, 4, 3, 5}),
+                 .y = floats({2, 4, 5})},
+                {[](auto& a) {
+                   a.states = floats({3, 4, 5, 3});
+                 },
+                 [](auto& a) { a.positions = ints({3}); }});
 }
 
 }  // namespace

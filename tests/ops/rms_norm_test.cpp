@@ -51,6 +51,26 @@ TEST(RmsNorm, BackwardMatchesFiniteDifferences) {
   }
 }
 
+// With an offset, what a gain larger by it gives without.
+TEST(RmsNorm, GainsMayBeZeroCentred) {
+  RmsNormRun run(DType::kF64, 2, 5, 7);
+  const Tensor centred = run.pool.zeros({7}), y = run.pool.zeros({5, 7}), dx = run.pool.zeros({5, 7});
+  const Tensor dcentred = run.pool.zeros({7});
+  for (int64_t i = 0; i < 7; ++i) set(centred, i, get(run.gain, i) - 1);
+  const auto loss = [&] {
+    run.ops->rms_norm_forward({.x = run.x, .gain = centred, .eps = kEps, .y = y, .rstd = run.rstd, .gain_offset = 1});
+    return dot(y, run.dy);
+  };
+  loss();
+  run.ops->rms_norm_backward(
+      {.x = run.x, .gain = centred, .rstd = run.rstd, .dy = run.dy, .dx = dx, .dgain = dcentred, .gain_offset = 1});
+  EXPECT_TRUE(near(y, run.y, 1e-14));
+  EXPECT_TRUE(near(dx, run.dx, 1e-13));
+  EXPECT_TRUE(near(dcentred, run.dgain, 1e-13));
+  EXPECT_TRUE(gradient_matches(loss, run.x, dx));
+  EXPECT_TRUE(gradient_matches(loss, centred, dcentred));
+}
+
 TEST(RmsNorm, BackwardAddsToGainAndOnRequestToInput) {
   RmsNormRun run(DType::kF64, 2, 4, 9);
   const Tensor dx = run.pool.full({4, 9}, 2.0), dgain = run.pool.full({9}, 3.0);

@@ -1,7 +1,7 @@
 // The SSD scan against the recurrence, a token at a time in double precision.
 #include <cmath>
 
-#include "support/gradient_check.h"
+#include "ops/recurrent_problem.h"
 
 namespace nmoe::test {
 namespace {
@@ -12,11 +12,11 @@ struct Sizes {
 };
 
 // Inputs of a scan and room for everything that it writes. Rows of x, b, c and dt lie apart, as in a layer.
-struct Scan {
-  Scan(DType real, const Sizes& sizes, int num_threads = 2) : pool(real), s(sizes) {
-    ops = cpu_device(real, num_threads, 64 << 20);
-    in.num_seqs = s.seqs;
-    in.seq_len = s.tokens;
+struct Scan : RecurrentProblem<SsdInputs> {
+  Scan(DType real, const Sizes& sizes, int num_threads = 2)
+      : RecurrentProblem(real, sizes.seqs, sizes.tokens, {sizes.seqs, sizes.heads, sizes.head_dim, sizes.state},
+                         num_threads),
+        s(sizes) {
     in.chunk = s.chunk;
     in.x = pool.apart(pool.normal({s.rows(), s.heads, s.head_dim}), 3);
     in.b = pool.apart(pool.normal({s.rows(), s.groups, s.state}), 1);
@@ -32,17 +32,6 @@ struct Scan {
     dc = pool.apart(pool.full({s.rows(), s.groups, s.state}, 7.0), 1);
     ddt = pool.apart(pool.full({s.rows(), s.heads}, 7.0), 1);
     for (Tensor* gradient : {&ddt_bias, &da_log, &dd}) *gradient = pool.zeros({s.heads});
-  }
-  Shape state_shape() const { return {s.seqs, s.heads, s.head_dim, s.state}; }
-  // Sequences go on from states elsewhere, and hand theirs on.
-  void continue_elsewhere() {
-    in.initial_state = pool.normal(state_shape());
-    final_state = pool.full(state_shape(), 7.0);
-    dfinal_state = pool.normal(state_shape());
-    dinitial_state = pool.full(state_shape(), 7.0);
-  }
-  void documents(const std::vector<double>& bounds) {
-    in.cu_seqlens = pool.ints({static_cast<int64_t>(bounds.size())}, bounds);
   }
   void forward() const { ops->ssd_forward({in, y, final_state}); }
   void backward() const {
@@ -61,22 +50,11 @@ struct Scan {
   }
   double loss() const {
     forward();
-    return dot(y, dy) + (final_state.defined() ? dot(final_state, dfinal_state) : 0);
-  }
-  bool begins_document(int64_t t) const {
-    if (t % s.tokens == 0) return true;
-    for (int64_t i = 0; in.cu_seqlens.defined() && i < in.cu_seqlens.dim(0); ++i) {
-      if (static_cast<int64_t>(get(in.cu_seqlens, i)) == t) return true;
-    }
-    return false;
+    return loss_of_results();
   }
 
-  TensorPool pool;
   Sizes s;
-  ReadyDevice ops;
-  SsdInputs in;
-  Tensor y, dy, dx, db, dc, ddt, ddt_bias, da_log, dd;
-  Tensor final_state, dfinal_state, dinitial_state;
+  Tensor dx, db, dc, ddt, ddt_bias, da_log, dd;
 };
 
 // The definition: y, then the last states.
@@ -116,24 +94,15 @@ std::vector<double> recurrence(const Scan& scan) {
   return y;
 }
 
-std::vector<double> results(const Scan& scan) {
-  std::vector<double> all = values(scan.y);
-  if (scan.final_state.defined()) {
-    const std::vector<double> last = values(scan.final_state);
-    all.insert(all.end(), last.begin(), last.end());
-  }
-  return all;
-}
-
 TEST(Ssd, MatchesTheRecurrence) {
   for (const int64_t tokens : {1, 127, 128, 129, 1000}) {
     const Sizes sizes{.tokens = tokens, .heads = 4, .head_dim = 5, .groups = 2, .state = 6, .chunk = 128};
     const Scan exact(DType::kF64, sizes);
     exact.forward();
-    EXPECT_TRUE(near(results(exact), recurrence(exact), 1e-11)) << tokens;
+    EXPECT_TRUE(near(exact.results(), recurrence(exact), 1e-11)) << tokens;
     const Scan single(DType::kF32, sizes);
     single.forward();
-    EXPECT_TRUE(near(results(single), recurrence(single), 2e-3)) << tokens;  // of a thousandth of the largest
+    EXPECT_TRUE(near(single.results(), recurrence(single), 2e-3)) << tokens;  // of a thousandth of the largest
   }
 }
 
@@ -143,7 +112,7 @@ TEST(Ssd, MatchesTheRecurrenceWithDocumentsAndStatesElsewhere) {
     scan.documents({0, 0, 5, 6, 17, 23, 37, 37, 46, 46});
     scan.continue_elsewhere();
     scan.forward();
-    EXPECT_TRUE(near(results(scan), recurrence(scan), 1e-12)) << chunk;
+    EXPECT_TRUE(near(scan.results(), recurrence(scan), 1e-12)) << chunk;
   }
 }
 
@@ -183,7 +152,7 @@ TEST(Ssd, ExtremeSteps) {
   set(scan.in.dt, 7, -40.0);
   set(scan.in.dt, 10, 900.0);
   scan.forward();
-  EXPECT_TRUE(near(results(scan), recurrence(scan), 1e-12));
+  EXPECT_TRUE(near(scan.results(), recurrence(scan), 1e-12));
   scan.backward();
   for (const double value : values(scan.ddt)) EXPECT_TRUE(std::isfinite(value));
 }
@@ -254,7 +223,8 @@ TEST(Ssd, DocumentsDoNotTouch) {
   by_itself.in.d = quiet->in.d;
   by_itself.forward();
   by_itself.backward();
-  for (const auto& member : {&Scan::y, &Scan::dx, &Scan::db, &Scan::dc, &Scan::ddt}) {
+  for (Tensor Scan::*const member :
+       std::initializer_list<Tensor Scan::*>{&Scan::y, &Scan::dx, &Scan::db, &Scan::dc, &Scan::ddt}) {
     EXPECT_EQ(second((*quiet).*member), second((*loud).*member));
     EXPECT_EQ(second((*quiet).*member), values(by_itself.*member));
   }
@@ -287,7 +257,8 @@ TEST(Ssd, ASequenceGoesOnElsewhere) {
   second.backward();
   first.dfinal_state = second.dinitial_state;
   first.backward();
-  for (const auto& member : {&Scan::y, &Scan::dx, &Scan::db, &Scan::dc, &Scan::ddt}) {
+  for (Tensor Scan::*const member :
+       std::initializer_list<Tensor Scan::*>{&Scan::y, &Scan::dx, &Scan::db, &Scan::dc, &Scan::ddt}) {
     EXPECT_EQ(values((whole.*member).rows(0, 16)), values(first.*member));
     EXPECT_EQ(values((whole.*member).rows(16, 32)), values(second.*member));
   }

@@ -153,7 +153,7 @@ void read_nemotron(Keys& keys, HfModel& model) {
   config.num_heads = keys.at_least(1, {"num_attention_heads"}, 32);
   config.gqa.num_kv_heads =
       keys.at_least(1, {"num_key_value_heads"}, keys.says_null("num_key_value_heads") ? config.num_heads : 8);
-  config.gqa.head_dim = keys.at_least(1, {"head_dim"}, 128);
+  config.gqa.head_dim = keys.at_least(1, {"head_dim", "attention_head_dim"}, 128);
   config.gqa.bias = keys.flag("attention_bias", false) ? AttentionBias::kAll : AttentionBias::kNone;
   keys.none("sliding_window", "transformers' attention does not look at it");
   config.dense_dim = keys.at_least(1, {"intermediate_size"}, 21504);
@@ -230,7 +230,8 @@ void require_layer_kinds(Fit& fit, const ModelConfig& config) {
     if (part.kind == PartKind::kDense) same_widths = same_widths && part.hidden == config.dense_dim;
     if (part.kind == PartKind::kMoe) same_widths = same_widths && part.hidden == config.moe.expert_dim;
     if (is_mixer(part.kind)) {
-      plain = plain && part.kind != PartKind::kMla && !part.rotates && part.window == 0;
+      const bool is_known = part.kind == PartKind::kMamba2 || part.kind == PartKind::kGqa;
+      plain = plain && is_known && !part.rotates && part.window == 0;
     }
   }
   fit.require(same_widths, "model.layers", "MLPs of one width, and experts of one");

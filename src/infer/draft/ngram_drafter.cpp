@@ -40,8 +40,9 @@ void NgramIndex::draft(std::span<const int32_t> tokens, int64_t max_drafts, std:
   }
 }
 
-void NgramDrafter::draft(std::span<const DraftedText> texts) {
+std::vector<DraftPass> NgramDrafter::draft(std::span<const DraftedText> texts) {
   for (const DraftedText& text : texts) texts_[text.id].draft(text.tokens, text.max_drafts, *text.drafts);
+  return {};
 }
 
 }  // namespace nmoe

@@ -32,7 +32,7 @@ class NgramIndex {
 
 class NgramDrafter : public Drafter {
  public:
-  void draft(std::span<const DraftedText> texts) override;
+  std::vector<DraftPass> draft(std::span<const DraftedText> texts) override;
   void end(uint64_t id) override { texts_.erase(id); }
 
  private:

@@ -20,7 +20,9 @@ GroupedQueryAttention::GroupedQueryAttention(const LayerPart& part, WeightSet& w
       layer_(part.layer),
       window_(part.spec.window),
       rotates_(part.spec.rotates),
-      qkv_(weights, attention_prefix(part), {"q", "k", "v"}),
+      qkv_(weights, attention_prefix(part),
+           config_.gqa.output_gate ? std::vector<std::string_view>{"q", "k", "v", "gate"}
+                                   : std::vector<std::string_view>{"q", "k", "v"}),
       out_(weights, attention_prefix(part) + "out") {
   if (config_.gqa.bias != AttentionBias::kNone) qkv_bias_.emplace(weights, attention_prefix(part) + "qkv_bias");
   if (config_.gqa.bias == AttentionBias::kAll) out_bias_.emplace(weights, attention_prefix(part) + "out_bias");
@@ -46,22 +48,32 @@ Rope GroupedQueryAttention::rotation(const Pass& pass, Tensor heads) const {
   return pass.rotation(heads, config_.gqa.rotated(), config_.rope.layout);
 }
 
-void GroupedQueryAttention::project_out(const Pass& pass, Tensor heads, Tensor residual, Tensor y) const {
-  const Tensor rows = heads.reshape({heads.dim(0), heads.dim(1) * heads.dim(2)});
+int64_t GroupedQueryAttention::projected_width() const {
+  const int64_t H = config_.num_heads, G = config_.gqa.num_kv_heads;
+  return (H + G + G + (config_.gqa.output_gate ? H : 0)) * config_.gqa.head_dim;
+}
+
+void GroupedQueryAttention::project_out(const Pass& pass, Kept& kept, Tensor residual, Tensor y) const {
+  const Tensor rows = kept.gated = kept.out.reshape({kept.out.dim(0), kept.out.dim(1) * kept.out.dim(2)});
+  if (kept.gate.defined()) {
+    kept.gated = pass.push(rows.shape());
+    pass.ops.gate_forward({.function = GateFunction::kSigmoid, .x = rows, .gate = kept.gate, .y = kept.gated});
+  }
   const ArenaScope scope(pass.activations);
-  out_.forward(pass.ops, rows, y, out_bias_ ? out_bias_->forward(pass, residual, rows.dim(0)) : residual);
+  out_.forward(pass.ops, kept.gated, y, out_bias_ ? out_bias_->forward(pass, residual, rows.dim(0)) : residual);
 }
 
 GroupedQueryAttention::Kept GroupedQueryAttention::project(const Pass& pass, const Rows& x) const {
   Ops& ops = pass.ops;
   const int64_t T = x.tensor().dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
-  const Tensor qkv = pass.push({T, (H + G + G) * C});
+  const Tensor qkv = pass.push({T, projected_width()});
   // What norms make of queries and keys lies elsewhere: backward needs both.
   const Tensor qk = q_norm_ ? pass.push({T, (H + G) * C}) : qkv;
   Kept kept;
   kept.q = heads_of(qk, 0, H, C);
   kept.k = heads_of(qk, H, G, C);
   kept.v = heads_of(qkv, H + G, G, C);
+  if (config_.gqa.output_gate) kept.gate = qkv.columns((H + G + G) * C, projected_width());
   {
     const ArenaScope scope(pass.activations);
     qkv_.forward(ops, x, qkv, qkv_bias_ ? qkv_bias_->forward(pass, {}, T) : Tensor());
@@ -104,7 +116,7 @@ Application GroupedQueryAttention::forward(const Pass& pass, const Rows& x, Tens
                            .sinks = sinks()});
   }
   pass.capture(Intermediate::kAttentionHeads, layer_, kept.out);
-  project_out(pass, kept.out, residual, y);
+  project_out(pass, kept, residual, y);
   return Application(kept);
 }
 
@@ -113,7 +125,7 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
   Ops& ops = pass.ops;
   const int64_t T = x.dim(0), H = config_.num_heads, G = config_.gqa.num_kv_heads, C = config_.gqa.head_dim;
   const Tensor positions = pass.batch.positions, keys = states.by_position[0], values = states.by_position[1];
-  const Kept kept = project(pass, x);
+  Kept kept = project(pass, x);
   for (const auto& [rows, cache] : {std::pair(kept.k, keys), std::pair(kept.v, values)}) {
     ops.cache_write({.rows = rows.reshape({T, G * C}),
                      .slots = slots,
@@ -121,7 +133,7 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
                      .pages = states.pages,
                      .cache = cache});
   }
-  const Tensor out = pass.push({T, H, C});
+  kept.out = pass.push({T, H, C});
   ops.cached_attention({.scale = softmax_scale(),
                         .window = window_,
                         .q = kept.q,
@@ -131,10 +143,10 @@ void GroupedQueryAttention::cached_forward(const Pass& pass, Tensor x, const Par
                         .keys = keys,
                         .values = values,
                         .num_kv_heads = G,
-                        .out = out,
+                        .out = kept.out,
                         .sinks = sinks()});
-  pass.capture(Intermediate::kAttentionHeads, layer_, out);
-  project_out(pass, out, residual, y);
+  pass.capture(Intermediate::kAttentionHeads, layer_, kept.out);
+  project_out(pass, kept, residual, y);
 }
 
 void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Tensor x, const Rows& dy,
@@ -146,9 +158,18 @@ void GroupedQueryAttention::backward(const Pass& pass, const Application& of, Te
 
   const Tensor dout = pass.push({T, H, C});
   if (out_bias_) out_bias_->backward(ops, dy.tensor());
-  out_.backward(ops, kept.out.reshape({T, H * C}), dy, dout.reshape({T, H * C}));
+  const Tensor dout_rows = dout.reshape({T, H * C});
+  out_.backward(ops, kept.gated, dy, dout_rows);
 
-  const Tensor dqkv = pass.push({T, (H + G + G) * C});
+  const Tensor dqkv = pass.push({T, projected_width()});
+  if (kept.gate.defined()) {
+    ops.gate_backward({.function = GateFunction::kSigmoid,
+                       .x = kept.out.reshape({T, H * C}),
+                       .gate = kept.gate,
+                       .dy = dout_rows,
+                       .dx = dout_rows,
+                       .dgate = dqkv.columns((H + G + G) * C, projected_width())});
+  }
   const Tensor dq = heads_of(dqkv, 0, H, C), dk = heads_of(dqkv, H, G, C), dv = heads_of(dqkv, H + G, G, C);
   ops.attention_backward({.shape = pass.attention_shape(softmax_scale(), window_),
                           .q = kept.q,

@@ -1,10 +1,10 @@
 // Grouped-query attention (arXiv 2305.13245), with RoPE on all of a head or its first values, or without (NoPE, arXiv
-// 2305.19466), optional biases of its projections, optional sinks, and optional RMSNorm of queries and keys, per head
-// or over all heads.
+// 2305.19466), optional biases of its projections, optional sinks, optional RMSNorm of queries and keys, per head or
+// over all heads, and optional gates of what heads give (arXiv 2505.06708, elementwise).
 //
-// T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys and values are columns of one
-// product: their rows lie apart. The cache holds normed and rotated keys
-// [slots, capacity, G * C] and values of the same shape.
+// T tokens, D model width, H query heads, G key/value heads, C head size. Queries, keys, values and gates are columns
+// of one product: their rows lie apart. The cache holds normed and rotated keys [slots, capacity, G * C] and values of
+// the same shape.
 #pragma once
 
 #include <optional>
@@ -28,11 +28,13 @@ class GroupedQueryAttention final : public Part {
 
  private:
   struct Kept {
-    Tensor q;    // [T, H, C], normed and rotated
-    Tensor k;    // [T, G, C], normed and rotated
-    Tensor v;    // [T, G, C]
-    Tensor out;  // [T, H, C]
-    Tensor lse;  // [B, H, S]
+    Tensor q;      // [T, H, C], normed and rotated
+    Tensor k;      // [T, G, C], normed and rotated
+    Tensor v;      // [T, G, C]
+    Tensor out;    // [T, H, C]
+    Tensor lse;    // [B, H, S]
+    Tensor gate;   // [T, H * C], where heads have one
+    Tensor gated;  // [T, H * C], out behind it, or out
     Norm::Kept q_norm, k_norm;
   };
   double softmax_scale() const;
@@ -41,16 +43,18 @@ class GroupedQueryAttention final : public Part {
   Tensor vectors_of_norm(Tensor heads) const;
   // Of heads [T, heads, C].
   Rope rotation(const Pass& pass, Tensor heads) const;
-  // y = residual + what comes out for heads [T, H, C].
-  void project_out(const Pass& pass, Tensor heads, Tensor residual, Tensor y) const;
-  // All but out and lse.
+  // What heads give altogether, [T, (H + G + G) * C], and [T, (H + G + G + H) * C] with gates.
+  int64_t projected_width() const;
+  // y = residual + what comes out for kept.out, by way of kept.gated.
+  void project_out(const Pass& pass, Kept& kept, Tensor residual, Tensor y) const;
+  // All but out, lse and gated.
   Kept project(const Pass& pass, const Rows& x) const;
 
   const ModelConfig& config_;
   int64_t layer_;
   int64_t window_;
   bool rotates_;
-  JoinedLinear qkv_;  // [H * C + G * C + G * C, D]
+  JoinedLinear qkv_;  // [H * C + G * C + G * C, D], and H * C rows more with gates
   Linear out_;        // [D, H * C]
   std::optional<Bias> qkv_bias_;
   std::optional<Bias> out_bias_;

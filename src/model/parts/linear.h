@@ -88,7 +88,7 @@ class Linear {
 class JoinedLinear {
  public:
   // The weights `prefix` + name, in this order.
-  JoinedLinear(WeightSet& weights, const std::string& prefix, std::initializer_list<std::string_view> names) {
+  JoinedLinear(WeightSet& weights, const std::string& prefix, const std::vector<std::string_view>& names) {
     for (const std::string_view name : names) parts_.push_back(&weights.at(prefix + std::string(name)));
   }
 

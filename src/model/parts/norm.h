@@ -11,7 +11,7 @@ namespace nmoe {
 
 class Norm {
  public:
-  // The gain of that name (WeightList::gain); normalises vectors of its length.
+  // The gain of that name (WeightList::gain or norm_gain); normalises vectors of its length.
   Norm(WeightSet& weights, std::string_view name, double eps) : gain_(weights.at(name)), eps_(eps) {}
 
   // What one application keeps for backward.
@@ -42,13 +42,19 @@ class Norm {
                                 .dx = dx.tensor(),
                                 .dgain = gain_.grad_to_add_to(pass.ops),
                                 .accumulate_dx = accumulate,
-                                .dx_codes = dx.quantised});
+                                .dx_codes = dx.quantised,
+                                .gain_offset = gain_.spec.gain_offset});
   }
 
  private:
   void normalise(const Pass& pass, const Kept& kept, const Rows& y) const {
-    pass.ops.rms_norm_forward(
-        {.x = kept.x, .gain = gain_.value, .eps = eps_, .y = y.tensor(), .rstd = kept.rstd, .y_codes = y.quantised});
+    pass.ops.rms_norm_forward({.x = kept.x,
+                               .gain = gain_.value,
+                               .eps = eps_,
+                               .y = y.tensor(),
+                               .rstd = kept.rstd,
+                               .y_codes = y.quantised,
+                               .gain_offset = gain_.spec.gain_offset});
   }
 
   Weight& gain_;

@@ -1,6 +1,7 @@
 #include "model/parts/part_kinds.h"
 
 #include "base/error.h"
+#include "model/parts/gated_deltanet.h"
 #include "model/parts/gqa.h"
 #include "model/parts/mamba2.h"
 #include "model/parts/mla.h"
@@ -18,6 +19,8 @@ std::unique_ptr<Part> make_part(const LayerPart& part, WeightSet& weights, std::
       return std::make_unique<GroupedQueryAttention>(part, weights);
     case PartKind::kMamba2:
       return std::make_unique<Mamba2>(part, weights);
+    case PartKind::kGatedDeltaNet:
+      return std::make_unique<GatedDeltaNet>(part, weights);
     case PartKind::kDense:
       return std::make_unique<Mlp>(part, mlp_prefix(part), part.spec.hidden, weights, Intermediate::kMlpHidden);
     case PartKind::kMoe: {

@@ -14,7 +14,9 @@ PartTraits describe_gqa(const LayerPart& part, WeightList& weights) {
   };
   WeightSpec q = weights.matrix(name + "q", H * C, D);
   if (!config.gqa.qk_norm) q = scaling_logits(q);
-  weights.add_joined({q, weights.matrix(name + "k", G * C, D), weights.matrix(name + "v", G * C, D)});
+  std::vector<WeightSpec> joined = {q, weights.matrix(name + "k", G * C, D), weights.matrix(name + "v", G * C, D)};
+  if (config.gqa.output_gate) joined.push_back(weights.matrix(name + "gate", H * C, D));
+  weights.add_joined(joined);
   weights.add(weights.output(name + "out", D, H * C));
   if (config.gqa.bias != AttentionBias::kNone) weights.add(WeightList::bias(name + "qkv_bias", {(H + G + G) * C}));
   if (config.gqa.bias == AttentionBias::kAll) {
@@ -25,8 +27,8 @@ PartTraits describe_gqa(const LayerPart& part, WeightList& weights) {
   if (config.gqa.sinks) weights.add(WeightList::bias(name + "sinks", {H}));
   if (config.gqa.qk_norm) {
     const bool over_heads = config.gqa.qk_norm_over == QkNormOver::kAllHeads;
-    weights.add(scaling_logits(WeightList::gain(name + "q_norm", over_heads ? H * C : C)));
-    weights.add(WeightList::gain(name + "k_norm", over_heads ? G * C : C));
+    weights.add(scaling_logits(weights.norm_gain(name + "q_norm", over_heads ? H * C : C)));
+    weights.add(weights.norm_gain(name + "k_norm", over_heads ? G * C : C));
   }
   return {.flops_per_position = 6.0 * static_cast<double>(H * (C + C)),
           .rope_dim = part.spec.rotates ? config.gqa.rotated() : 0,

@@ -11,13 +11,6 @@ namespace {
 // log-uniform, D is 1, and the convolution's weights and biases are uniform within 1 / sqrt(taps).
 constexpr double kLowA = 1.0, kHighA = 16.0;
 
-WeightSpec drawn(WeightSpec weight, InitKind init, double low, double high) {
-  weight.init = init;
-  weight.init_low = low;
-  weight.init_high = high;
-  return weight;
-}
-
 }  // namespace
 
 PartTraits describe_mamba2(const LayerPart& part, WeightList& weights) {
@@ -32,11 +25,12 @@ PartTraits describe_mamba2(const LayerPart& part, WeightList& weights) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(K));
   WeightSpec conv = WeightList::bias(name + "conv", {config.conv_channels(), K});
   conv.decay = true;
-  weights.add(drawn(conv, InitKind::kUniform, -bound, bound));
-  weights.add(drawn(WeightList::bias(name + "conv_bias", {config.conv_channels()}), InitKind::kUniform, -bound, bound));
-  weights.add(
-      drawn(WeightList::bias(name + "dt_bias", {H}), InitKind::kInverseSoftplus, config.step_min, config.step_max));
-  weights.add(drawn(WeightList::bias(name + "a_log", {H}), InitKind::kLogOfUniform, kLowA, kHighA));
+  weights.add(WeightList::drawn(conv, InitKind::kUniform, -bound, bound));
+  weights.add(WeightList::drawn(WeightList::bias(name + "conv_bias", {config.conv_channels()}), InitKind::kUniform,
+                                -bound, bound));
+  weights.add(WeightList::drawn(WeightList::bias(name + "dt_bias", {H}), InitKind::kInverseSoftplus, config.step_min,
+                                config.step_max));
+  weights.add(WeightList::drawn(WeightList::bias(name + "a_log", {H}), InitKind::kLogOfUniform, kLowA, kHighA));
   weights.add(WeightList::gain(name + "d", H));
   weights.add(WeightList::gain(name + "norm", W));
   weights.add(weights.output(name + "out", D, W));

@@ -1,6 +1,7 @@
 #include "model/spec/part_kinds.h"
 
 #include "base/error.h"
+#include "model/spec/gated_deltanet.h"
 #include "model/spec/gqa.h"
 #include "model/spec/mamba2.h"
 #include "model/spec/mla.h"
@@ -17,6 +18,8 @@ PartTraits describe_part(const LayerPart& part, WeightList& weights) {
       return describe_gqa(part, weights);
     case PartKind::kMamba2:
       return describe_mamba2(part, weights);
+    case PartKind::kGatedDeltaNet:
+      return describe_gated_deltanet(part, weights);
     case PartKind::kDense:
       return describe_dense(part, weights);
     case PartKind::kMoe:

@@ -150,23 +150,20 @@ std::string_view describe_role(Role role) {
   return "vector";
 }
 
-std::string_view source_of(const WeightSpec& weight) {
-  if (weight.per_expert) return "2508.09752 (experts are hidden); Muon: 2310.17813, 2602.20937";
-  switch (role_of(weight)) {
-    case Role::kHidden:
-      return "2203.03466 table 3; Muon: 2310.17813, 2602.20937";
-    case Role::kOutput:
-      return "2508.09752 (routers are outputs)";
-    case Role::kHead:
-      return "2203.03466 table 3";
-    case Role::kEmbedding:
-    case Role::kVector:
-      break;
-  }
-  return "2203.03466 table 3; eps: 2505.01618 table 1";
-}
-
 }  // namespace
+
+std::string sources_of_scaling(const WeightSpec& weight, ScalingRule rule, OptimizerKind optimizer) {
+  const Role role = role_of(weight);
+  std::string sources = "2203.03466 table 3";
+  if (weight.per_expert) sources = "2508.09752 (experts are hidden)";
+  if (role == Role::kOutput) sources = "2508.09752 (routers are outputs)";
+  if (role == Role::kHidden && optimizer == OptimizerKind::kMuon) sources += ", rate: 2310.17813, 2602.20937";
+  if (rule == ScalingRule::kCompleteP && is_in_layers(weight.name) && weight.to_residual) {
+    sources += ", depth: 2505.01618 table 1";
+  }
+  if (optimizer == OptimizerKind::kAdamW) sources += ", eps: 2505.01618 table 1";
+  return sources;
+}
 
 void apply_scaling(const ModelConfig& config, const std::vector<WeightSpec>& base, std::vector<WeightSpec>& weights) {
   const ModelConfig base_config = scaling_base(config);
@@ -213,8 +210,7 @@ std::vector<ScalingRow> scaling_rows(const ModelConfig& config, const std::vecto
     rows.push_back({.name = name,
                     .weight = weight,
                     .base_shape = base_weights.of(weight, same_layers).shape,
-                    .role = describe_role(role_of(weight)),
-                    .source = source_of(weight)});
+                    .role = describe_role(role_of(weight))});
   }
   return rows;
 }

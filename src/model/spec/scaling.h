@@ -55,12 +55,14 @@ struct ScalingRow {
   WeightSpec weight;
   Shape base_shape;
   int64_t count = 1;
-  std::string_view role;    // "hidden"
-  std::string_view source;  // of its factors
+  std::string_view role;  // "hidden"
 };
 // Of all trained weights, in definition order, to which apply_scaling() was applied with the same `base`.
 std::vector<ScalingRow> scaling_rows(const ModelConfig& config, const std::vector<WeightSpec>& base,
                                      const std::vector<WeightSpec>& weights);
+
+// Where the factors of a weight that this optimizer trains are from.
+std::string sources_of_scaling(const WeightSpec& weight, ScalingRule rule, OptimizerKind optimizer);
 
 // Where the model differs from its base in what no rule carries rates over; "" where it does not.
 std::string note_on_scaling(const ModelConfig& config);

@@ -28,7 +28,7 @@ DescribedLayer describe_layer(const std::vector<LayerPart>& parts, WeightList& w
   DescribedLayer layer;
   for (const LayerPart& part : parts) {
     weights.begin_layer(part.layer);
-    weights.add(WeightList::gain(part.norm_name(), part.config.dim));
+    weights.add(weights.norm_gain(part.norm_name(), part.config.dim));
     layer.parts.push_back({.spec = part.spec, .traits = describe_part(part, weights)});
   }
   return layer;
@@ -44,14 +44,14 @@ void describe_predictions(const ModelConfig& config, ModelSpec& model, WeightLis
     const size_t of_module = layers.size() / num_modules;
     weights.begin_layer(layers[i * of_module].front().layer);
     weights.begin_part(WeightPart::kOther);
-    weights.add(WeightList::gain(prefix + "embedding_norm", config.dim));
-    weights.add(WeightList::gain(prefix + "hidden_norm", config.dim));
+    weights.add(weights.norm_gain(prefix + "embedding_norm", config.dim));
+    weights.add(weights.norm_gain(prefix + "hidden_norm", config.dim));
     weights.add(weights.matrix(prefix + "projection_embedding", config.dim, config.dim));
     weights.add(weights.matrix(prefix + "projection_hidden", config.dim, config.dim));
     for (size_t layer = i * of_module; layer < (i + 1) * of_module; ++layer) {
       model.prediction_layers.push_back(describe_layer(layers[layer], weights));
     }
-    weights.add(WeightList::gain(prefix + "final_norm", config.dim));
+    weights.add(weights.norm_gain(prefix + "final_norm", config.dim));
   }
   weights.count_passes(1);
 }
@@ -99,7 +99,7 @@ ModelSpec describe_model(const ModelConfig& config) {
     model.layers.push_back(describe_layer(parts, weights));
   }
   weights.begin_layer(kNoLayer);
-  weights.add(WeightList::gain("final_norm", config.dim));
+  weights.add(weights.norm_gain("final_norm", config.dim));
   describe_predictions(config, model, weights);
   weights.begin_layer(kNoLayer);
   if (!config.tied_head) {

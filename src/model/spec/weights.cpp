@@ -13,7 +13,8 @@ Shape WeightSpec::as_matrices(const Shape& here) const {
   return {here.num_elements() / (rows * here[-1]), rows, here[-1]};
 }
 
-WeightList::WeightList(const ModelConfig& config) : std_(config.init.std), output_std_(config.init.std) {
+WeightList::WeightList(const ModelConfig& config)
+    : std_(config.init.std), output_std_(config.init.std), zero_centred_norms_(config.zero_centred_norms) {
   if (!config.init.depth_scaled_outputs) return;
   // Each part adds to the residual stream once.
   output_std_ /= std::sqrt(static_cast<double>(parts_of(layer_specs(config)).size()));
@@ -37,6 +38,15 @@ WeightSpec WeightList::gain(const std::string& name, int64_t dim) {
           .init = InitKind::kOnes};
 }
 
+WeightSpec WeightList::norm_gain(const std::string& name, int64_t dim) const {
+  WeightSpec weight = gain(name, dim);
+  if (!zero_centred_norms_) return weight;
+  weight.init = InitKind::kZeros;
+  weight.gain_offset = 1.0;
+  weight.decay = true;
+  return weight;
+}
+
 WeightSpec WeightList::scaling_logits(WeightSpec weight, PartKind mixer) {
   weight.scales_logits = true;
   weight.mixer = mixer;
@@ -47,6 +57,13 @@ WeightSpec WeightList::bias(const std::string& name, const Shape& shape) {
   WeightSpec weight = gain(name, 0);
   weight.shape = shape;
   weight.init = InitKind::kZeros;
+  return weight;
+}
+
+WeightSpec WeightList::drawn(WeightSpec weight, InitKind init, double low, double high) {
+  weight.init = init;
+  weight.init_low = low;
+  weight.init_high = high;
   return weight;
 }
 

@@ -63,6 +63,7 @@ struct WeightSpec {
   InitKind init = InitKind::kTruncatedNormal;
   double init_std = 0.0;
   double init_low = 0.0, init_high = 0.0;
+  double gain_offset = 0.0;  // of a norm's gain: what is added to it (contracts/norm.h)
   int64_t layer = kNoLayer;  // to which it belongs
   WeightPart part = WeightPart::kOther;
   bool joins_previous = false;  // whether it directly follows the one before in memory, as one matrix (JoinedLinear)
@@ -90,13 +91,18 @@ class WeightList {
   WeightSpec matrix(const std::string& name, int64_t out, int64_t in) const;
   // The same for a projection back onto the residual stream, scaled with depth where configured.
   WeightSpec output(const std::string& name, int64_t out, int64_t in) const;
-  // The gain of an RMSNorm over vectors of `dim`.
+  // A gain of each of `dim` values, which begins at 1.
   static WeightSpec gain(const std::string& name, int64_t dim);
+  // The same of an RMSNorm over vectors of `dim`, zero-centred where the model's are: then it begins at 0
+  // and decays, as Qwen3-Next's do.
+  WeightSpec norm_gain(const std::string& name, int64_t dim) const;
   // One that attention's logits are in proportion to, in `mixer`.
   static WeightSpec scaling_logits(WeightSpec weight, PartKind mixer);
   // The bias of a product with `dim` outputs, or those of several products.
   static WeightSpec bias(const std::string& name, const Shape& shape);
-  // The same for each of E experts, [E, 1, dim].
+  // One that begins with numbers between `low` and `high`, as `init` says.
+  static WeightSpec drawn(WeightSpec weight, InitKind init, double low, double high);
+  // The bias of each of E experts, [E, 1, dim].
   static WeightSpec expert_bias(const std::string& name, int64_t num_experts, int64_t dim);
 
   // Weights added from now on belong to this layer, or to none (kNoLayer).
@@ -112,6 +118,7 @@ class WeightList {
 
  private:
   double std_, output_std_;
+  bool zero_centred_norms_;
   int64_t layer_ = kNoLayer;
   WeightPart part_ = WeightPart::kOther;
   int64_t num_passes_ = 1;

@@ -43,4 +43,20 @@ struct ActivationBackward {
   RowCodes pre_codes = {};
 };
 
+// A gate: y = x * s(gate), s(g) = sigmoid(g) or g sigmoid(g). T rows of W values.
+enum class GateFunction { kSigmoid, kSilu };
+struct GateForward {
+  GateFunction function = GateFunction::kSigmoid;
+  Tensor x;     // [T, W]
+  Tensor gate;  // [T, W], apart
+  Tensor y;     // = [T, W]
+};
+struct GateBackward {
+  GateFunction function = GateFunction::kSigmoid;
+  Tensor x, gate;  // as in forward
+  Tensor dy;       // [T, W]
+  Tensor dx;       // = [T, W]; may be the storage of dy
+  Tensor dgate;    // = [T, W], apart
+};
+
 }  // namespace nmoe

@@ -3,6 +3,7 @@
 //
 //   pre[t, w] = bias[w] + sum over k < K of weight[w, k] * x[t - (K - 1) + k, w],   y = pre * sigmoid(pre)
 //
+// There may be no biases, which CUDA does not have yet.
 // The last tap is the token itself. What lies before a token's document counts as 0: no product is made with it.
 // Sequences, documents and cu_seqlens are those of attention (AttentionShape, contracts/attention.h).
 //
@@ -10,10 +11,10 @@
 // which the first document of the sequence goes on from; rows that its document does not have are 0. `after` are the
 // rows that the next part would go on from.
 //
-// The order of sums: a row's is the bias, to which taps are added one by one, ascending in k. Gradients of weights and
-// biases: tokens are cut into chunks of kConvolutionChunkRows from the first on; a chunk's are added one after the
-// other, from 0 on; then the chunks' sums are, ascending, and their sum is added to the gradient. A gradient of a row
-// begins with the last tap of the row itself, to which those of later rows are added, the nearest first.
+// The order of sums: a row's is the bias, or 0, to which taps are added one by one, ascending in k. Gradients of
+// weights and biases: tokens are cut into chunks of kConvolutionChunkRows from the first on; a chunk's are added one
+// after the other, from 0 on; then the chunks' sums are, ascending, and their sum is added to the gradient. A gradient
+// of a row begins with the last tap of the row itself, to which those of later rows are added, the nearest first.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ struct ConvolutionInputs {
   int64_t seq_len = 0;
   Tensor x;                // [T, W], apart
   Tensor weight;           // [W, K] stat
-  Tensor bias;             // [W] stat
+  Tensor bias = {};        // [W] stat; undefined: none
   Tensor cu_seqlens = {};  // [C] i32; undefined: every sequence is one document
   Tensor before = {};      // [B, K - 1, W]; undefined: sequences begin here
 };
@@ -44,7 +45,7 @@ struct ConvolutionBackward {
   Tensor dafter = {};    // [B, K - 1, W], the gradient of `after`; undefined: 0
   Tensor dx;             // = [T, W], apart
   Tensor dweight;        // += [W, K] stat
-  Tensor dbias;          // += [W] stat
+  Tensor dbias = {};     // += [W] stat, if there is a bias
   Tensor dbefore = {};   // = [B, K - 1, W], if there is `before`
 };
 
@@ -55,7 +56,7 @@ struct ConvolutionBackward {
 struct CachedConvolution {
   Tensor x;          // [T, W], apart
   Tensor weight;     // [W, K] stat
-  Tensor bias;       // [W] stat
+  Tensor bias = {};  // [W] stat; undefined: none
   Tensor slots;      // [T] i32
   Tensor positions;  // [T] i32
   Tensor rows;       // [Z, K - 1, W], updated

@@ -1,5 +1,5 @@
-// RMSNorm (arXiv 1910.07467, equation 4): y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps) over the last
-// dimension.
+// RMSNorm (arXiv 1910.07467, equation 4): y = x * rstd * (gain + gain_offset), rstd = 1 / sqrt(mean(x^2) + eps) over
+// the last dimension. Zero-centred gains, as Qwen3-Next has them, have an offset of 1; CUDA has no offset yet.
 //
 // The order of the sum of squares depends on D alone. On the CPU it has lanes whose number is the compiler's. On CUDA,
 // in whatever kernel, the squares of eight consecutive values are a chain of fused multiply-adds from 0 on, ascending;
@@ -21,6 +21,7 @@ struct RmsNormForward {
   Tensor y;               // = like x
   Tensor rstd;            // = [N] stat, kept for backward
   RowCodes y_codes = {};  // = y in FP8; undefined: not wanted
+  double gain_offset = 0.0;
 };
 struct RmsNormBackward {
   Tensor x, gain, rstd;  // as in forward
@@ -28,7 +29,8 @@ struct RmsNormBackward {
   Tensor dx;             // = like x; may be the storage of dy
   Tensor dgain;          // += [D] stat
   bool accumulate_dx = false;
-  RowCodes dx_codes = {};  // = dx in FP8; undefined: not wanted
+  RowCodes dx_codes = {};    // = dx in FP8; undefined: not wanted
+  double gain_offset = 0.0;  // as in forward
 };
 
 // The norm behind Mamba-2's scan (arXiv 2405.21060, section 7): of u = x * z sigmoid(z), in groups of consecutive

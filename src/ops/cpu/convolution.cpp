@@ -31,7 +31,7 @@ void transpose_weight(const Tensor& weight, const Tensor& out) {
 template <class Real>
 [[gnu::noinline]] void convolve(const Taps<Real>& rows, int64_t num_taps, const Real* weight, int64_t width,
                                 const Real* bias, int64_t begin, int64_t end, Real* pre) {
-  std::copy(bias + begin, bias + end, pre);
+  bias != nullptr ? std::copy(bias + begin, bias + end, pre) : std::fill_n(pre, end - begin, Real{0});
   const int64_t count = end - begin;
   for (int64_t k = 0; k < num_taps; ++k) {
     if (rows[static_cast<size_t>(k)] == nullptr) continue;
@@ -179,10 +179,10 @@ void add_parameter_gradients(const ConvolutionBackward& args, const Tensor& part
     for (int64_t i = 0; i < row; ++i) sums[i] += sums[chunk * row + i];
   }
   Real* const dweight = args.dweight.data<Real>();
-  Real* const dbias = args.dbias.data<Real>();
+  Real* const dbias = args.dbias.data_or_null<Real>();
   for (int64_t w = 0; w < width; ++w) {
     for (int64_t k = 0; k < num_taps; ++k) dweight[w * num_taps + k] += sums[k * width + w];
-    dbias[w] += sums[num_taps * width + w];
+    if (dbias != nullptr) dbias[w] += sums[num_taps * width + w];
   }
 }
 
@@ -200,7 +200,7 @@ void convolution_forward(Context& ctx, const ConvolutionForward& args) {
   transpose_weight<Real>(args.in.weight, taps);
   const Inputs<Real> inputs(args.in, begins);
   const Real* const weight = taps.data<Real>();
-  const Real* const bias = args.in.bias.data<Real>();
+  const Real* const bias = args.in.bias.data_or_null<Real>();
   Real* const y = args.y.data<Real>();
   for_each_block(ctx, num_rows, width, [&](int64_t row, int64_t row_end, int64_t begin, int64_t end, int thread) {
     Real* const pre = pres[thread].data<Real>();
@@ -235,7 +235,7 @@ void convolution_backward(Context& ctx, const ConvolutionBackward& args) {
   transpose_weight<Real>(args.in.weight, taps);
   const Inputs<Real> inputs(args.in, begins);
   const Real* const weight = taps.data<Real>();
-  const Real* const bias = args.in.bias.data<Real>();
+  const Real* const bias = args.in.bias.data_or_null<Real>();
   const Real* const dy = args.dy.data<Real>();
   Real* const dpre = pre_gradients.data<Real>();
   for_each_block(ctx, num_rows, width, [&](int64_t row, int64_t row_end, int64_t begin, int64_t end, int thread) {
@@ -276,7 +276,7 @@ void cached_convolution(Context& ctx, const CachedConvolution& args) {
   const Tensor pres = scope.allocate(DTypeOf<Real>::value, {ctx.num_threads(), kChannelBlock});
   if (ctx.counting()) return;
   transpose_weight<Real>(args.weight, taps);
-  const Real* const bias = args.bias.data<Real>();
+  const Real* const bias = args.bias.data_or_null<Real>();
   const int32_t* const slots = args.slots.data<int32_t>();
   const int32_t* const positions = args.positions.data<int32_t>();
   parallel_blocks(ctx, width, kChannelBlock, [&](int64_t begin, int64_t end, int thread) {

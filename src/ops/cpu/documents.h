@@ -1,6 +1,7 @@
 // Documents of a batch of sequences, as AttentionShape (contracts/attention.h) has them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -28,6 +29,14 @@ void for_each_document(int64_t num_seqs, int64_t seq_len, const Tensor& cu_seqle
                "document {} is [{}, {}), with sequences of {}", document, first, end, seq_len);
     fn(first, end);
   }
+}
+
+// begins [T] u8: whether a document begins with the token.
+inline void mark_document_begins(int64_t num_seqs, int64_t seq_len, const Tensor& cu_seqlens, const Tensor& begins) {
+  std::fill_n(begins.data<uint8_t>(), begins.num_elements(), uint8_t{0});
+  for_each_document(num_seqs, seq_len, cu_seqlens, [&](int64_t begin, int64_t end) {
+    if (begin < end) begins.data<uint8_t>()[begin] = 1;
+  });
 }
 
 }  // namespace nmoe::cpu

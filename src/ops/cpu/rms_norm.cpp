@@ -34,24 +34,30 @@ Real mean_of_products(const Real* a, const Real* b, int64_t size) {
   return total / static_cast<Real>(size);
 }
 
-// With n = x rstd and g = dy gain:  dx = rstd (g - n mean(g n)),  dgain_partial += dy n.
+// Of no offset -0, which leaves every gain as it is, -0 as well.
 template <class Real>
-void backward_row(const Real* x, const Real* gain, Real rstd, const Real* dy, Real* dx, Real* dgain_partial,
-                  int64_t width, bool accumulate_dx) {
+Real addend(double gain_offset) {
+  return gain_offset == 0.0 ? Real{-0.0} : static_cast<Real>(gain_offset);
+}
+
+// With n = x rstd and g = dy (gain + offset):  dx = rstd (g - n mean(g n)),  dgain_partial += dy n.
+template <class Real>
+void backward_row(const Real* x, const Real* gain, Real offset, Real rstd, const Real* dy, Real* dx,
+                  Real* dgain_partial, int64_t width, bool accumulate_dx) {
   Real projection = 0;
 #pragma omp simd reduction(+ : projection)
   for (int64_t i = 0; i < width; ++i) {
     const Real scaled = dy[i] * (x[i] * rstd);
     dgain_partial[i] += scaled;
-    projection += scaled * gain[i];
+    projection += scaled * (gain[i] + offset);
   }
   const Real slope = rstd * rstd * projection / static_cast<Real>(width);
   if (accumulate_dx) {
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) dx[i] += rstd * gain[i] * dy[i] - slope * x[i];
+    for (int64_t i = 0; i < width; ++i) dx[i] += rstd * (gain[i] + offset) * dy[i] - slope * x[i];
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) dx[i] = rstd * gain[i] * dy[i] - slope * x[i];
+    for (int64_t i = 0; i < width; ++i) dx[i] = rstd * (gain[i] + offset) * dy[i] - slope * x[i];
   }
 }
 
@@ -61,6 +67,7 @@ template <class Real>
 void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   const Tensor x = args.x, gain = args.gain;
   const double eps = args.eps;
+  const Real offset = addend<Real>(args.gain_offset);
   const Tensor y = args.y, rstd = args.rstd;
   const int64_t num_rows = norm_vectors(x), width = x.dim(-1), per_row = norm_vectors_of_row(x);
   if (ctx.counting()) return;
@@ -75,7 +82,7 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
       const Real scale = 1 / std::sqrt(mean_of_products(in, in, width) + static_cast<Real>(eps));
       rstds[row] = scale;
 #pragma omp simd
-      for (int64_t i = 0; i < width; ++i) out[i] = in[i] * scale * gains[i];
+      for (int64_t i = 0; i < width; ++i) out[i] = in[i] * scale * (gains[i] + offset);
     }
   });
   write_codes<Real>(ctx, y, /*num_rows=*/{}, args.y_codes);
@@ -85,6 +92,7 @@ template <class Real>
 void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
   const Tensor x = args.x, gain = args.gain, rstd = args.rstd, dy = args.dy, dx = args.dx, dgain = args.dgain;
   const bool accumulate_dx = args.accumulate_dx;
+  const Real offset = addend<Real>(args.gain_offset);
   const int64_t num_rows = norm_vectors(x), width = x.dim(-1), per_row = norm_vectors_of_row(x);
   const int64_t chunk_rows = gain_chunk_rows(num_rows, width);
   const int64_t num_chunks = ceil_div(num_rows, chunk_rows);
@@ -100,7 +108,8 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args) {
     std::fill(partial, partial + width, Real{0});
     for (int64_t row = begin; row < end; ++row) {
       const Place place{row / per_row, row % per_row};
-      backward_row<Real>(inputs[place], gains, rstds[row], dys[place], dxs[place], partial, width, accumulate_dx);
+      backward_row<Real>(inputs[place], gains, offset, rstds[row], dys[place], dxs[place], partial, width,
+                         accumulate_dx);
     }
   });
   Real* dgains = dgain.data<Real>();

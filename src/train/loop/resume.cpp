@@ -15,17 +15,14 @@
 namespace nmoe {
 namespace {
 
-// How the model of `saved` computes otherwise than that of `config`, in what may not change when training goes on with
+// How the model of `saved` computes otherwise than `model`, in what may not change when training goes on with
 // its weights; rotation wavelengths, routing losses and rates may.
-std::string other_model(const Config& saved, const Config& config) {
-  Config a, b;
-  a.model = saved.model;
-  b.model = config.model;
-  take_training_keys(b.model, a.model);
-  b.model.rope.theta = a.model.rope.theta;
-  b.model.yarn = a.model.yarn;
-  b.model.max_positions = a.model.max_positions;
-  return explain_difference(a, b);
+std::string other_model(const ModelConfig& saved, ModelConfig model) {
+  take_training_keys(model, saved);
+  model.rope.theta = saved.rope.theta;
+  model.yarn = saved.yarn;
+  model.max_positions = saved.max_positions;
+  return explain_difference(saved, model);
 }
 
 // A manifest's hash proves nothing, and where experts are goes into memory by the model's sizes.
@@ -48,7 +45,7 @@ void check_start(const CheckpointReader& reader, const Config& config, const Tok
         fmt::format("the data was prepared with another tokenizer than that of {}", reader.path().string()),
         fmt::format("prepare it with that one: n prep ... --tokenizer {}", reader.path().string()));
   }
-  if (const std::string difference = other_model(saved_config(reader), config); !difference.empty()) {
+  if (const std::string difference = other_model(saved_config(reader).model, config.model); !difference.empty()) {
     throw usage_error(fmt::format("the configuration is not of the model that {} holds (its values first):\n{}",
                                   reader.path().string(), difference),
                       "remove these keys: without them, [model] is the checkpoint's");
@@ -111,6 +108,10 @@ void TrainingStart::resume_from(const CheckpointReader& reader, const Config& co
     throw usage_error(
         fmt::format("the data of {} is not what {} was trained on", place, reader.path().string()),
         "restore data.path, or data.mixture and data.profile, or choose another run.name to start afresh");
+  }
+  if (reader.optimizer().empty()) {
+    throw usage_error(fmt::format("{} has weights alone, without an optimizer's state", reader.path().string()),
+                      "choose another run.name, and begin with these weights by model.init.from");
   }
   check_places(reader, config);
   checkpoint_ = reader.path();

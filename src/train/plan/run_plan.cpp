@@ -153,10 +153,15 @@ std::string print_run_plan(const Config& config, double flops, std::optional<dou
     text += fmt::format("  or until a validation, every {} steps, gives {} nats per token\n", config.train.valid_every,
                         config.train.target_loss);
   }
-  return text + fmt::format("  {}\n  {}\n", describe_schedule(config), describe_checkpoints(config));
+  const char* rule = config.model.scaling.rule == ScalingRule::kNone
+                         ? ""
+                         : "  rates, decays and epsilon are the base model's, times factors of each weight "
+                           "([model.scaling]; n plan prints them)\n";
+  return text + fmt::format("  {}\n{}  {}\n", describe_schedule(config), rule, describe_checkpoints(config));
 }
 
 void check_schedule(const Config& config, const Progress& done, bool resumes) {
+  if (config.optim.schedule.needs_length() && config.optim.schedule.length == 0) return;  // nothing is known of its end
   const std::optional<int64_t> last = last_learning_step(config.optim.schedule, step_tokens(config));
   if (!last || config.train.steps <= std::max(*last, done.steps)) return;
   const ScheduleConfig& schedule = config.optim.schedule;

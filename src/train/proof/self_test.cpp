@@ -74,8 +74,12 @@ Config odd_config() {
 // Layers with a state that goes from token to token, of several chunks and documents that end within them.
 Config recurrent_config() {
   Config config = even_config(Precision::kDevice);
-  config.model.layers = "mamba2/dense, gqa/moe, mamba2/moe";
+  config.model.layers = "mamba2/dense, gqa/moe, gated_deltanet/moe";
   config.model.mamba2 = {.num_heads = 4, .head_dim = 24, .state_dim = 20, .num_groups = 2, .chunk = 24};
+  config.model.gated_deltanet = {.num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 12, .value_head_dim = 20};
+  config.model.zero_centred_norms = true;
+  config.model.gqa.bias = AttentionBias::kNone;  // beside which there are no gates
+  config.model.gqa.output_gate = true;
   config.data.mask_documents = true;
   return config;
 }

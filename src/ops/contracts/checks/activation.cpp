@@ -46,4 +46,23 @@ void check(const ActivationBackward& args) {
   check_codes(args.pre_codes, args.pre.shape());
 }
 
+namespace {
+
+void check_gate(const Tensor& x, const Tensor& gate, const Tensor& y) {
+  NMOE_CHECK(
+      x.shape().rank() == 2 && is_act(x.dtype()) && is(gate, x.dtype(), x.shape()) && is(y, x.dtype(), x.shape()),
+      "a gate {} {} of {} {} to {} {}", dtype_name(gate.dtype()), gate.shape(), dtype_name(x.dtype()), x.shape(),
+      dtype_name(y.dtype()), y.shape());
+}
+
+}  // namespace
+
+void check(const GateForward& args) { check_gate(args.x, args.gate, args.y); }
+
+void check(const GateBackward& args) {
+  check_gate(args.x, args.gate, args.dy);
+  check_gate(args.dx, args.dgate, args.dy);
+  NMOE_CHECK(args.dx.shape() == args.x.shape(), "the gradient {} of a gate of {}", args.dx.shape(), args.x.shape());
+}
+
 }  // namespace nmoe

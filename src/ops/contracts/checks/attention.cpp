@@ -11,8 +11,7 @@ namespace {
 
 void check_shape(const AttentionShape& shape, int64_t num_tokens) {
   const Tensor& bounds = shape.cu_seqlens;
-  NMOE_CHECK(shape.num_seqs * shape.seq_len == num_tokens && shape.window >= 0 &&
-                 (!bounds.defined() || (bounds.dtype() == DType::kI32 && bounds.shape().rank() == 1)),
+  NMOE_CHECK(are_sequences(num_tokens, shape.num_seqs, shape.seq_len, bounds) && shape.window >= 0,
              "attention over {} sequences of {} with a window of {}: {} tokens, documents {} {}", shape.num_seqs,
              shape.seq_len, shape.window, num_tokens, dtype_name(bounds.dtype()), bounds.shape());
 }

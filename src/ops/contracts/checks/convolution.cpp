@@ -8,7 +8,8 @@ namespace {
 
 void check_taps(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   NMOE_CHECK(x.shape().rank() == 2 && is_act(x.dtype()) && is_stat(weight.dtype()) && weight.shape().rank() == 2 &&
-                 weight.dim(0) == x.dim(1) && weight.dim(1) > 1 && is(bias, weight.dtype(), {x.dim(1)}),
+                 weight.dim(0) == x.dim(1) && weight.dim(1) > 1 &&
+                 (!bias.defined() || is(bias, weight.dtype(), {x.dim(1)})),
              "a convolution of {} {} with weights {} and bias {}", dtype_name(x.dtype()), x.shape(), weight.shape(),
              bias.shape());
 }
@@ -23,11 +24,9 @@ void check_boundary(const Tensor& rows, const ConvolutionInputs& in) {
 void check_inputs(const ConvolutionInputs& in, const Tensor& y) {
   check_taps(in.x, in.weight, in.bias);
   check_boundary(in.before, in);
-  const Tensor& bounds = in.cu_seqlens;
-  NMOE_CHECK(in.num_seqs * in.seq_len == in.x.dim(0) && is(y, in.x.dtype(), in.x.shape()) &&
-                 (!bounds.defined() || (bounds.dtype() == DType::kI32 && bounds.shape().rank() == 1)),
+  NMOE_CHECK(are_sequences(in.x.dim(0), in.num_seqs, in.seq_len, in.cu_seqlens) && is(y, in.x.dtype(), in.x.shape()),
              "a convolution of {} over {} sequences of {} to {}, documents {}", in.x.shape(), in.num_seqs, in.seq_len,
-             y.shape(), bounds.shape());
+             y.shape(), in.cu_seqlens.shape());
 }
 
 }  // namespace
@@ -43,9 +42,11 @@ void check(const ConvolutionBackward& args) {
   check_taps(args.dx, args.dweight, args.dbias);
   check_boundary(args.dafter, args.in);
   check_boundary(args.dbefore, args.in);
-  NMOE_CHECK(args.dweight.dim(1) == args.in.weight.dim(1) && args.dbefore.defined() == args.in.before.defined(),
-             "gradients {} of weights {}; rows before {} with gradient {}", args.dweight.shape(),
-             args.in.weight.shape(), args.in.before.shape(), args.dbefore.shape());
+  NMOE_CHECK(args.dweight.dim(1) == args.in.weight.dim(1) && args.dbefore.defined() == args.in.before.defined() &&
+                 args.dbias.defined() == args.in.bias.defined(),
+             "gradients {} of weights {}, {} of biases {}; rows before {} with gradient {}", args.dweight.shape(),
+             args.in.weight.shape(), args.dbias.shape(), args.in.bias.shape(), args.in.before.shape(),
+             args.dbefore.shape());
 }
 
 void check(const CachedConvolution& args) {

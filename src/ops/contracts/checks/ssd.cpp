@@ -38,11 +38,9 @@ void check_inputs(const SsdInputs& in) {
   check_rows(ssd_sizes(in), in, in.x, in.b, in.c, in.dt);
   check_parameters(in.dt_bias, in.a_log, in.d, in.x.dim(1));
   check_state(in.initial_state, in);
-  const Tensor& bounds = in.cu_seqlens;
-  NMOE_CHECK(in.num_seqs * in.seq_len == in.x.dim(0) &&
-                 (!bounds.defined() || (bounds.dtype() == DType::kI32 && bounds.shape().rank() == 1)),
+  NMOE_CHECK(are_sequences(in.x.dim(0), in.num_seqs, in.seq_len, in.cu_seqlens),
              "a scan of {} over {} sequences of {}, documents {}", in.x.shape(), in.num_seqs, in.seq_len,
-             bounds.shape());
+             in.cu_seqlens.shape());
 }
 
 }  // namespace

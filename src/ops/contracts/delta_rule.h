@@ -1,0 +1,88 @@
+// The gated delta rule (Gated DeltaNet, arXiv 2412.06464, section 3; the arrangement of heads and norms as Qwen3-Next
+// has them). H heads of V values, in G groups that share queries and keys of K values: head h is of group h / (H / G).
+//
+//   n(x) = x / sqrt(sum of x^2 + kDeltaRuleNormEps);   q' = n(q) / sqrt(K);   k' = n(k)
+//   decay = exp(softplus(a + dt_bias[h]) * -exp(a_log[h]));   beta = sigmoid(b)
+//   S = decay * S;   delta = beta * (v - S^T k');   S = S + k' delta^T;   y = S^T q'
+//
+// for each token of a document in turn, with S [K, V] of each head and softplus(x) = x above kSoftplusLinearAbove
+// (contracts/ssd.h). A document's state begins at 0. Sequences, documents and cu_seqlens are those of attention
+// (AttentionShape, contracts/attention.h). States are stat, whatever act is.
+//
+// The order of sums is the recurrence's, a token after the other, so that a row's bits depend neither on where its
+// document lies nor on what follows it, and are the same in generation. S^T k' and S^T q' are sums over K, ascending
+// from 0 on; the order of a norm's sum depends on K alone. Backward makes states again. Its sums over values (of dq',
+// dk' and of decay's gradient) have an order that depends on V alone, and those of decay's rows are added ascending in
+// K. Gradients of a group's q' and k' are added from the group's first head to its last, and only then go through the
+// norm. da_log and ddt_bias are summed over a sequence's tokens, from the last to the first, then over sequences,
+// ascending, from 0 on, and this is added to the gradient.
+//
+// A sequence may continue one that was computed elsewhere, from `initial_state`, which its first document goes on from;
+// `final_state` is what the next part would go on from. Both parts have the bits of the whole, wherever the cut is, but
+// for the sums over a sequence's tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/tensor.h"
+
+namespace nmoe {
+
+constexpr double kDeltaRuleNormEps = 1e-6;
+
+struct DeltaRuleInputs {
+  int64_t num_seqs = 1;
+  int64_t seq_len = 0;
+  Tensor q, k;                // [T, G, K], apart
+  Tensor v;                   // [T, H, V], apart
+  Tensor b, a;                // [T, H], apart
+  Tensor dt_bias;             // [H] stat
+  Tensor a_log;               // [H] stat
+  Tensor cu_seqlens = {};     // [C] i32; undefined: every sequence is one document
+  Tensor initial_state = {};  // [B, H, K, V] stat; undefined: sequences begin here
+};
+struct DeltaRuleForward {
+  DeltaRuleInputs in;
+  Tensor y;                 // = [T, H, V]
+  Tensor final_state = {};  // = [B, H, K, V] stat, of the sequence's last document; undefined: not wanted
+};
+struct DeltaRuleBackward {
+  DeltaRuleInputs in;          // as in forward
+  Tensor dy;                   // [T, H, V]
+  Tensor dfinal_state = {};    // [B, H, K, V] stat; undefined: 0
+  Tensor dq, dk;               // = [T, G, K], apart
+  Tensor dv;                   // = [T, H, V], apart
+  Tensor db, da;               // = [T, H], apart
+  Tensor ddt_bias;             // += [H] stat
+  Tensor da_log;               // += [H] stat
+  Tensor dinitial_state = {};  // = [B, H, K, V] stat, if there is an initial_state
+};
+
+// The same in generation: row t is a token at positions[t] of the sequence in slots[t] (CachedRows, model/states.h),
+// whose state is that after its last row. A row at position 0 begins a sequence, whatever its slot holds. Rows of a
+// slot are in the order of their positions; one of no slot (-1) becomes 0. A row has the bits that DeltaRuleForward
+// gives it.
+struct CachedDeltaRule {
+  Tensor q, k;       // [T, G, K], apart
+  Tensor v;          // [T, H, V], apart
+  Tensor b, a;       // [T, H], apart
+  Tensor dt_bias;    // [H] stat
+  Tensor a_log;      // [H] stat
+  Tensor slots;      // [T] i32
+  Tensor positions;  // [T] i32
+  Tensor states;     // [Z, H, K, V] stat, updated
+  Tensor y;          // = [T, H, V]
+};
+
+// What forward, backward and generation have in common.
+struct DeltaRuleSizes {
+  int64_t tokens, groups, key_dim, heads, value_dim;
+
+  int64_t group_size() const { return heads / groups; }
+  int64_t state() const { return key_dim * value_dim; }  // of a head
+};
+inline DeltaRuleSizes delta_rule_sizes(const Tensor& q, const Tensor& v) {
+  return {.tokens = v.dim(0), .groups = q.dim(1), .key_dim = q.dim(2), .heads = v.dim(1), .value_dim = v.dim(2)};
+}
+
+}  // namespace nmoe
