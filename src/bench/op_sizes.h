@@ -31,7 +31,8 @@ struct OpSizes {
   std::vector<Layer> layers;
   std::vector<Layer> latent_layers;
   std::vector<Head> heads;
-  std::vector<Scan> scans, scanned;  // of generation: B sequences, a token each
+  std::vector<Scan> scans, scanned;                   // of generation: B sequences, a token each
+  std::vector<std::pair<Scan, int64_t>> scan_layers;  // in a model of that width
   // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
   // above.
   std::vector<int64_t> generated;

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
+#include "bench/mixer_layer.h"
+
 namespace nmoe {
 namespace {
 
@@ -80,10 +84,63 @@ void add_generation(const Scan& s, double act, double stat, std::vector<OpCase>&
                    }});
 }
 
+// A whole layer around the scan, and its two products alone. FLOPs are those of the products.
+void add_layer(const Scan& s, int64_t dim, double act, std::vector<OpCase>& cases) {
+  ModelConfig model;
+  model.dim = dim;
+  model.mamba2 = {.num_heads = s.H, .head_dim = s.P, .state_dim = s.N, .num_groups = s.G, .chunk = kChunk};
+  const int64_t T = s.B * s.S, W = model.mamba2.width(), in = 2 * W + 2 * model.mamba2.group_width() + s.H;
+  const auto tokens = static_cast<double>(T), weights = static_cast<double>(dim * (in + W));
+  const double flops = 2 * tokens * weights, bytes = act * (2 * tokens * static_cast<double>(dim) + weights);
+  const std::string shape = fmt::format("{}, width {}", shape_of(s), dim);
+  const auto layer_of = [model, s](Workbench& w) {
+    return std::make_shared<MixerLayer>(w, model, PartKind::kMamba2, s.B, s.S);
+  };
+  const auto forward = [layer_of](Workbench& w) -> Work {
+    return [&w, layer = layer_of(w)] {
+      const ArenaScope scope(w.arena());
+      layer->forward();
+    };
+  };
+  cases.push_back({"Mamba-2 layer, forward", shape, flops, bytes, forward});
+  cases.push_back({"Mamba-2 layer, both ways", shape, 3 * flops, 3 * bytes, [layer_of](Workbench& w) -> Work {
+                     return [&w, layer = layer_of(w)] {
+                       const ArenaScope scope(w.arena());
+                       layer->forward();
+                       layer->backward();
+                     };
+                   }});
+  struct Product {
+    Tensor x, w, y, dy, dx, dw;
+  };
+  const auto products_of = [=](Workbench& w) {
+    const auto product = [&](int64_t from, int64_t to) {
+      return Product{w.act({T, from}), w.act({to, from}),  w.empty({T, to}),
+                     w.act({T, to}),   w.empty({T, from}), w.empty_stat({to, from})};
+    };
+    return std::vector<Product>{product(dim, in), product(W, dim)};
+  };
+  cases.push_back({"Mamba-2 projections, forward", shape, flops, bytes, [products_of](Workbench& w) -> Work {
+                     return [&w, products = products_of(w)] {
+                       for (const Product& p : products) w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
+                     };
+                   }});
+  cases.push_back({"Mamba-2 projections, both ways", shape, 3 * flops, 3 * bytes, [products_of](Workbench& w) -> Work {
+                     return [&w, products = products_of(w)] {
+                       for (const Product& p : products) {
+                         w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
+                         w.ops().linear_backward_input({p.dy, p.w, p.dx, /*accumulate=*/false});
+                         w.ops().linear_backward_weight({p.x, p.dy, p.dw, /*accumulate=*/false});
+                       }
+                     };
+                   }});
+}
+
 }  // namespace
 
 void add_recurrent_cases(const OpSizes& sizes, double act, double stat, std::vector<OpCase>& cases) {
   for (const Scan& size : sizes.scans) add_scan(size, act, cases);
+  for (const auto& [size, dim] : sizes.scan_layers) add_layer(size, dim, act, cases);
   for (const Scan& size : sizes.scanned) add_generation(size, act, stat, cases);
 }
 
