@@ -231,7 +231,7 @@ TEST(LayersKey, IsChecked) {
   expect_refused("2 x mamba2/dense",
                  "run.device = \"cuda\"\nmodel.mamba2.num_heads = 129\nmodel.mamba2.head_dim = 64\n"
                  "model.mamba2.num_groups = 1",
-                 "x.toml:3: run.device = \"cuda\" with model.mamba2.num_heads = 129, model.mamba2.head_dim = 64 and "
+                 "x.toml:5: run.device = \"cuda\" with model.mamba2.num_heads = 129, model.mamba2.head_dim = 64, "
                  "model.mamba2.num_groups = 1: on GPUs a group has 8,192 values at most",
                  "set run.device = \"cpu\" or raise model.mamba2.num_groups");
   expect_refused("2 x gated_deltanet/dense", "model.gated_deltanet.num_key_heads = 3",
