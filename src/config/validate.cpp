@@ -118,16 +118,12 @@ void check_zero_centred_norms(Rules& rules, const Config& config, const std::vec
                 "mla has no such norms", "write gqa for mla, or remove model.zero_centred_norms");
   rules.require(model.scaling.rule == ScalingRule::kNone, {"model.zero_centred_norms", "model.scaling.rule"},
                 "rules of scaling change what gains begin at", "remove one of them");
-  rules.require(config.run.device == "cpu", {"run.device", "model.zero_centred_norms"},
-                "zero-centred norms do not run on GPUs yet", "set run.device = \"cpu\"");
 }
 
 void check_output_gate(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
   if (!config.model.gqa.output_gate || count_parts(layers, PartKind::kGqa) == 0) return;
   rules.require(config.model.gqa.bias == AttentionBias::kNone, {"model.gqa.output_gate", "model.gqa.bias"},
                 "gates have no biases", "remove one of them");
-  rules.require(config.run.device == "cpu", {"run.device", "model.gqa.output_gate"},
-                "gates of attention do not run on GPUs yet", "set run.device = \"cpu\"");
 }
 
 void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
