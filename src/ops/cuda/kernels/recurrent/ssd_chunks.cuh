@@ -1,7 +1,7 @@
 // What the SSD scan's kernels have of a batch (contracts/ssd.h): where chunks are, steps and sums of steps, states.
 #pragma once
 
-#include "ops/cuda/kernels/recurrent/ssd_tiles.cuh"
+#include "ops/cuda/kernels/recurrent/chunk_tiles.cuh"
 #include "ops/cuda/plans/ssd.h"
 #include "ops/cuda/runtime/context.h"
 
