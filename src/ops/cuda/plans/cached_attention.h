@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cuda/plans/cpu_only.h"
 #include "ops/cuda/plans/planner.h"
 
 namespace nmoe::cuda {
@@ -159,6 +160,7 @@ struct MlaCachedAttentionPlan {
   CachedAttentionPlan attention;
 };
 inline MlaCachedAttentionPlan plan(Planner& to, const MlaCachedAttention& args) {
+  if (!args.cos.defined()) refuse_cpu_only("attention without rotation in latent space");
   const MlaSizes sizes = mla_sizes(args);
   const DType act = args.q.dtype();
   MlaCachedAttentionPlan mla{
