@@ -7,6 +7,7 @@ namespace {
 
 using Work = OpCase::Work;
 using Scan = OpSizes::Scan;
+using Rule = OpSizes::Rule;
 
 constexpr int64_t kChunk = 128;
 
@@ -80,11 +81,97 @@ void add_generation(const Scan& s, double act, double stat, std::vector<OpCase>&
                    }});
 }
 
+std::string shape_of(const Rule& s) {
+  return fmt::format("{} x {} tokens, {} heads of {}, {} of keys of {}", s.B, s.S, s.H, s.V, s.G, s.K);
+}
+
+DeltaRuleInputs inputs(Workbench& w, const Rule& s) {
+  const int64_t T = s.B * s.S;
+  return {.num_seqs = s.B,
+          .seq_len = s.S,
+          .q = w.act({T, s.G, s.K}),
+          .k = w.act({T, s.G, s.K}),
+          .v = w.act({T, s.H, s.V}),
+          .b = w.act({T, s.H}),
+          .a = w.act({T, s.H}),
+          .dt_bias = w.stat({s.H}),
+          .a_log = w.stat({s.H})};
+}
+
+constexpr int64_t kRuleChunk = 64;
+
+// The projections of a layer of Qwen3-Next's (kDim wide), to [z q k v b a] and back: what a delta rule's time is held
+// against.
+constexpr int64_t kDim = 2048;
+void add_projections(const Rule& s, double act, std::vector<OpCase>& cases) {
+  const int64_t T = s.B * s.S, inner = s.H * s.V, joined = 2 * (inner + s.G * s.K + s.H);
+  const auto tokens = static_cast<double>(T), widths = static_cast<double>(inner + joined);
+  const double flops = 2 * tokens * kDim * widths, bytes = act * (tokens * (2 * kDim + widths) + kDim * widths);
+  cases.push_back({"projections of a delta rule", shape_of(s), flops, bytes, [T, inner, joined](Workbench& w) -> Work {
+                     const Tensor x = w.act({T, kDim}), in = w.act({joined, kDim}), projected = w.empty({T, joined});
+                     const Tensor scanned = w.act({T, inner}), out = w.act({kDim, inner}), y = w.empty({T, kDim});
+                     return [=, &w] {
+                       w.ops().linear_forward({.x = x, .w = in, .y = projected});
+                       w.ops().linear_forward({.x = scanned, .w = out, .y = y});
+                     };
+                   }});
+}
+
+// FLOPs of chunks' products, once each, by the causal half of their squares; in backward states are made again.
+void add_rule(const Rule& s, double act, std::vector<OpCase>& cases) {
+  const auto tokens = static_cast<double>(s.B * s.S), G = static_cast<double>(s.G), K = static_cast<double>(s.K);
+  const auto H = static_cast<double>(s.H), V = static_cast<double>(s.V), Q = static_cast<double>(kRuleChunk);
+  add_projections(s, act, cases);
+  cases.push_back({"delta rule, forward", shape_of(s), tokens * (2 * G * Q * K + 2 * H * Q * V + 6 * H * K * V),
+                   tokens * act * (2 * H * V + 2 * G * K + 2 * H), [s](Workbench& w) -> Work {
+                     const DeltaRuleInputs in = inputs(w, s);
+                     const Tensor y = w.empty(in.v.shape());
+                     return [&w, in, y] { w.ops().delta_rule_forward({.in = in, .y = y}); };
+                   }});
+  cases.push_back({"delta rule, backward", shape_of(s),
+                   tokens * (2 * G * Q * K + H * Q * (5 * V + 4 * K) + 16 * H * K * V),
+                   tokens * act * (3 * H * V + 4 * G * K + 4 * H), [s](Workbench& w) -> Work {
+                     const DeltaRuleInputs in = inputs(w, s);
+                     const DeltaRuleBackward args{.in = in,
+                                                  .dy = w.act(in.v.shape()),
+                                                  .dq = w.empty(in.q.shape()),
+                                                  .dk = w.empty(in.q.shape()),
+                                                  .dv = w.empty(in.v.shape()),
+                                                  .db = w.empty(in.b.shape()),
+                                                  .da = w.empty(in.b.shape()),
+                                                  .ddt_bias = w.stat({s.H}),
+                                                  .da_log = w.stat({s.H})};
+                     return [&w, args] { w.ops().delta_rule_backward(args); };
+                   }});
+}
+
+// A token each of B sequences.
+void add_generation(const Rule& s, double stat, std::vector<OpCase>& cases) {
+  const auto states = static_cast<double>(s.B * s.H * s.K * s.V);
+  cases.push_back({"generation, delta rule", shape_of(s), 6 * states, 2 * stat * states, [s](Workbench& w) -> Work {
+                     const std::vector<int32_t> positions(static_cast<size_t>(s.B), 1);
+                     const CachedDeltaRule args{.q = w.act({s.B, s.G, s.K}),
+                                                .k = w.act({s.B, s.G, s.K}),
+                                                .v = w.act({s.B, s.H, s.V}),
+                                                .b = w.act({s.B, s.H}),
+                                                .a = w.act({s.B, s.H}),
+                                                .dt_bias = w.stat({s.H}),
+                                                .a_log = w.stat({s.H}),
+                                                .slots = w.numbers(s.B),
+                                                .positions = w.i32(positions),
+                                                .states = w.stat({s.B, s.H, s.K, s.V}),
+                                                .y = w.empty({s.B, s.H, s.V})};
+                     return [&w, args] { w.ops().cached_delta_rule(args); };
+                   }});
+}
+
 }  // namespace
 
 void add_recurrent_cases(const OpSizes& sizes, double act, double stat, std::vector<OpCase>& cases) {
   for (const Scan& size : sizes.scans) add_scan(size, act, cases);
   for (const Scan& size : sizes.scanned) add_generation(size, act, stat, cases);
+  for (const Rule& size : sizes.rules) add_rule(size, act, cases);
+  for (const Rule& size : sizes.ruled) add_generation(size, stat, cases);
 }
 
 }  // namespace nmoe
