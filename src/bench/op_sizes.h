@@ -34,8 +34,10 @@ struct OpSizes {
   std::vector<Layer> layers;
   std::vector<Layer> latent_layers;
   std::vector<Head> heads;
-  std::vector<Scan> scans, scanned;  // of generation: B sequences, a token each
-  std::vector<Rule> rules, ruled;    // likewise
+  std::vector<Scan> scans, scanned;                   // of generation: B sequences, a token each
+  std::vector<std::pair<Scan, int64_t>> scan_layers;  // in a model of that width
+  std::vector<Rule> rules, ruled;                     // likewise
+  std::vector<std::pair<Rule, int64_t>> rule_layers;
   // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
   // above.
   std::vector<int64_t> generated;

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
+#include "bench/mixer_layer.h"
+
 namespace nmoe {
 namespace {
 
@@ -100,28 +104,10 @@ DeltaRuleInputs inputs(Workbench& w, const Rule& s) {
 
 constexpr int64_t kRuleChunk = 64;
 
-// The projections of a layer of Qwen3-Next's (kDim wide), to [z q k v b a] and back: what a delta rule's time is held
-// against.
-constexpr int64_t kDim = 2048;
-void add_projections(const Rule& s, double act, std::vector<OpCase>& cases) {
-  const int64_t T = s.B * s.S, inner = s.H * s.V, joined = 2 * (inner + s.G * s.K + s.H);
-  const auto tokens = static_cast<double>(T), widths = static_cast<double>(inner + joined);
-  const double flops = 2 * tokens * kDim * widths, bytes = act * (tokens * (2 * kDim + widths) + kDim * widths);
-  cases.push_back({"projections of a delta rule", shape_of(s), flops, bytes, [T, inner, joined](Workbench& w) -> Work {
-                     const Tensor x = w.act({T, kDim}), in = w.act({joined, kDim}), projected = w.empty({T, joined});
-                     const Tensor scanned = w.act({T, inner}), out = w.act({kDim, inner}), y = w.empty({T, kDim});
-                     return [=, &w] {
-                       w.ops().linear_forward({.x = x, .w = in, .y = projected});
-                       w.ops().linear_forward({.x = scanned, .w = out, .y = y});
-                     };
-                   }});
-}
-
 // FLOPs of chunks' products, once each, by the causal half of their squares; in backward states are made again.
 void add_rule(const Rule& s, double act, std::vector<OpCase>& cases) {
   const auto tokens = static_cast<double>(s.B * s.S), G = static_cast<double>(s.G), K = static_cast<double>(s.K);
   const auto H = static_cast<double>(s.H), V = static_cast<double>(s.V), Q = static_cast<double>(kRuleChunk);
-  add_projections(s, act, cases);
   cases.push_back({"delta rule, forward", shape_of(s), tokens * (2 * G * Q * K + 2 * H * Q * V + 6 * H * K * V),
                    tokens * act * (2 * H * V + 2 * G * K + 2 * H), [s](Workbench& w) -> Work {
                      const DeltaRuleInputs in = inputs(w, s);
@@ -165,12 +151,102 @@ void add_generation(const Rule& s, double stat, std::vector<OpCase>& cases) {
                    }});
 }
 
+// A whole layer around a scan or a rule: of B sequences of S tokens, with products from the model's width to `in` and
+// from `out` back.
+struct RecurrentLayer {
+  std::string name, shape;
+  PartKind kind;
+  ModelConfig model;
+  int64_t B, S, in, out;
+};
+
+// It, and its two products alone. FLOPs are those of the products.
+void add_layer(const RecurrentLayer& layer, double act, std::vector<OpCase>& cases) {
+  const int64_t T = layer.B * layer.S, dim = layer.model.dim, in = layer.in, out = layer.out;
+  const auto tokens = static_cast<double>(T), weights = static_cast<double>(dim * (in + out));
+  const double flops = 2 * tokens * weights, bytes = act * (2 * tokens * static_cast<double>(dim) + weights);
+  const std::string& shape = layer.shape;
+  const auto layer_of = [layer](Workbench& w) {
+    return std::make_shared<MixerLayer>(w, layer.model, layer.kind, layer.B, layer.S);
+  };
+  const auto forward = [layer_of](Workbench& w) -> Work {
+    return [&w, layer = layer_of(w)] {
+      const ArenaScope scope(w.arena());
+      layer->forward();
+    };
+  };
+  cases.push_back({layer.name + " layer, forward", shape, flops, bytes, forward});
+  cases.push_back({layer.name + " layer, both ways", shape, 3 * flops, 3 * bytes, [layer_of](Workbench& w) -> Work {
+                     return [&w, layer = layer_of(w)] {
+                       const ArenaScope scope(w.arena());
+                       layer->forward();
+                       layer->backward();
+                     };
+                   }});
+  struct Product {
+    Tensor x, w, y, dy, dx, dw;
+  };
+  const auto products_of = [=](Workbench& w) {
+    const auto product = [&](int64_t from, int64_t to) {
+      return Product{w.act({T, from}), w.act({to, from}),  w.empty({T, to}),
+                     w.act({T, to}),   w.empty({T, from}), w.empty_stat({to, from})};
+    };
+    return std::vector<Product>{product(dim, in), product(out, dim)};
+  };
+  cases.push_back({layer.name + " projections, forward", shape, flops, bytes, [products_of](Workbench& w) -> Work {
+                     return [&w, products = products_of(w)] {
+                       for (const Product& p : products) w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
+                     };
+                   }});
+  cases.push_back(
+      {layer.name + " projections, both ways", shape, 3 * flops, 3 * bytes, [products_of](Workbench& w) -> Work {
+         return [&w, products = products_of(w)] {
+           for (const Product& p : products) {
+             w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
+             w.ops().linear_backward_input({p.dy, p.w, p.dx, /*accumulate=*/false});
+             w.ops().linear_backward_weight({p.x, p.dy, p.dw, /*accumulate=*/false});
+           }
+         };
+       }});
+}
+
+RecurrentLayer layer_around(const Scan& s, int64_t dim) {
+  ModelConfig model;
+  model.dim = dim;
+  model.mamba2 = {.num_heads = s.H, .head_dim = s.P, .state_dim = s.N, .num_groups = s.G, .chunk = kChunk};
+  const int64_t W = model.mamba2.width();
+  return {.name = "Mamba-2",
+          .shape = fmt::format("{}, width {}", shape_of(s), dim),
+          .kind = PartKind::kMamba2,
+          .model = model,
+          .B = s.B,
+          .S = s.S,
+          .in = 2 * W + 2 * model.mamba2.group_width() + s.H,
+          .out = W};
+}
+RecurrentLayer layer_around(const Rule& s, int64_t dim) {
+  ModelConfig model;
+  model.dim = dim;
+  model.gated_deltanet = {.num_key_heads = s.G, .num_value_heads = s.H, .key_head_dim = s.K, .value_head_dim = s.V};
+  const int64_t W = model.gated_deltanet.value_width();
+  return {.name = "delta rule",
+          .shape = fmt::format("{}, width {}", shape_of(s), dim),
+          .kind = PartKind::kGatedDeltaNet,
+          .model = model,
+          .B = s.B,
+          .S = s.S,
+          .in = W + model.gated_deltanet.conv_channels() + 2 * s.H,
+          .out = W};
+}
+
 }  // namespace
 
 void add_recurrent_cases(const OpSizes& sizes, double act, double stat, std::vector<OpCase>& cases) {
   for (const Scan& size : sizes.scans) add_scan(size, act, cases);
+  for (const auto& [size, dim] : sizes.scan_layers) add_layer(layer_around(size, dim), act, cases);
   for (const Scan& size : sizes.scanned) add_generation(size, act, stat, cases);
   for (const Rule& size : sizes.rules) add_rule(size, act, cases);
+  for (const auto& [size, dim] : sizes.rule_layers) add_layer(layer_around(size, dim), act, cases);
   for (const Rule& size : sizes.ruled) add_generation(size, stat, cases);
 }
 

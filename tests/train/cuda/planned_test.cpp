@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 
 #include "base/files.h"
 #include "config/load.h"
 #include "support/shared_gpu.h"
 #include "train/plan/memory_plan.h"
+#include "train/plan/rehearsal.h"
 
 namespace nmoe {
 namespace {
@@ -86,6 +88,15 @@ TEST(PlannedTest, SoIsTheTotalButForTheContext) {
     GTEST_SKIP() << "another process has a GPU open: " << context(counted) << " bytes are in use";
   }
   EXPECT_NEAR(share, 1.0, 0.25) << "counted " << context(counted);
+}
+
+// As those of a sweep are.
+TEST(RehearsalTest, OfARunThatIsNamedFromOutside) {
+  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", {"run.device=cuda"});
+  config.model.vocab_size = 8192;
+  ::setenv("NMOE_RUN", "named", 1);
+  EXPECT_GT(rehearsed_process_bytes(config, config.run, 1), 0);
+  ::unsetenv("NMOE_RUN");
 }
 
 }  // namespace
