@@ -57,6 +57,10 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
     expect_same_plan("examples/layer_pattern.toml",
                      {"model.layers=2 x (mamba2, moe), gqa:64/moe, mla/moe", "data.mask_documents=true",
                       "run.precision=" + std::string(precision)});
+    expect_same_plan(
+        "examples/layer_pattern.toml",
+        {"model.layers=3 x gated_deltanet/moe, gqa/moe", "model.gqa.output_gate=true", "model.zero_centred_norms=true",
+         "data.mask_documents=true", "run.precision=" + std::string(precision)});
   }
   expect_same_plan("speedrun/super.toml", {});
   expect_same_plan("speedrun/super.toml", {"optim.offload=state"});

@@ -16,7 +16,6 @@
 namespace nmoe::cuda::sm90::scan {
 
 using Bf16 = __nv_bfloat16;
-using ssd::Chunk;
 using Scan = ssd::Scan<Bf16>;
 
 constexpr int P = kSm90SsdHead, N = kSm90SsdState, Q = kSm90SsdChunk;
