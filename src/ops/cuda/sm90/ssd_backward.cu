@@ -1,9 +1,10 @@
-// The SSD scan backward on Hopper, from states at chunks' beginnings and their gradients (ssd_states.cu). Three kinds
-// of blocks have a chunk and a group each, and go through the group's heads, while cp.async brings the next one's
-// tensors. They are neighbours, so that what one reads is in the cache for the others.
+// The SSD scan backward on Hopper, from states at chunks' beginnings and their gradients (ssd_states.cu). Four kinds of
+// blocks have a chunk and a group each, and go through the group's heads, while cp.async brings the next one's tensors.
+// They are neighbours, so that what one reads is in the cache for the others.
 //
-//   heads     dx, ddt, and the chunk's parts of what is summed over tokens. Each warpgroup has 64 tokens j:
-//               g^T = B C^T                                       once for all heads, in registers
+//   heads     half of the heads each: dx, ddt, and the chunk's parts of what is summed over tokens. Each warpgroup has
+//             64 tokens j:
+//               g^T = B C^T                                       again for each head: there are no registers for it
 //               dz  = (g^T exp(s[i] - s[j])) dy + exp(s[last] - s[j]) B dS^T
 //               E   = g^T exp(s[i] - s[j]) step[j] (x dy^T)       whose sums over rectangles are the decays' gradient
 //   db, dc    Each warpgroup has 64 tokens, all states:
@@ -11,8 +12,9 @@
 //               x^T
 //             and db likewise, of x weighted, dS, dG^T and C; sums over heads stay in registers.
 //
-// Operands that are made here are rounded to BF16. Bound by tensor cores: 1,792 and twice 896 cycles of wgmma a chunk
-// and head.
+// Operands that are made here are rounded to BF16. Bound by instructions: some 2,000 a chunk, head and warp of four, of
+// which tensor cores see 2,560 and twice 896 cycles of wgmma. Both warpgroups run the same code, which has to stay in
+// the instruction cache.
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/ssd.h"

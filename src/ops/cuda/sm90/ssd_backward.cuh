@@ -15,11 +15,11 @@ constexpr int kTiles = 3;  // of 64 x 64, of which a chunk's causal pairs are: o
 // By places in a chunk.
 struct alignas(16) TokenSums {
   float step[Q];
-  float from_states[Q];                     // r: a row's term through the state before the chunk
-  float to_states[Q];                       // V: through the state behind it
-  float sent[Q];                            // of terms E[i, j], i > j: token j's
+  float from_states[Q];                       // r: a row's term through the state before the chunk
+  float to_states[Q];                         // V: through the state behind it
+  float sent[Q];                              // of terms E[i, j], i > j: token j's
   float received[kTiles][kHalfWarps][kRows];  // token i's, by tiles and a warp's rows of them
-  float dsteps[Q], y_by_x[Q];               // dz . x, and dy . x
+  float dsteps[Q], y_by_x[Q];                 // dz . x, and dy . x
   float state_by_gradient[kHalfWarps];
 };
 
