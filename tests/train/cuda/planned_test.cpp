@@ -92,7 +92,8 @@ TEST(PlannedTest, SoIsTheTotalButForTheContext) {
 
 // As those of a sweep are.
 TEST(RehearsalTest, OfARunThatIsNamedFromOutside) {
-  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", {"run.device=cuda"});
+  const std::vector<std::string> on_gpu = {"run.device=cuda"};
+  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", on_gpu);
   config.model.vocab_size = 8192;
   ::setenv("NMOE_RUN", "named", 1);
   EXPECT_GT(rehearsed_process_bytes(config, config.run, 1), 0);
