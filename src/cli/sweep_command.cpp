@@ -94,12 +94,12 @@ void sweep_command(const SweepArguments& arguments) {
   const auto is_done = [](const SweepEntry& run) { return run.state == SweepRunState::kDone && !run.confirms; };
   const bool any_done = std::ranges::any_of(state.runs, is_done);
   if (arguments.confirm > 0 && any_done && std::ranges::none_of(state.runs, is_open)) {
-    const PointReport best = report_sweep(state, SweepAmount::kTokens).ranked.front();
+    const PointReport best = report_sweep(state, TrainingAmount::kTokens).ranked.front();
     say("the best point, {}, with {} fresh seeds\n", best.values, arguments.confirm);
     state = run_sweep(confirming_plan(plan, best.point, arguments.confirm), program, stop);
   }
   if (any_done) {
-    print("{}", print_sweep_report(report_sweep(state, SweepAmount::kTokens), /*markdown=*/false));
+    print("{}", print_ranking(report_sweep(state, TrainingAmount::kTokens), /*markdown=*/false));
   } else {
     print_state(state, false);
   }
@@ -107,10 +107,11 @@ void sweep_command(const SweepArguments& arguments) {
 }
 
 void report_command(const SweepArguments& arguments) {
+  check_format(arguments.json, arguments.markdown);
   const SweepState state = state_of(folder_of(arguments.file), arguments.file);
-  const SweepReport report = report_sweep(state, arguments.by == "flops" ? SweepAmount::kFlops : SweepAmount::kTokens);
-  if (arguments.json) return print("{}\n", sweep_report_json(report));
-  print("{}", print_sweep_report(report, arguments.markdown));
+  const Ranking ranking = report_sweep(state, training_amount(arguments.by));
+  if (arguments.json) return print("{}\n", printed_json(ranking_json(ranking), 2));
+  print("{}", print_ranking(ranking, arguments.markdown));
 }
 
 void status_command(const SweepArguments& arguments) {
@@ -165,11 +166,8 @@ void add_sweep(CLI::App& research, SweepArguments& arguments, std::function<void
   sweep->add_flag("--dry-run", arguments.dry_run, "only print what it would do");
   add_json(add("status", "how far a sweep is", status_command), arguments.json);
   CLI::App* report = add("report", "rank the points of a sweep, with intervals over seeds", report_command);
-  report->add_option("--by", arguments.by, "amount of training to compare at: tokens or flops")
-      ->check(CLI::IsMember({"tokens", "flops"}))
-      ->capture_default_str();
-  CLI::Option* json = report->add_flag("--json", arguments.json, "print JSON");
-  report->add_flag("--markdown", arguments.markdown, "print Markdown")->excludes(json);
+  add_json(report, arguments.json);
+  add_ranking(report, arguments.by, arguments.markdown);
   add("stop", "end a sweep; its runs can be gone on with", stop_command);
 }
 
