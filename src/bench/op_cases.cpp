@@ -11,6 +11,7 @@
 #include "bench/moe_layer.h"
 #include "bench/op_sizes.h"
 #include "bench/optimizer_cases.h"
+#include "bench/recurrent_cases.h"
 
 namespace nmoe {
 namespace {
@@ -62,6 +63,7 @@ class Cases {
       add_activation(cases, experts);
     }
     for (const auto& size : sizes_.heads) add_head(cases, size);
+    add_recurrent_cases(sizes_, act_, stat_, cases);
     add_weights(cases);
     for (const int64_t tokens : sizes_.generated) {
       for (const auto& [in, out] : sizes_.generating) add_generation(cases, {tokens, in, out});

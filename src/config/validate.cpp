@@ -118,16 +118,12 @@ void check_zero_centred_norms(Rules& rules, const Config& config, const std::vec
                 "mla has no such norms", "write gqa for mla, or remove model.zero_centred_norms");
   rules.require(model.scaling.rule == ScalingRule::kNone, {"model.zero_centred_norms", "model.scaling.rule"},
                 "rules of scaling change what gains begin at", "remove one of them");
-  rules.require(config.run.device == "cpu", {"run.device", "model.zero_centred_norms"},
-                "zero-centred norms do not run on GPUs yet", "set run.device = \"cpu\"");
 }
 
 void check_output_gate(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
   if (!config.model.gqa.output_gate || count_parts(layers, PartKind::kGqa) == 0) return;
   rules.require(config.model.gqa.bias == AttentionBias::kNone, {"model.gqa.output_gate", "model.gqa.bias"},
                 "gates have no biases", "remove one of them");
-  rules.require(config.run.device == "cpu", {"run.device", "model.gqa.output_gate"},
-                "gates of attention do not run on GPUs yet", "set run.device = \"cpu\"");
 }
 
 void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
@@ -137,8 +133,15 @@ void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpe
                 "groups share the heads evenly", "let model.mamba2.num_groups divide model.mamba2.num_heads");
   rules.require(mamba2.step_min <= mamba2.step_max, {"model.mamba2.step_min", "model.mamba2.step_max"},
                 "no step is between them", "raise model.mamba2.step_max");
-  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "mamba2 does not run on GPUs yet",
-                "set run.device = \"cpu\"");
+  constexpr int64_t kMostGpuTaps = 4;
+  rules.require(config.run.device == "cpu" || mamba2.conv_width <= kMostGpuTaps,
+                {"run.device", "model.mamba2.conv_width"}, "on GPUs a convolution sees 4 tokens at most",
+                "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
+  constexpr int64_t kMostGpuGroup = 8192;
+  rules.require(config.run.device == "cpu" || mamba2.num_heads * mamba2.head_dim <= kMostGpuGroup * mamba2.num_groups,
+                {"run.device", "model.mamba2.num_heads", "model.mamba2.head_dim", "model.mamba2.num_groups"},
+                "on GPUs a group has 8,192 values at most",
+                "set run.device = \"cpu\" or raise model.mamba2.num_groups");
 }
 
 void check_gated_deltanet(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {

@@ -224,29 +224,26 @@ TEST(LayersKey, IsChecked) {
                  "x.toml:2: model.mamba2.num_groups = 3 with model.mamba2.num_heads = 8: groups share the heads evenly",
                  "let model.mamba2.num_groups divide model.mamba2.num_heads");
   expect_refused(
-      "2 x mamba2/dense", "run.device = \"cuda\"",
-      "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x mamba2/dense\": mamba2 does not run on GPUs yet",
-      "set run.device = \"cpu\"");
+      "2 x mamba2/dense", "run.device = \"cuda\"\nmodel.mamba2.conv_width = 5",
+      "x.toml:3: run.device = \"cuda\" with model.mamba2.conv_width = 5: on GPUs a convolution sees 4 tokens "
+      "at most",
+      "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
+  expect_refused("2 x mamba2/dense",
+                 "run.device = \"cuda\"\nmodel.mamba2.num_heads = 129\nmodel.mamba2.head_dim = 64\n"
+                 "model.mamba2.num_groups = 1",
+                 "x.toml:5: run.device = \"cuda\" with model.mamba2.num_heads = 129, model.mamba2.head_dim = 64, "
+                 "model.mamba2.num_groups = 1: on GPUs a group has 8,192 values at most",
+                 "set run.device = \"cpu\" or raise model.mamba2.num_groups");
   expect_refused("2 x gated_deltanet/dense", "model.gated_deltanet.num_key_heads = 3",
                  "x.toml:2: model.gated_deltanet.num_key_heads = 3 with model.gated_deltanet.num_value_heads = 8: key "
                  "heads are shared evenly",
                  "let model.gated_deltanet.num_key_heads divide model.gated_deltanet.num_value_heads");
-  expect_refused(
-      "gqa/dense", "model.gqa.output_gate = true\nrun.device = \"cuda\"",
-      "x.toml:3: run.device = \"cuda\" with model.gqa.output_gate = true: gates of attention do not run on GPUs "
-      "yet",
-      "set run.device = \"cpu\"");
   expect_refused("gqa/dense", "model.gqa.output_gate = true\nmodel.gqa.bias = \"qkv\"",
                  "x.toml:3: model.gqa.output_gate = true with model.gqa.bias = \"qkv\": gates have no biases",
                  "remove one of them");
   expect_refused("mla/dense", "model.zero_centred_norms = true",
                  "x.toml:2: model.zero_centred_norms = true with model.layers = \"mla/dense\": mla has no such norms",
                  "write gqa for mla, or remove model.zero_centred_norms");
-  expect_refused(
-      "gqa/dense", "model.zero_centred_norms = true\nrun.device = \"cuda\"",
-      "x.toml:3: run.device = \"cuda\" with model.zero_centred_norms = true: zero-centred norms do not run on "
-      "GPUs yet",
-      "set run.device = \"cpu\"");
   expect_refused("2 x gated_deltanet/dense", "run.device = \"cuda\"",
                  "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x gated_deltanet/dense\": gated_deltanet "
                  "does not run on GPUs yet",

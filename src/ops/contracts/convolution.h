@@ -1,9 +1,10 @@
-// Depthwise causal convolution with SiLU, as recurrent layers have it before their scan. W channels, K taps.
+// Depthwise causal convolution with SiLU, as recurrent layers have it before their scan. W channels, K taps; on GPUs K
+// is 4 at most.
 //
 //   pre[t, w] = bias[w] + sum over k < K of weight[w, k] * x[t - (K - 1) + k, w],   y = pre * sigmoid(pre)
 //
-// There may be no biases, which CUDA does not have yet.
-// The last tap is the token itself. What lies before a token's document counts as 0: no product is made with it.
+// There may be no biases. The last tap is the token itself. What lies before a token's document counts as 0: no product
+// is made with it.
 // Sequences, documents and cu_seqlens are those of attention (AttentionShape, contracts/attention.h).
 //
 // A sequence may continue one that was computed elsewhere: `before` has the last K - 1 rows of that, oldest first,

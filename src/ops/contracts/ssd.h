@@ -24,6 +24,13 @@
 // group's first head to its last; da_log, dd and ddt_bias are summed over a chunk's tokens, ascending, and then over
 // chunks, ascending, from 0 on, and this is added to the gradient.
 //
+// On CUDA a sum over j, n or values of a head is one chain, ascending: in F32 of fused multiply-adds; in BF16 of
+// instructions of 16 consecutive terms, with operands rounded to BF16 that are made on the way: M, exp(s[i]) C_i,
+// exp(s[last] - s[j]) step[j] x_j, and a state where it is one (what goes on from chunk to chunk is F32). y_i and S'
+// are chains that go on from the sum in front, but with Hopper's own kernels (ops/cuda/sm90/ssd.h) y_i begins with S's
+// sum, of C_i, which is then multiplied by exp(s[i]). Sums of da_log, dd and ddt_bias over tokens and chunks have a
+// fixed order of their own there.
+//
 // A sequence may continue one that was computed elsewhere, from `initial_state`, which its first document goes on from,
 // and whose chunks are counted from where the sequence begins here; `final_state` is what the next part would go on
 // from. Both parts have the bits of the whole where the cut is at a chunk's end, and else those of other chunks.

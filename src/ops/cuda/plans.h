@@ -22,6 +22,7 @@
 #include "ops/cuda/plans/reductions.h"
 #include "ops/cuda/plans/rounding.h"
 #include "ops/cuda/plans/router.h"
+#include "ops/cuda/plans/ssd.h"
 
 namespace nmoe::cuda {
 

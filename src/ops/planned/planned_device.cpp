@@ -48,7 +48,6 @@ template <class Arguments>
 void PlannedOps::count(std::string_view name, const Arguments& args) {
   check(args);
   if constexpr (cuda::kCpuOnly<Arguments>) cuda::refuse_cpu_only(name);
-  cuda::check_not_cpu_only(args);
   if constexpr (kHasInvariant<Arguments>) {
     if (arithmetic() == Arithmetic::kBatchInvariant) {
       cuda::check_batch_invariant(args);

@@ -129,7 +129,9 @@ int64_t rehearsed_process_bytes(const Config& config, const RunConfig& run, int6
   if (computes) return resident_bytes() + writes;
   // What the arenas of a GPU's steps take in the host differs; what they leave there is there by now.
   reset_peak_resident_bytes();
-  Tracking tracking(folder.path());
+  const fs::path again = folder.path() / "again";  // where no run has the name that $NMOE_RUN may give
+  fs::create_directories(again);
+  Tracking tracking(again);
   tracking.write(3);
   tracking.finish();
   return peak_resident_bytes();

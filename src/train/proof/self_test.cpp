@@ -72,15 +72,17 @@ Config odd_config() {
 }
 
 // Layers with a state that goes from token to token, of several chunks and documents that end within them.
-Config recurrent_config() {
+Config recurrent_config(bool with_delta_rule) {
   Config config = even_config(Precision::kDevice);
-  config.model.layers = "mamba2/dense, gqa/moe, gated_deltanet/moe";
   config.model.mamba2 = {.num_heads = 4, .head_dim = 24, .state_dim = 20, .num_groups = 2, .chunk = 24};
-  config.model.gated_deltanet = {.num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 12, .value_head_dim = 20};
+  config.data.mask_documents = true;
+  config.model.layers = "mamba2/dense, gqa/moe";
   config.model.zero_centred_norms = true;
   config.model.gqa.bias = AttentionBias::kNone;  // beside which there are no gates
   config.model.gqa.output_gate = true;
-  config.data.mask_documents = true;
+  if (!with_delta_rule) return config;
+  config.model.layers += ", gated_deltanet/moe";
+  config.model.gated_deltanet = {.num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 12, .value_head_dim = 20};
   return config;
 }
 
@@ -223,6 +225,41 @@ void latent_attention(checked::CheckedDevice& checked, Arena& arena) {
                               .dk_rope = room(k_rope)});
 }
 
+// Mamba-2's scan of the sizes that models have, in sequences that go on elsewhere.
+void scan(checked::CheckedDevice& checked, Arena& arena) {
+  constexpr int64_t B = 2, S = 150, T = B * S, H = 4, P = 64, G = 2, N = 128;
+  Ops& ops = checked.ops();
+  const auto act = [&](const Shape& shape, uint64_t seed) { return random_act(ops, arena, shape, seed); };
+  const auto stat = [&](const Shape& shape, uint64_t seed) {
+    const Tensor x = arena.allocate(ops.stat_dtype(), shape);
+    ops.fill_truncated_normal({.x = x, .draws = {.seed = seed}});
+    return x;
+  };
+  const SsdInputs in{.num_seqs = B,
+                     .seq_len = S,
+                     .x = act({T, H, P}, 21),
+                     .b = act({T, G, N}, 22),
+                     .c = act({T, G, N}, 23),
+                     .dt = act({T, H}, 24),
+                     .dt_bias = stat({H}, 25),
+                     .a_log = stat({H}, 26),
+                     .d = stat({H}, 27),
+                     .initial_state = stat({B, H, P, N}, 28)};
+  const auto room = [&](const Tensor& like) { return arena.allocate(like.dtype(), like.shape()); };
+  ops.ssd_forward({.in = in, .y = room(in.x), .final_state = room(in.initial_state)});
+  ops.ssd_backward({.in = in,
+                    .dy = act({T, H, P}, 29),
+                    .dfinal_state = stat({B, H, P, N}, 30),
+                    .dx = room(in.x),
+                    .db = room(in.b),
+                    .dc = room(in.c),
+                    .ddt = room(in.dt),
+                    .ddt_bias = stat({H}, 31),
+                    .da_log = stat({H}, 32),
+                    .dd = stat({H}, 33),
+                    .dinitial_state = room(in.initial_state)});
+}
+
 // What small models have no use for.
 void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& counts) {
   const std::unique_ptr<Device> device = make_device(options), tested = wrap ? wrap(*device) : nullptr;
@@ -286,6 +323,7 @@ void single_operations(const DeviceOptions& options, const Wrap& wrap, Counts& c
                           .bounds = bounds,
                           .parents = parents});
   latent_attention(checked, arena);
+  scan(checked, arena);
   products(checked, arena);
   for (const auto& [name, count] : checked.checked()) counts[name] += count;
 }
@@ -349,8 +387,9 @@ void sample(const DeviceOptions& options, Counts& counts) {
 Counts run_self_test(const DeviceOptions& options, const std::function<void(const std::string&)>& say,
                      const Wrap& wrap) {
   Counts counts;
-  std::vector<Config> configs{even_config(Precision::kDevice), odd_config()};
-  if (options.kind == "cpu") configs.push_back(recurrent_config());  // GPUs scan no state yet
+  // GPUs have no delta rule yet.
+  const std::vector<Config> configs{even_config(Precision::kDevice), odd_config(),
+                                    recurrent_config(options.kind == "cpu")};
   say("single operations");
   single_operations(options, wrap, counts);
   say("training steps");

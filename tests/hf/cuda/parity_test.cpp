@@ -7,18 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
-#include "config/layers.h"
 #include "hf/binding.h"
 #include "hf/fixtures.h"
-#include "support/errors.h"
 
 namespace nmoe {
 namespace {
-
-// Whether its model has layers that GPUs do not compute yet.
-bool is_for_cpus(const fs::path& fixture) {
-  return count_parts(layer_specs(read_hf_model(fixture).config), PartKind::kMamba2) > 0;
-}
 
 ParityReport on_gpu(const fs::path& fixture, Precision precision) {
   return compare_with_reference(
@@ -30,11 +23,6 @@ TEST(CudaParity, HoldsForEveryModel) {
   const auto fixtures = test::hf_fixtures();
   if (fixtures.empty()) GTEST_SKIP() << "no models in tests/fixtures/hf: scripts/hf_fixture.py writes them";
   for (const fs::path& fixture : fixtures) {
-    if (is_for_cpus(fixture)) {
-      const Error error = test::error_of([&] { on_gpu(fixture, Precision::kDevice); });
-      EXPECT_TRUE(test::contains(error.what(), "not available on GPUs yet")) << error.what();
-      continue;
-    }
     const ParityReport report = on_gpu(fixture, Precision::kDevice);
     EXPECT_LE(report.loss_error(), 1e-6 * report.expected_loss) << fixture;
     EXPECT_LE(report.logits.difference, 5e-6 * report.largest_logit) << fixture;

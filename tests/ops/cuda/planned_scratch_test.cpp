@@ -47,6 +47,34 @@ TEST_F(PlannedScratch, OfMuon) {
   }
 }
 
+TEST_F(PlannedScratch, OfTheScan) {
+  constexpr int64_t T = 500, H = 4, P = 64, G = 2, N = 128;
+  for (const bool has_documents : {false, true}) {
+    const SsdInputs in{.num_seqs = 2,
+                       .seq_len = T / 2,
+                       .x = bf16({T, H, P}),
+                       .b = bf16({T, G, N}),
+                       .c = bf16({T, G, N}),
+                       .dt = bf16({T, H}),
+                       .dt_bias = floats({H}),
+                       .a_log = floats({H}),
+                       .d = floats({H}),
+                       .cu_seqlens = has_documents ? ints({T + 1}) : Tensor()};
+    expect_same([&](Ops& ops) { ops.ssd_forward({.in = in, .y = bf16({T, H, P})}); });
+    expect_same([&](Ops& ops) {
+      ops.ssd_backward({.in = in,
+                        .dy = bf16({T, H, P}),
+                        .dx = bf16({T, H, P}),
+                        .db = bf16({T, G, N}),
+                        .dc = bf16({T, G, N}),
+                        .ddt = bf16({T, H}),
+                        .ddt_bias = floats({H}),
+                        .da_log = floats({H}),
+                        .dd = floats({H})});
+    });
+  }
+}
+
 TEST_F(PlannedScratch, OfTheVocabulary) {
   expect_same([](Ops& ops) { ops.embedding_backward({ints({5000}), bf16({5000, 96}), floats({777, 96})}); });
   expect_same([](Ops& ops) {

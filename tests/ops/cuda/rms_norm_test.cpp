@@ -59,6 +59,54 @@ TEST_F(CudaRmsNorm, BackwardIsThatOfTheCpu) {
   }
 }
 
+// A norm whose gains are centred at 0 is one of gains that are larger by the offset: F32 has 1 + g without rounding for
+// the g that follow, so that bits are the same. And of no offset, those of gains of -0.
+TEST_F(CudaRmsNorm, OffsetsAreAddedToGains) {
+  constexpr std::array<std::array<int64_t, 3>, 4> kSizes{{{65, 1, 255}, {33, 1, 4096}, {20, 5, 40}, {300, 3, 128}}};
+  for (const DType dtype : kActDTypes) {
+    for (const auto& [tokens, heads, width] : kSizes) {
+      SCOPED_TRACE(fmt::format("{} tokens, {} heads of {}, {}", tokens, heads, width, dtype_name(dtype)));
+      const Shape shape = heads == 1 ? Shape{tokens, width} : Shape{tokens, heads, width};
+      const Tensor centred = normal({width}, DType::kF32, 0.1), gain = pool_.zeros({width});
+      for (int64_t i = 0; i < width; ++i) {
+        set(centred, i, std::round(get(centred, i) * 0x1p10) * 0x1p-10);
+        set(gain, i, get(centred, i) + 1);
+      }
+      const Tensor x = up(normal(shape, dtype), dtype), dy = up(normal(shape, dtype), dtype);
+      const auto run_with = [&](const Tensor& gains, double offset) {
+        const Tensor device_gains = up(gains), y = tensors_.allocate(dtype, shape),
+                     dx = up(pool_.full(shape, 0.5), dtype);
+        const Tensor rstd = tensors_.allocate(DType::kF32, {tokens * heads}), dgain = up(pool_.full({width}, 0.5));
+        gpu().rms_norm_forward(
+            {.x = x, .gain = device_gains, .eps = kEps, .y = y, .rstd = rstd, .gain_offset = offset});
+        std::vector<Tensor> all{down(y)};
+        for (const bool accumulate : {false, true}) {
+          gpu().rms_norm_backward({.x = x,
+                                   .gain = device_gains,
+                                   .rstd = rstd,
+                                   .dy = dy,
+                                   .dx = dx,
+                                   .dgain = dgain,
+                                   .accumulate_dx = accumulate,
+                                   .gain_offset = offset});
+          all.push_back(down(dx));
+        }
+        all.push_back(down(dgain));
+        return all;
+      };
+      const auto with_offset = run_with(centred, 1.0), without = run_with(gain, 0.0);
+      for (size_t i = 0; i < without.size(); ++i) EXPECT_TRUE(same_bits(with_offset[i], without[i])) << i;
+    }
+  }
+  const Tensor y = tensors_.allocate(DType::kF32, {1, 2});
+  gpu().rms_norm_forward({.x = up(pool_.of({1, 2}, {1, -1})),
+                          .gain = up(pool_.of({2}, {-0.0, -0.0})),
+                          .eps = kEps,
+                          .y = y,
+                          .rstd = tensors_.allocate(DType::kF32, {1})});
+  EXPECT_TRUE(same_bits(down(y), pool_.of({1, 2}, {-0.0, 0.0})));
+}
+
 // Chunks of more rows than the least.
 TEST_F(CudaRmsNorm, GainsOfManyRowsAddUp) {
   constexpr int64_t kRows = 50'001, kWidth = 40;

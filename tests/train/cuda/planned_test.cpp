@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 
 #include "base/files.h"
 #include "config/load.h"
 #include "support/shared_gpu.h"
 #include "train/plan/memory_plan.h"
+#include "train/plan/rehearsal.h"
 
 namespace nmoe {
 namespace {
@@ -51,6 +53,11 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
   expect_same_plan("examples/gqa_dense.toml", {});
   expect_same_plan("examples/gqa_dense.toml", {"data.seq_len=130", "model.gqa.head_dim=36"});
   expect_same_plan("examples/layer_pattern.toml", {"model.moe.balance_loss=1e-3", "model.moe.z_loss=1e-3"});
+  for (const char* precision : {"bf16", "fp32"}) {
+    expect_same_plan("examples/layer_pattern.toml",
+                     {"model.layers=2 x (mamba2, moe), gqa:64/moe, mla/moe", "data.mask_documents=true",
+                      "run.precision=" + std::string(precision)});
+  }
   expect_same_plan("speedrun/super.toml", {});
   expect_same_plan("speedrun/super.toml", {"optim.offload=state"});
   expect_same_plan("speedrun/super.toml", {"train.recompute=host"});
@@ -77,6 +84,15 @@ TEST(PlannedTest, SoIsTheTotalButForTheContext) {
     GTEST_SKIP() << "another process has a GPU open: " << context(counted) << " bytes are in use";
   }
   EXPECT_NEAR(share, 1.0, 0.25) << "counted " << context(counted);
+}
+
+// As those of a sweep are.
+TEST(RehearsalTest, OfARunThatIsNamedFromOutside) {
+  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", {"run.device=cuda"});
+  config.model.vocab_size = 8192;
+  ::setenv("NMOE_RUN", "named", 1);
+  EXPECT_GT(rehearsed_process_bytes(config, config.run, 1), 0);
+  ::unsetenv("NMOE_RUN");
 }
 
 }  // namespace

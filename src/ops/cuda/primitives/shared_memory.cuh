@@ -41,7 +41,12 @@ __device__ inline void copy_async16(uint32_t target, const void* source, bool ex
 __device__ inline void copy_async16(void* target, const void* source, bool exists) {
   copy_async16(shared_address(target), source, exists);
 }
-// The same of 8 bytes.
+// The same of 4 bytes, and of 8.
+__device__ inline void copy_async4(void* target, const void* source, bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(target)), "l"(source),
+               "r"(exists ? 4 : 0)
+               : "memory");
+}
 __device__ inline void copy_async8(void* target, const void* source, bool exists) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared_address(target)), "l"(source),
                "r"(exists ? 8 : 0)

@@ -28,14 +28,14 @@ struct Rows {
   const int32_t* bounds;  // [capacity]
   int capacity;
   const T* before;
-  const float *weight, *bias;
+  const float *weight, *bias;  // bias may be null
   bool vector;
 
   __device__ int document_begin(int t) const { return document_of(t, seq_len, bounds, capacity).x; }
   __device__ bool goes_on(int document) const { return before != nullptr && document % seq_len == 0; }
 };
 
-// The taps and bias of a thread's channels.
+// The taps and bias of a thread's channels; 0 where there are no biases.
 template <int K>
 struct Filter {
   float weight[K][kChannels], bias[kChannels];
@@ -44,7 +44,7 @@ struct Filter {
 #pragma unroll
     for (int j = 0; j < kChannels; ++j) {
       const bool is_one = channel + j < width;
-      bias[j] = is_one ? biases[channel + j] : 0.0F;
+      bias[j] = is_one && biases != nullptr ? biases[channel + j] : 0.0F;
 #pragma unroll
       for (int k = 0; k < K; ++k) weight[k][j] = is_one ? weights[(channel + j) * K + k] : 0.0F;
     }
@@ -286,11 +286,11 @@ __global__ void __launch_bounds__(kThreads) before_kernel(Rows<T> in, Gradients<
 }
 
 // A thread has a channel of a tap, or of the bias (blockIdx.y == K).
-__global__ void __launch_bounds__(kThreads)
-    add_partials_kernel(const float* partials, float* dweight, float* dbias, int num_chunks, int64_t width) {
+__global__ void __launch_bounds__(kThreads) add_partials_kernel(const float* partials, float* dweight, float* dbias,
+                                                                int num_chunks, int64_t num_taps, int64_t width) {
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (channel >= width) return;
-  const int64_t k = blockIdx.y, num_taps = gridDim.y - 1;
+  const int64_t k = blockIdx.y;
   float sum = partials[k * width + channel];
 #pragma unroll 4
   for (int64_t chunk = 1; chunk < num_chunks; ++chunk) sum += partials[(chunk * (num_taps + 1) + k) * width + channel];
@@ -348,7 +348,7 @@ Rows<T> rows_of(const ConvolutionInputs& in) {
           .capacity = has_documents ? static_cast<int>(in.cu_seqlens.dim(0)) : 0,
           .before = in.before.data_or_null<T>(),
           .weight = in.weight.data<float>(),
-          .bias = in.bias.data<float>(),
+          .bias = in.bias.data_or_null<float>(),
           .vector = false};
 }
 
@@ -411,10 +411,11 @@ void convolution_backward(Context& ctx, const ConvolutionBackward& args, const T
     before_kernel<taps(), T>
         <<<grid_of(in.num_seqs, width), kThreads, 0, ctx.stream>>>(rows, of, args.dbefore.data<T>());
   });
-  const dim3 grid(grid_size(ceil_div(width, int64_t{kThreads})), grid_size(num_taps + 1));
+  const int64_t num_sums = args.dbias.defined() ? num_taps + 1 : num_taps;
+  const dim3 grid(grid_size(ceil_div(width, int64_t{kThreads})), grid_size(num_sums));
   add_partials_kernel<<<grid, kThreads, 0, ctx.stream>>>(partials.data<float>(), args.dweight.data<float>(),
-                                                         args.dbias.data<float>(), static_cast<int>(partials.dim(0)),
-                                                         width);
+                                                         args.dbias.data_or_null<float>(),
+                                                         static_cast<int>(partials.dim(0)), num_taps, width);
   NMOE_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -425,8 +426,9 @@ void cached_convolution(Context& ctx, const CachedConvolution& args, const NoScr
     using T = decltype(element);
     cached_kernel<taps(), T><<<grid_of(num_slots + 1, width), kThreads, 0, ctx.stream>>>(
         args.x.rows_data<T>(), args.x.stride(), width, static_cast<int>(args.x.dim(0)), args.weight.data<float>(),
-        args.bias.data<float>(), args.slots.data<int32_t>(), args.positions.data<int32_t>(), args.rows.data<T>(),
-        static_cast<int>(num_slots), args.y.data<T>(), can_vectorise(width, args.x, args.rows, args.y));
+        args.bias.data_or_null<float>(), args.slots.data<int32_t>(), args.positions.data<int32_t>(),
+        args.rows.data<T>(), static_cast<int>(num_slots), args.y.data<T>(),
+        can_vectorise(width, args.x, args.rows, args.y));
   });
 }
 

@@ -1,5 +1,5 @@
-// RMSNorm, memory-bound. N rows of D values; with n = x rstd and g = dy gain
-//   forward   y = n gain
+// RMSNorm, memory-bound. N rows of D values; with n = x rstd and g = dy (gain + offset)
+//   forward   y = n (gain + offset)
 //   backward  dgain += sum over rows of dy n;   dx = rstd (g - n mean(g n))
 //
 // Forward reads x twice, the second time from a cache for the sizes models use. Backward reads x and dy once: a block
@@ -49,14 +49,30 @@ Vectors<T> vectors_of(const Tensor& x) {
   return {x.rows_data<T>(), x.stride(), x.dim(-1), static_cast<unsigned>(norm_vectors_of_row(x))};
 }
 
+// Gains as they were given and what is added to each: of no offset -0, which leaves every gain as it is, -0 as well.
+struct Gains {
+  const float* values;
+  float offset;
+
+  __device__ void load8(int64_t i, int64_t width, bool vector, float (&gains)[8]) const {
+    cuda::load8(values, i, width, vector, gains);
+#pragma unroll
+    for (float& gain : gains) gain += offset;
+  }
+};
+template <class Arguments>
+Gains gains_of(const Arguments& args) {
+  return {args.gain.template data<float>(), args.gain_offset == 0.0 ? -0.0F : static_cast<float>(args.gain_offset)};
+}
+
 constexpr int kGainWarps = 8;  // of a block that adds partial sums; each takes every eighth chunk
 
 template <class Group, class T>
 __global__ void __launch_bounds__(kRowThreads)
-    forward_kernel(Vectors<T> inputs, const float* gain, float eps, Vectors<T> outputs, float* rstds, int64_t num_rows,
+    forward_kernel(Vectors<T> inputs, Gains gain, float eps, Vectors<T> outputs, float* rstds, int64_t num_rows,
                    int64_t width, bool vector, CodeRows codes) {
   let_next_start();
-  if (blockIdx.x == 0) prefetch_rows(gain, 1, width);
+  if (blockIdx.x == 0) prefetch_rows(gain.values, 1, width);
   wait_for_work_before();
   const int64_t row = Group::row();
   if (row >= num_rows) return;
@@ -67,7 +83,7 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t i = Group::thread() * 8; i < width; i += Group::kThreads * 8) {
     float values[8], gains[8];
     load8(x, i, width, vector, values);
-    load8(gain, i, width, vector, gains);
+    gain.load8(i, width, vector, gains);
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[j] = values[j] * rstd * gains[j];
     store8(y, i, width, vector, values);
@@ -108,9 +124,8 @@ __device__ void add_groups(const float (&totals)[kVectors][8], float* sums, floa
 // of a row. dx and dy may be the same: a thread reads the elements that it then writes, and no other does.
 template <class Group, int kVectors, bool kVector, class T>
 __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
-    backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
-                    float* partials, int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate,
-                    CodeRows codes) {
+    backward_kernel(Vectors<T> inputs, Gains gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs, float* partials,
+                    int64_t num_rows, int64_t width, int64_t chunk_rows, bool accumulate, CodeRows codes) {
   constexpr int kStep = Group::kRowsPerBlock;
   struct Row {
     Packed8<T> x[kVectors], dy[kVectors];
@@ -151,7 +166,7 @@ __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
       float x[8], dy[8], gains[8];
       unpack8(fetched.x[v], x);
       unpack8(fetched.dy[v], dy);
-      load8(gain, column_of(v), width, kVector, gains);
+      gain.load8(column_of(v), width, kVector, gains);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         totals[v][j] += dy[j] * (x[j] * rstd);
@@ -165,7 +180,7 @@ __global__ void __launch_bounds__(kRowThreads, (kBlocksAtOnce<Group, kVectors>))
       float x[8], dy[8], gains[8], result[8];
       unpack8(fetched.x[v], x);
       unpack8(fetched.dy[v], dy);
-      load8(gain, column_of(v), width, kVector, gains);
+      gain.load8(column_of(v), width, kVector, gains);
 #pragma unroll
       for (float& value : result) value = -0.0F;  // to which any value can be added, zeros of both signs too
       if (accumulate) unpack8(before[v], result);
@@ -192,7 +207,7 @@ constexpr int kHeads = 4;
 constexpr int64_t kMaxHeadSize = int64_t{8} * HeadGroup::kThreads;
 template <bool kVector, class T>
 __global__ void __launch_bounds__(kRowThreads, 2)
-    heads_backward_kernel(Vectors<T> inputs, const float* gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
+    heads_backward_kernel(Vectors<T> inputs, Gains gain, const float* rstds, Vectors<T> dys, Vectors<T> dxs,
                           float* partials, unsigned num_tasks, unsigned head_groups) {
   struct Heads {
     Packed8<T> x[kHeads], dy[kHeads];
@@ -205,7 +220,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const int column = HeadGroup::thread() * 8;
   const bool in_head = column < width;
   float gains[8] = {}, totals[1][8] = {};
-  if (in_head) load8(gain, column, width, kVector, gains);
+  if (in_head) gain.load8(column, width, kVector, gains);
   const auto fetch = [&](unsigned task, Heads& heads) {
     heads.count = 0;
     if (task >= num_tasks) return;
@@ -308,8 +323,8 @@ void rms_norm_forward(Context& ctx, const RmsNormForward& args) {
   dispatch_act(x.dtype(), [&](auto element) {
     using T = decltype(element);
     const auto launch = [&](auto group, unsigned grid) {
-      launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, vectors_of<T>(x), gain.data<float>(),
-                   eps, vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector, codes);
+      launch_early(ctx, forward_kernel<decltype(group), T>, grid, kRowThreads, 0, vectors_of<T>(x), gains_of(args), eps,
+                   vectors_of<T>(y), rstd.data<float>(), num_rows, width, vector, codes);
     };
     // Where there are few rows, the sooner one is done the better; its sum has one order by either.
     constexpr int64_t kBlockWidth = 512;
@@ -334,7 +349,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args, const Tensor& 
       const int64_t head_groups = ceil_div(x.dim(1), int64_t{kHeads});
       const auto kernel = vector ? heads_backward_kernel<true, T> : heads_backward_kernel<false, T>;
       kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<HeadGroup>(width), ctx.stream>>>(
-          vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
+          vectors_of<T>(x), gains_of(args), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
           partials.data<float>(), static_cast<unsigned>(x.dim(0) * head_groups), static_cast<unsigned>(head_groups));
       return;
     }
@@ -343,7 +358,7 @@ void rms_norm_backward(Context& ctx, const RmsNormBackward& args, const Tensor& 
       const auto kernel = vector ? backward_kernel<Group, decltype(vectors)::value, true, T>
                                  : backward_kernel<Group, decltype(vectors)::value, false, T>;
       kernel<<<grid_size(num_chunks), kRowThreads, shared_bytes<Group>(width), ctx.stream>>>(
-          vectors_of<T>(x), gain.data<float>(), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
+          vectors_of<T>(x), gains_of(args), rstd.data<float>(), vectors_of<T>(dy), vectors_of<T>(dx),
           partials.data<float>(), num_rows, width, chunk_rows, args.accumulate_dx, codes);
     });
   });
