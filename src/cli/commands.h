@@ -231,7 +231,11 @@ struct RunsArguments {
   bool json = false;
   // Of what is done with runs.
   std::vector<std::string> runs;
-  std::string by = "step";
+  // Of compare.
+  std::string goal;  // empty: see RunReportOptions
+  std::string direction = "min";
+  std::string by = "tokens";
+  bool markdown = false;
   std::string tag = std::string(tags::kLoss.tag);
   std::string format = "csv";
   std::string out;
