@@ -4,8 +4,8 @@
 //                (arXiv 2604.09557), some of several turns: what users write, so that guesses are as right as for them
 //   throughput   prompts of a given number of tokens, in three tiers by what an answer is likely to be: "low" entropy
 //                (records that are to be copied), "high" (loose words to be gone on from), and "mixed" of both
-//   random       as many random tokens: no text, and answers that are none, either; figures of it overstate what
-//                guesses bring
+//   random       as many random tokens: no text, and answers that are none, either, so that figures of it say little of
+//                what users get (SPEED-Bench: they overstate it by some 23 %)
 //   a file       of rows with question_id, category and turns: the published sets as their scripts write them
 #pragma once
 

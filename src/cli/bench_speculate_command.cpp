@@ -123,7 +123,7 @@ void print_cases(const SpeculateBench& bench) {
   }
   print("\n{}", table.text());
   if (std::ranges::any_of(bench.cases, &SpeculateBench::Case::is_random)) {
-    print("* no text: what comes of guesses there says nothing of what users write, and mostly overstates it\n");
+    print("* no text: what comes of guesses there is not what users get\n");
   }
 }
 
