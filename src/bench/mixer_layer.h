@@ -19,6 +19,7 @@ struct MixerLayer {
         weights(weights_of(part_of(model, kind))),
         part(make_part(part_of(model, kind), weights, routing)),
         x(w.act({B * S, config.dim})),
+        residual(w.act({B * S, config.dim})),
         y(w.act({B * S, config.dim})),
         dx(w.empty({B * S, config.dim})),
         batch{.num_seqs = B, .seq_len = S, .tokens = {}, .positions = {}},
@@ -29,7 +30,7 @@ struct MixerLayer {
 
   void forward() {
     weights.begin_step();
-    applied = part->forward(pass, {OperandRows(x), {}}, y, y);
+    applied = part->forward(pass, {OperandRows(x), {}}, residual, y);
   }
   void backward() { part->backward(pass, applied, x, {OperandRows(y), {}}, dx); }
 
@@ -46,7 +47,8 @@ struct MixerLayer {
   WeightSet weights;
   std::vector<Moe*> routing;  // none
   std::unique_ptr<Part> part;
-  Tensor x, y, dx;
+  // The residual's is not where y goes: a product in place takes a slower kernel, for its rounding (vendor/linear.cpp).
+  Tensor x, residual, y, dx;
   Batch batch;
   RopeTables rope;
   Pass pass;

@@ -24,6 +24,9 @@ struct OpSizes {
   struct Scan {
     int64_t B, S, H, P, G, N;
   };
+  struct Rule {
+    int64_t B, S, G, K, H, V;
+  };
   int64_t copy_elements, gemm, weights;
   std::vector<Linear> linears;
   std::vector<Heads> attentions;
@@ -33,14 +36,16 @@ struct OpSizes {
   std::vector<Head> heads;
   std::vector<Scan> scans, scanned;                   // of generation: B sequences, a token each
   std::vector<std::pair<Scan, int64_t>> scan_layers;  // in a model of that width
+  std::vector<Rule> rules, ruled;                     // likewise
+  std::vector<std::pair<Rule, int64_t>> rule_layers;
   // Steps of generation: of so many tokens, products from and to these widths, and the experts of the first layer
   // above.
   std::vector<int64_t> generated;
   std::vector<std::pair<int64_t, int64_t>> generating;
 };
 
-// Of `super` and `moonlet`, a slice of DeepSeek-V3's experts, and layers of LatentMoE and Mamba-2 with Nemotron 3
-// Super's widths; the last scan is Nano's.
+// Of `super` and `moonlet`, a slice of DeepSeek-V3's experts, layers of LatentMoE and Mamba-2 with Nemotron 3 Super's
+// widths, of Gated DeltaNet with Qwen3-Next's; the last scan is Nano's.
 OpSizes full_op_sizes();
 // Those that a CPU is done with in seconds.
 OpSizes small_op_sizes();

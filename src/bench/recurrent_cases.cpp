@@ -11,6 +11,7 @@ namespace {
 
 using Work = OpCase::Work;
 using Scan = OpSizes::Scan;
+using Rule = OpSizes::Rule;
 
 constexpr int64_t kChunk = 128;
 
@@ -84,17 +85,89 @@ void add_generation(const Scan& s, double act, double stat, std::vector<OpCase>&
                    }});
 }
 
-// A whole layer around the scan, and its two products alone. FLOPs are those of the products.
-void add_layer(const Scan& s, int64_t dim, double act, std::vector<OpCase>& cases) {
+std::string shape_of(const Rule& s) {
+  return fmt::format("{} x {} tokens, {} heads of {}, {} of keys of {}", s.B, s.S, s.H, s.V, s.G, s.K);
+}
+
+DeltaRuleInputs inputs(Workbench& w, const Rule& s) {
+  const int64_t T = s.B * s.S;
+  return {.num_seqs = s.B,
+          .seq_len = s.S,
+          .q = w.act({T, s.G, s.K}),
+          .k = w.act({T, s.G, s.K}),
+          .v = w.act({T, s.H, s.V}),
+          .b = w.act({T, s.H}),
+          .a = w.act({T, s.H}),
+          .dt_bias = w.stat({s.H}),
+          .a_log = w.stat({s.H})};
+}
+
+constexpr int64_t kRuleChunk = 64;
+
+// FLOPs of chunks' products, once each, by the causal half of their squares; in backward states are made again.
+void add_rule(const Rule& s, double act, std::vector<OpCase>& cases) {
+  const auto tokens = static_cast<double>(s.B * s.S), G = static_cast<double>(s.G), K = static_cast<double>(s.K);
+  const auto H = static_cast<double>(s.H), V = static_cast<double>(s.V), Q = static_cast<double>(kRuleChunk);
+  cases.push_back({"delta rule, forward", shape_of(s), tokens * (2 * G * Q * K + 2 * H * Q * V + 6 * H * K * V),
+                   tokens * act * (2 * H * V + 2 * G * K + 2 * H), [s](Workbench& w) -> Work {
+                     const DeltaRuleInputs in = inputs(w, s);
+                     const Tensor y = w.empty(in.v.shape());
+                     return [&w, in, y] { w.ops().delta_rule_forward({.in = in, .y = y}); };
+                   }});
+  cases.push_back({"delta rule, backward", shape_of(s),
+                   tokens * (2 * G * Q * K + H * Q * (5 * V + 4 * K) + 16 * H * K * V),
+                   tokens * act * (3 * H * V + 4 * G * K + 4 * H), [s](Workbench& w) -> Work {
+                     const DeltaRuleInputs in = inputs(w, s);
+                     const DeltaRuleBackward args{.in = in,
+                                                  .dy = w.act(in.v.shape()),
+                                                  .dq = w.empty(in.q.shape()),
+                                                  .dk = w.empty(in.q.shape()),
+                                                  .dv = w.empty(in.v.shape()),
+                                                  .db = w.empty(in.b.shape()),
+                                                  .da = w.empty(in.b.shape()),
+                                                  .ddt_bias = w.stat({s.H}),
+                                                  .da_log = w.stat({s.H})};
+                     return [&w, args] { w.ops().delta_rule_backward(args); };
+                   }});
+}
+
+// A token each of B sequences.
+void add_generation(const Rule& s, double stat, std::vector<OpCase>& cases) {
+  const auto states = static_cast<double>(s.B * s.H * s.K * s.V);
+  cases.push_back({"generation, delta rule", shape_of(s), 6 * states, 2 * stat * states, [s](Workbench& w) -> Work {
+                     const std::vector<int32_t> positions(static_cast<size_t>(s.B), 1);
+                     const CachedDeltaRule args{.q = w.act({s.B, s.G, s.K}),
+                                                .k = w.act({s.B, s.G, s.K}),
+                                                .v = w.act({s.B, s.H, s.V}),
+                                                .b = w.act({s.B, s.H}),
+                                                .a = w.act({s.B, s.H}),
+                                                .dt_bias = w.stat({s.H}),
+                                                .a_log = w.stat({s.H}),
+                                                .slots = w.numbers(s.B),
+                                                .positions = w.i32(positions),
+                                                .states = w.stat({s.B, s.H, s.K, s.V}),
+                                                .y = w.empty({s.B, s.H, s.V})};
+                     return [&w, args] { w.ops().cached_delta_rule(args); };
+                   }});
+}
+
+// A whole layer around a scan or a rule: of B sequences of S tokens, with products from the model's width to `in` and
+// from `out` back.
+struct RecurrentLayer {
+  std::string name, shape;
+  PartKind kind;
   ModelConfig model;
-  model.dim = dim;
-  model.mamba2 = {.num_heads = s.H, .head_dim = s.P, .state_dim = s.N, .num_groups = s.G, .chunk = kChunk};
-  const int64_t T = s.B * s.S, W = model.mamba2.width(), in = 2 * W + 2 * model.mamba2.group_width() + s.H;
-  const auto tokens = static_cast<double>(T), weights = static_cast<double>(dim * (in + W));
+  int64_t B, S, in, out;
+};
+
+// It, and its two products alone. FLOPs are those of the products.
+void add_layer(const RecurrentLayer& layer, double act, std::vector<OpCase>& cases) {
+  const int64_t T = layer.B * layer.S, dim = layer.model.dim, in = layer.in, out = layer.out;
+  const auto tokens = static_cast<double>(T), weights = static_cast<double>(dim * (in + out));
   const double flops = 2 * tokens * weights, bytes = act * (2 * tokens * static_cast<double>(dim) + weights);
-  const std::string shape = fmt::format("{}, width {}", shape_of(s), dim);
-  const auto layer_of = [model, s](Workbench& w) {
-    return std::make_shared<MixerLayer>(w, model, PartKind::kMamba2, s.B, s.S);
+  const std::string& shape = layer.shape;
+  const auto layer_of = [layer](Workbench& w) {
+    return std::make_shared<MixerLayer>(w, layer.model, layer.kind, layer.B, layer.S);
   };
   const auto forward = [layer_of](Workbench& w) -> Work {
     return [&w, layer = layer_of(w)] {
@@ -102,8 +175,8 @@ void add_layer(const Scan& s, int64_t dim, double act, std::vector<OpCase>& case
       layer->forward();
     };
   };
-  cases.push_back({"Mamba-2 layer, forward", shape, flops, bytes, forward});
-  cases.push_back({"Mamba-2 layer, both ways", shape, 3 * flops, 3 * bytes, [layer_of](Workbench& w) -> Work {
+  cases.push_back({layer.name + " layer, forward", shape, flops, bytes, forward});
+  cases.push_back({layer.name + " layer, both ways", shape, 3 * flops, 3 * bytes, [layer_of](Workbench& w) -> Work {
                      return [&w, layer = layer_of(w)] {
                        const ArenaScope scope(w.arena());
                        layer->forward();
@@ -118,30 +191,63 @@ void add_layer(const Scan& s, int64_t dim, double act, std::vector<OpCase>& case
       return Product{w.act({T, from}), w.act({to, from}),  w.empty({T, to}),
                      w.act({T, to}),   w.empty({T, from}), w.empty_stat({to, from})};
     };
-    return std::vector<Product>{product(dim, in), product(W, dim)};
+    return std::vector<Product>{product(dim, in), product(out, dim)};
   };
-  cases.push_back({"Mamba-2 projections, forward", shape, flops, bytes, [products_of](Workbench& w) -> Work {
+  cases.push_back({layer.name + " projections, forward", shape, flops, bytes, [products_of](Workbench& w) -> Work {
                      return [&w, products = products_of(w)] {
                        for (const Product& p : products) w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
                      };
                    }});
-  cases.push_back({"Mamba-2 projections, both ways", shape, 3 * flops, 3 * bytes, [products_of](Workbench& w) -> Work {
-                     return [&w, products = products_of(w)] {
-                       for (const Product& p : products) {
-                         w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
-                         w.ops().linear_backward_input({p.dy, p.w, p.dx, /*accumulate=*/false});
-                         w.ops().linear_backward_weight({p.x, p.dy, p.dw, /*accumulate=*/false});
-                       }
-                     };
-                   }});
+  cases.push_back(
+      {layer.name + " projections, both ways", shape, 3 * flops, 3 * bytes, [products_of](Workbench& w) -> Work {
+         return [&w, products = products_of(w)] {
+           for (const Product& p : products) {
+             w.ops().linear_forward({p.x, p.w, p.y, Tensor()});
+             w.ops().linear_backward_input({p.dy, p.w, p.dx, /*accumulate=*/false});
+             w.ops().linear_backward_weight({p.x, p.dy, p.dw, /*accumulate=*/false});
+           }
+         };
+       }});
+}
+
+RecurrentLayer layer_around(const Scan& s, int64_t dim) {
+  ModelConfig model;
+  model.dim = dim;
+  model.mamba2 = {.num_heads = s.H, .head_dim = s.P, .state_dim = s.N, .num_groups = s.G, .chunk = kChunk};
+  const int64_t W = model.mamba2.width();
+  return {.name = "Mamba-2",
+          .shape = fmt::format("{}, width {}", shape_of(s), dim),
+          .kind = PartKind::kMamba2,
+          .model = model,
+          .B = s.B,
+          .S = s.S,
+          .in = 2 * W + 2 * model.mamba2.group_width() + s.H,
+          .out = W};
+}
+RecurrentLayer layer_around(const Rule& s, int64_t dim) {
+  ModelConfig model;
+  model.dim = dim;
+  model.gated_deltanet = {.num_key_heads = s.G, .num_value_heads = s.H, .key_head_dim = s.K, .value_head_dim = s.V};
+  const int64_t W = model.gated_deltanet.value_width();
+  return {.name = "delta rule",
+          .shape = fmt::format("{}, width {}", shape_of(s), dim),
+          .kind = PartKind::kGatedDeltaNet,
+          .model = model,
+          .B = s.B,
+          .S = s.S,
+          .in = W + model.gated_deltanet.conv_channels() + 2 * s.H,
+          .out = W};
 }
 
 }  // namespace
 
 void add_recurrent_cases(const OpSizes& sizes, double act, double stat, std::vector<OpCase>& cases) {
   for (const Scan& size : sizes.scans) add_scan(size, act, cases);
-  for (const auto& [size, dim] : sizes.scan_layers) add_layer(size, dim, act, cases);
+  for (const auto& [size, dim] : sizes.scan_layers) add_layer(layer_around(size, dim), act, cases);
   for (const Scan& size : sizes.scanned) add_generation(size, act, stat, cases);
+  for (const Rule& size : sizes.rules) add_rule(size, act, cases);
+  for (const auto& [size, dim] : sizes.rule_layers) add_layer(layer_around(size, dim), act, cases);
+  for (const Rule& size : sizes.ruled) add_generation(size, stat, cases);
 }
 
 }  // namespace nmoe

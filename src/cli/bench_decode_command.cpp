@@ -1,14 +1,12 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <filesystem>
 #include <utility>
 
 #include "bench/decode_bench.h"
+#include "cli/bench_model.h"
 #include "cli/commands.h"
 #include "cli/standard_output.h"
-#include "train/loop/run_config.h"
-#include "train/loop/training_data.h"
 
 namespace nmoe::cli {
 namespace {
@@ -28,37 +26,16 @@ std::pair<int64_t, int64_t> read_range(const std::string& text) {
 
 DecodeBench run(const BenchDecodeArguments& arguments) {
   const auto [min_prompt, max_prompt] = read_range(arguments.prompt_tokens);
-  const auto options = [&, least = min_prompt, most = max_prompt](const std::string& device) {
-    return DecodeBenchOptions{.device = device,
-                              .num_threads = arguments.threads,
-                              .tokens = arguments.tokens,
-                              .batches = arguments.batches,
-                              .prompts = arguments.prompts,
-                              .min_prompt = least,
-                              .max_prompt = most,
-                              .pass_rows = arguments.pass_rows};
-  };
-  const bool is_config = arguments.model.ends_with(".toml") && !std::filesystem::is_directory(arguments.model);
-  if (!is_config) {
-    if (!arguments.overrides.empty()) {
-      throw usage_error("--set with a checkpoint, which has its own configuration",
-                        "leave it out, or give a .toml file");
-    }
-    return bench_decode(arguments.model, {}, {}, options(arguments.device.empty() ? "cpu" : arguments.device));
-  }
-  Config config = load_run_config(arguments.model, arguments.overrides);
-  std::shared_ptr<const Tokenizer> tokenizer = byte_tokenizer();
-  if (has_training_data(config)) {
-    tokenizer = open_training_data(config).tokenizer;
-    config = resolve_vocab_size(config, *tokenizer);
-  }
-  if (config.model.vocab_size == 0) throw unknown_vocab_size(config);
-  if (config.model.vocab_size < tokenizer->vocab_size()) {
-    throw usage_error(fmt::format("model.vocab_size = {}, but there are {} bytes and the end of a text to write",
-                                  config.model.vocab_size, tokenizer->vocab_size() - 1),
-                      fmt::format("raise it to {}", tokenizer->vocab_size()));
-  }
-  return bench_decode("", config, tokenizer, options(arguments.device.empty() ? config.run.device : arguments.device));
+  const BenchModel model = read_bench_model(arguments.model, arguments.overrides, arguments.device);
+  return bench_decode(model.checkpoint, model.config, model.tokenizer,
+                      {.device = model.device,
+                       .num_threads = arguments.threads,
+                       .tokens = arguments.tokens,
+                       .batches = arguments.batches,
+                       .prompts = arguments.prompts,
+                       .min_prompt = min_prompt,
+                       .max_prompt = max_prompt,
+                       .pass_rows = arguments.pass_rows});
 }
 
 void print_prompts(const DecodeBench& bench, bool json) {

@@ -86,6 +86,55 @@ void add_decode(CLI::App& bench, BenchDecodeArguments& arguments, std::function<
   command->callback([&arguments, &run] { run = [&arguments] { bench_decode_command(arguments); }; });
 }
 
+void add_speculate(CLI::App& bench, BenchSpeculateArguments& arguments, std::function<void()>& run) {
+  CLI::App* command = bench.add_subcommand(
+      "speculate", "time generation with guesses (--draft) against generation without, by SPEED-Bench's measures");
+  SpeculateBenchOptions& options = arguments.options;
+  command->add_option("model", arguments.model, "a checkpoint, or a configuration (.toml), for random weights")
+      ->required();
+  add_repeatable(command, "--set", arguments.overrides, "change one key of a configuration (repeatable)", "KEY=VALUE");
+  add_draft(command, options.draft);
+  command
+      ->add_option("--prompts", options.prompts,
+                   "qualitative: texts of 11 categories; throughput: prompts of given lengths and of low to high "
+                   "entropy, and random tokens; FILE: JSON lines or Parquet with question_id, category and turns")
+      ->type_name("qualitative|throughput|FILE")
+      ->capture_default_str();
+  const auto numbers = [command](const char* name, std::vector<int64_t>& values, const char* what, double most) {
+    return command->add_option(name, values, what)
+        ->type_name("N,N...")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(number(1, most));
+  };
+  numbers("--batches", arguments.batches, "texts at a time, up to 512; unless given, 1, and 32 on cuda", 512);
+  numbers("--input-tokens", options.input_tokens, "tokens of each prompt of throughput", 1e6)->capture_default_str();
+  command
+      ->add_option("--limit", options.limit,
+                   "prompts of each category, the first; 0: all, of throughput as many as are written at a time, at "
+                   "least 4")
+      ->check(number(0))
+      ->capture_default_str();
+  command->add_option("--tokens", options.tokens, "most tokens of an answer")->check(number(2))->capture_default_str();
+  command->add_option("--runs", options.runs, "runs with guesses and without that are timed, in turns")
+      ->check(number(1))
+      ->capture_default_str();
+  command->add_option("--context", options.context, "tokens of prompt and answers together; 0: as many as are needed")
+      ->check(number(0))
+      ->capture_default_str();
+  command
+      ->add_option("--cache-positions", options.cache_positions,
+                   "tokens that all texts together have room for in the cache; 0: the context for each")
+      ->check(number(0))
+      ->capture_default_str();
+  command->add_option("--device", arguments.device, "cpu or cuda; unless given, run.device of a configuration, or cpu")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  add_threads(command, options.num_threads);
+  add_sampling(command, options.sampling);
+  add_json(command, arguments.json);
+  command->callback([&arguments, &run] { run = [&arguments] { bench_speculate_command(arguments); }; });
+}
+
 void add_exchange(CLI::App& bench, BenchExchangeArguments& arguments, std::function<void()>& run) {
   CLI::App* command = bench.add_subcommand("exchange", "time the exchange of tokens between ranks by itself");
   add_config_arguments(command, arguments.config);
@@ -132,6 +181,7 @@ void add_bench(CLI::App& app, BenchArguments& arguments, std::function<void()>& 
   add_tune(*bench, arguments.tune, run);
   add_ops(*bench, arguments.ops, run);
   add_decode(*bench, arguments.decode, run);
+  add_speculate(*bench, arguments.speculate, run);
   add_exchange(*bench, arguments.exchange, run);
   add_loader(*bench, arguments.loader, run);
   add_tokenizer(*bench, arguments.tokenizer, run);

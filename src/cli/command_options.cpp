@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "base/error.h"
+
 namespace nmoe::cli {
 
 CLI::Option* add_config_arguments(CLI::App* command, ConfigArguments& arguments) {
@@ -101,6 +103,19 @@ void add_draft(CLI::App* command, DraftOptions& draft) {
 }
 
 void add_json(CLI::App* command, bool& json) { command->add_flag("--json", json, "print JSON"); }
+
+void add_ranking(CLI::App* command, std::string& by, bool& markdown) {
+  command->add_option("--by", by, "amount of training to compare at: tokens or flops")
+      ->check(CLI::IsMember({"tokens", "flops"}))
+      ->capture_default_str();
+  command->add_flag("--markdown", markdown, "print Markdown");
+}
+void check_format(bool json, bool markdown) {
+  if (json && markdown) throw usage_error("both --json and --markdown", "leave one of them out");
+}
+TrainingAmount training_amount(const std::string& by) {
+  return by == "flops" ? TrainingAmount::kFlops : TrainingAmount::kTokens;
+}
 
 CLI::Option* add_repeatable(CLI::App* command, const char* name, std::vector<std::string>& values, const char* meaning,
                             const char* type_name) {

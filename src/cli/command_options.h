@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "research/report/ranking.h"
 
 namespace nmoe::cli {
 
@@ -44,6 +45,12 @@ void add_draft(CLI::App* command, DraftOptions& draft);
 
 // --json, for commands that print JSON instead of text.
 void add_json(CLI::App* command, bool& json);
+
+// --by and --markdown, for commands that rank configurations.
+void add_ranking(CLI::App* command, std::string& by, bool& markdown);
+TrainingAmount training_amount(const std::string& by);
+// Error (usage) where both are asked for.
+void check_format(bool json, bool markdown);
 
 // An option that may be given several times, with one value each.
 CLI::Option* add_repeatable(CLI::App* command, const char* name, std::vector<std::string>& values, const char* meaning,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/speculate_bench.h"
 #include "chat/checkpoint_settings.h"
 #include "checkpoint/merge.h"
 #include "config/config.h"
@@ -230,7 +231,11 @@ struct RunsArguments {
   bool json = false;
   // Of what is done with runs.
   std::vector<std::string> runs;
-  std::string by = "step";
+  // Of compare.
+  std::string goal;  // empty: see RunReportOptions
+  std::string direction = "min";
+  std::string by = "tokens";
+  bool markdown = false;
   std::string tag = std::string(tags::kLoss.tag);
   std::string format = "csv";
   std::string out;
@@ -309,6 +314,16 @@ struct BenchDecodeArguments {
 };
 void bench_decode_command(const BenchDecodeArguments& arguments);
 
+struct BenchSpeculateArguments {
+  std::string model;  // as BenchDecodeArguments has it, as the next two
+  std::vector<std::string> overrides;
+  std::string device;
+  std::vector<int64_t> batches;   // texts at a time; empty: 1 and, on cuda, 32
+  SpeculateBenchOptions options;  // but for device and batches
+  bool json = false;
+};
+void bench_speculate_command(const BenchSpeculateArguments& arguments);
+
 struct BenchExchangeArguments {
   ConfigArguments config;
   std::vector<int64_t> blocks;  // empty: as many as fill the device
@@ -337,6 +352,7 @@ struct BenchArguments {
   BenchTuneArguments tune;
   BenchOpsArguments ops;
   BenchDecodeArguments decode;
+  BenchSpeculateArguments speculate;
   BenchExchangeArguments exchange;
   BenchLoaderArguments loader;
   BenchTokenizerArguments tokenizer;

@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // JSON has no NaN.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 Json to_json(const std::vector<CoordinateModel>& models, int64_t steps) {
   Json json = {{"steps", steps}, {"models", Json::array()}, {"slopes", Json::array()}};
@@ -27,16 +27,16 @@ Json to_json(const std::vector<CoordinateModel>& models, int64_t steps) {
                 {"layers", model.layers}, {"loss", model.loss},   {"coordinates", Json::array()}};
     for (const Coordinate& coordinate : model.coordinates) {
       one["coordinates"].push_back(
-          {{"what", coordinate.what}, {"size", number(coordinate.size)}, {"change", number(coordinate.change)}});
+          {{"what", coordinate.what}, {"size", finite(coordinate.size)}, {"change", finite(coordinate.change)}});
     }
     json["models"].push_back(one);
   }
   for (const CoordinateSlopes& slopes : coordinate_slopes(models)) {
     json["slopes"].push_back({{"what", slopes.what},
-                              {"size_by_width", number(slopes.size_by_width)},
-                              {"change_by_width", number(slopes.change_by_width)},
-                              {"size_by_depth", number(slopes.size_by_depth)},
-                              {"change_by_depth", number(slopes.change_by_depth)}});
+                              {"size_by_width", finite(slopes.size_by_width)},
+                              {"change_by_width", finite(slopes.change_by_width)},
+                              {"size_by_depth", finite(slopes.size_by_depth)},
+                              {"change_by_depth", finite(slopes.change_by_depth)}});
   }
   return json;
 }

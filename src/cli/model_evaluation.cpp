@@ -201,6 +201,7 @@ void check_options(const EvalArguments& arguments, const std::vector<TaskSuite>&
     throw usage_error("--arithmetic has no effect on texts that are scored on a GPU",
                       "leave it out: they are scored by passes of training");
   }
+  check_drafts(arguments.draft);
   if (arguments.draft.kind != DraftKind::kNone && !any_task(suites, &Task::is_generated)) {
     throw usage_error("--draft has no effect on texts that are scored",
                       "leave it out, or name a task that writes answers");

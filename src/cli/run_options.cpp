@@ -44,13 +44,15 @@ void add_runs(CLI::App& app, RunsArguments& arguments, std::function<void()>& ru
   };
   constexpr const char* kRun = "a run's id, the beginning of one, or a name, for the newest run with it";
   take_runs(add("show", "show one run: its record, and the last value of each metric", runs_show_command), 1, kRun);
-  CLI::App* compare = add("compare", "compare configurations key by key, and losses at equal amounts of training",
+  CLI::App* compare = add("compare", "rank configurations at an equal amount of training, with intervals over seeds",
                           runs_compare_command);
   take_runs(compare, 1000, "ids, their beginnings, or names, each for its newest run; or --filter instead")
       ->required(false);
-  compare->add_option("--by", arguments.by, "amount of training to compare at: step, tokens or flops")
-      ->check(CLI::IsMember({"step", "tokens", "flops"}))
+  compare->add_option("--goal", arguments.goal, "metric to rank by (n runs tags) [valid/loss, where all have it]");
+  compare->add_option("--direction", arguments.direction, "whether the least or the largest is the best: min or max")
+      ->check(CLI::IsMember({"min", "max"}))
       ->capture_default_str();
+  add_ranking(compare, arguments.by, arguments.markdown);
   CLI::App* plot = add("plot", "plot a curve in the terminal", runs_plot_command);
   take_runs(plot, 1000, kRun);
   plot->add_option("--tag", arguments.tag, "metric to plot (n runs tags)")->capture_default_str();

@@ -12,14 +12,15 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
+#include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/runs_store.h"
 #include "cli/standard_output.h"
 #include "cli/text_table.h"
+#include "research/report/run_report.h"
 #include "track/alerts.h"
 #include "track/catalogue.h"
 #include "track/metrics_reader.h"
-#include "track/run_compare.h"
 #include "track/run_json.h"
 #include "track/run_query.h"
 #include "track/runs.h"
@@ -44,7 +45,7 @@ void print_table(std::span<const RunRow> runs) {
                    {"reason"}});
   for (const RunRow& run : runs) {
     table.add(
-        {run.id, run.name, std::string(run_status_name(run.status)), std::to_string(run.step), decimal(run.last_loss),
+        {run.id, run.name, std::string(run_status_name(run.status)), std::to_string(run.step), decimal(run.smooth_loss),
          decimal(run.valid_loss), run.checkpoint ? std::to_string(*run.checkpoint) : "-",
          run.tokens_per_s ? human_count(*run.tokens_per_s) : "-", run.started_at,
          run.reason.empty() || run.note.empty() ? run.reason + run.note : fmt::format("{}; {}", run.reason, run.note)});
@@ -151,75 +152,14 @@ void runs_show_command(const RunsArguments& arguments) {
 }
 
 void runs_compare_command(const RunsArguments& arguments) {
+  check_format(arguments.json, arguments.markdown);
   RunStore store = open_runs(arguments, RunStore::Access::kRead);
   const std::vector<RunRow> runs = compared_runs(store, arguments);
-  std::vector<std::string> ids;
-  for (const RunRow& run : runs) ids.push_back(run.id);
-  const Progression progression = arguments.by == "tokens"  ? Progression::kTokens
-                                  : arguments.by == "flops" ? Progression::kFlops
-                                                            : Progression::kSteps;
-  const RunComparison comparison = compare_runs(store, arguments.dir, ids, progression);
-  const auto number = [](const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); };
-  if (arguments.json) {
-    Json json = {{"by", arguments.by}, {"at", comparison.at}, {"runs", Json::array()}, {"config", Json::object()}};
-    for (size_t i = 0; i < runs.size(); ++i) {
-      const RunLosses& losses = comparison.losses[i];
-      const auto loss = [&](const RunLosses::Loss& of) {
-        return Json{{"at", number(of.at)}, {"last", number(of.last)}, {"best", number(of.best)}};
-      };
-      json["runs"].push_back({{"id", runs[i].id},
-                              {"name", runs[i].name},
-                              {"status", run_status_name(runs[i].status)},
-                              {"reached", losses.reached},
-                              {"at_step", losses.at_step},
-                              {"train", loss(losses.train)},
-                              {"valid", loss(losses.valid)}});
-    }
-    for (const ConfigDifference& difference : comparison.differences) {
-      for (const std::string& value : difference.values) {
-        json["config"][difference.key].push_back(value.empty() ? Json(nullptr) : try_parse_json<Json>(value));
-      }
-    }
-    json["seeds"] = Json::array();
-    for (const RunComparison::Seeds& seeds : comparison.seeds) {
-      Json group = {{"train", {{"mean", seeds.train_mean}, {"deviation", seeds.train_deviation}}},
-                    {"valid", {{"mean", number(seeds.valid_mean)}, {"deviation", number(seeds.valid_deviation)}}}};
-      for (const size_t run : seeds.runs) group["runs"].push_back(runs[run].id);
-      json["seeds"].push_back(group);
-    }
-    print("{}\n", printed_json(json, 2));
-    return;
-  }
-  TextTable table({{"run"},
-                   {"name"},
-                   {"status"},
-                   {"reached", TextTable::kRight},
-                   {"loss", TextTable::kRight},
-                   {"last", TextTable::kRight},
-                   {"best", TextTable::kRight},
-                   {"valid", TextTable::kRight},
-                   {"last", TextTable::kRight},
-                   {"best", TextTable::kRight}});
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const auto& [train, valid, at_step, reached] = comparison.losses[i];
-    table.add({runs[i].id, runs[i].name, std::string(run_status_name(runs[i].status)), human_count(reached),
-               decimal(train.at), decimal(train.last), decimal(train.best), decimal(valid.at), decimal(valid.last),
-               decimal(valid.best)});
-  }
-  std::string text = fmt::format("at {} {}\n{}", arguments.by, human_count(comparison.at), table.text());
-  for (const RunComparison::Seeds& seeds : comparison.seeds) {
-    text += fmt::format("\n{} seeds of {}: loss {:.4f} +- {:.4f}", seeds.runs.size(), runs[seeds.runs.front()].name,
-                        seeds.train_mean, seeds.train_deviation);
-    if (seeds.valid_mean) text += fmt::format(", valid {:.4f} +- {:.4f}", *seeds.valid_mean, *seeds.valid_deviation);
-    text += '\n';
-  }
-  text += comparison.differences.empty() ? "\none configuration\n" : "\nconfigurations differ in\n";
-  for (const ConfigDifference& difference : comparison.differences) {
-    text += fmt::format("  {:<30}", difference.key);
-    for (const std::string& value : difference.values) text += fmt::format(" {:<14}", value.empty() ? "-" : value);
-    text += '\n';
-  }
-  print("{}", text);
+  const RunReport report = report_runs(
+      store, arguments.dir, runs,
+      {.goal = arguments.goal, .goal_is_largest = arguments.direction == "max", .by = training_amount(arguments.by)});
+  if (arguments.json) return print("{}\n", run_report_json(report));
+  print("{}", print_run_report(report, arguments.markdown));
 }
 
 void runs_note_command(const RunsArguments& arguments) {

@@ -127,6 +127,8 @@ void check_output_gate(Rules& rules, const Config& config, const std::vector<Lay
                 "gates have no biases", "remove one of them");
 }
 
+constexpr int64_t kMostGpuTaps = 4;  // of a convolution
+
 void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {
   if (count_parts(layers, PartKind::kMamba2) == 0) return;
   const Mamba2Config& mamba2 = config.model.mamba2;
@@ -134,7 +136,6 @@ void check_mamba2(Rules& rules, const Config& config, const std::vector<LayerSpe
                 "groups share the heads evenly", "let model.mamba2.num_groups divide model.mamba2.num_heads");
   rules.require(mamba2.step_min <= mamba2.step_max, {"model.mamba2.step_min", "model.mamba2.step_max"},
                 "no step is between them", "raise model.mamba2.step_max");
-  constexpr int64_t kMostGpuTaps = 4;
   rules.require(config.run.device == "cpu" || mamba2.conv_width <= kMostGpuTaps,
                 {"run.device", "model.mamba2.conv_width"}, "on GPUs a convolution sees 4 tokens at most",
                 "set run.device = \"cpu\" or model.mamba2.conv_width = 4");
@@ -152,8 +153,14 @@ void check_gated_deltanet(Rules& rules, const Config& config, const std::vector<
                 {"model.gated_deltanet.num_key_heads", "model.gated_deltanet.num_value_heads"},
                 "key heads are shared evenly",
                 "let model.gated_deltanet.num_key_heads divide model.gated_deltanet.num_value_heads");
-  rules.require(config.run.device == "cpu", {"run.device", "model.layers"}, "gated_deltanet does not run on GPUs yet",
-                "set run.device = \"cpu\"");
+  const bool on_cpu = config.run.device == "cpu";
+  rules.require(on_cpu || net.conv_width <= kMostGpuTaps, {"run.device", "model.gated_deltanet.conv_width"},
+                "on GPUs a convolution sees 4 tokens at most",
+                "set run.device = \"cpu\" or model.gated_deltanet.conv_width = 4");
+  constexpr int64_t kMostGpuKeys = 128;
+  rules.require(on_cpu || net.key_head_dim <= kMostGpuKeys, {"run.device", "model.gated_deltanet.key_head_dim"},
+                "on GPUs keys have 128 values at most",
+                "set run.device = \"cpu\" or model.gated_deltanet.key_head_dim = 128");
 }
 
 void check_mla_nope(Rules& rules, const Config& config, const std::vector<LayerSpec>& layers) {

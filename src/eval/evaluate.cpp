@@ -9,19 +9,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Returns how many tokens were computed.
-int64_t run_task(const TaskEvaluation& task, bool is_generated, const EvalModels& models, ThreadPool& pool,
-                 const std::function<void(ItemResult result)>& scored) {
-  if (!task.has_pending()) return 0;
+struct TaskWork {
+  int64_t computed_tokens = 0;
+  DraftCounts drafts = {};
+};
+
+TaskWork run_task(const TaskEvaluation& task, bool is_generated, const EvalModels& models, ThreadPool& pool,
+                  const std::function<void(ItemResult result)>& scored) {
+  if (!task.has_pending()) return {};
   if (is_generated) {
-    AnswerWriter writer(models.engine(), models.stop_ids);
+    InferenceEngine& engine = models.engine();
+    const DraftCounts before = engine.load().drafts;
+    AnswerWriter writer(engine, models.stop_ids);
     task.generate({.writer = writer, .sandbox = models.sandbox, .pool = pool}, scored);
-    return writer.computed_tokens();
+    return {.computed_tokens = writer.computed_tokens(), .drafts = engine.load().drafts.since(before)};
   }
   Scorer& scorer = models.scorer();
   const int64_t before = scorer.computed_tokens();
   task.score(scorer, scored);
-  return scorer.computed_tokens() - before;
+  return {.computed_tokens = scorer.computed_tokens() - before};
 }
 
 // A task whose items are made.
@@ -36,7 +42,7 @@ TaskReport evaluate_task(ReadyTask ready, bool is_generated, const EvalModels& m
   ItemResults& results = ready.results;
   const std::string name = task.name();
   const int64_t resumed = std::ssize(results);
-  const int64_t computed = run_task(task, is_generated, models, pool, [&](ItemResult result) {
+  const TaskWork work = run_task(task, is_generated, models, pool, [&](ItemResult result) {
     if (journal != nullptr) journal->add(name, result);
     const int64_t item = result.item;
     results.emplace(item, std::move(result));
@@ -44,7 +50,8 @@ TaskReport evaluate_task(ReadyTask ready, bool is_generated, const EvalModels& m
   });
   TaskReport report = task.report(results);
   report.resumed = resumed;
-  report.computed_tokens = computed;
+  report.computed_tokens = work.computed_tokens;
+  report.drafts = work.drafts;
   return report;
 }
 

@@ -54,7 +54,7 @@ std::string report_json(const EvalReport& report);
 // written answers "expected", "answers", "right", "faults" instead of what is scored.
 std::string item_lines(const EvalReport& report);
 // Tags and values for a run's metrics: eval/core/piqa/{acc, centered, n} (bpb of documents), eval/CORE, eval/CORE_v2;
-// of written answers also pass_at_10 and such, and flexible.
+// of written answers also pass_at_10 and such, flexible and, with guesses, acceptance_length, accepted_1 and so on.
 std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& report);
 
 // The means, "CORE 0.1234 +- 0.0056", or without any the tasks, "core/piqa 61.2 %, mine/text 0.9876 bits per byte".

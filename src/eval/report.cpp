@@ -10,6 +10,15 @@
 namespace nmoe {
 namespace {
 
+// By place in a step, of those that were reached.
+std::vector<double> accepted_shares(const DraftCounts& drafts) {
+  std::vector<double> shares;
+  for (size_t i = 0; i < drafts.reached.size() && drafts.reached[i] > 0; ++i) {
+    shares.push_back(static_cast<double>(drafts.accepted[i]) / static_cast<double>(drafts.reached[i]));
+  }
+  return shares;
+}
+
 void add_generation(nlohmann::ordered_json& json, const TaskReport& report) {
   const GenerationSpec& spec = report.task.generation;
   json["metric"] = answer_metric_name(spec.metric);
@@ -22,6 +31,13 @@ void add_generation(nlohmann::ordered_json& json, const TaskReport& report) {
   for (const int64_t k : pass_counts(spec)) json["pass_at"][fmt::format("{}", k)] = report.pass_at(k);
   json["answer_tokens"] = report.answer_tokens;
   json["cut"] = report.cut;
+  const DraftCounts& drafts = report.drafts;
+  if (drafts.steps == 0) return;
+  json["drafts"] = {{"steps", drafts.steps},
+                    {"drafted_tokens", drafts.drafted},
+                    {"accepted_tokens", drafts.num_accepted()},
+                    {"acceptance_length", drafts.acceptance_length()},
+                    {"conditional_acceptance_rates", accepted_shares(drafts)}};
 }
 
 nlohmann::ordered_json to_json(const TaskReport& report) {
@@ -140,6 +156,12 @@ std::vector<std::pair<std::string, double>> report_metrics(const EvalReport& rep
       put(tags::kEvalTaskBpb, task.bits_per_byte());
     }
     put(tags::kEvalTaskN, static_cast<double>(task.items));
+    if (task.drafts.steps == 0) continue;
+    put(tags::kEvalTaskAcceptance, task.drafts.acceptance_length());
+    const std::vector<double> shares = accepted_shares(task.drafts);
+    for (size_t i = 0; i < shares.size(); ++i) {
+      metrics.emplace_back(tag_of(tags::kEvalTaskAccepted, {task.name(), std::to_string(i + 1)}), shares[i]);
+    }
   }
   for (const SuiteMean& mean : report.means) {
     metrics.emplace_back(tag_of(tags::kEvalSuite, {mean.name}), mean.value);

@@ -59,6 +59,7 @@ struct TaskReport {
   int64_t cropped = 0;                // texts
   int64_t resumed = 0;                // items that were in the journal
   int64_t computed_tokens = 0;        // in this call
+  DraftCounts drafts;                 // of answers that were written in this call
   double seconds = 0.0;               // of this call
   std::vector<ItemOutcome> outcomes;  // by item
 

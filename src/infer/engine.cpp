@@ -1,6 +1,7 @@
 #include "infer/engine.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "infer/cached_model.h"
@@ -60,6 +61,13 @@ void set_logprob(Token& token, int top, const LogitRows& rows, size_t num_ids) {
 
 }  // namespace
 
+DraftCounts DraftCounts::since(const DraftCounts& earlier) const {
+  DraftCounts counts{.steps = steps - earlier.steps, .drafted = drafted - earlier.drafted};
+  std::ranges::transform(reached, earlier.reached, counts.reached.begin(), std::minus());
+  std::ranges::transform(accepted, earlier.accepted, counts.accepted.begin(), std::minus());
+  return counts;
+}
+
 std::string_view finish_reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
@@ -77,12 +85,6 @@ InferenceEngine::InferenceEngine(std::shared_ptr<CachedModel> model, const Draft
       slots_(*model_),
       drafter_(make_drafter(draft, *model_, std::move(models))),
       draft_control_(draft.tokens, drafter_ != nullptr && drafter_->takes_time()) {
-  check_drafts(draft);
-  if (drafter_ != nullptr && !model_->goes_back()) {
-    throw usage_error(
-        "tokens cannot be drafted for this model: states of its layers do not go back behind a wrong guess",
-        "leave out --draft");
-  }
   load_.max_sequences = model_->num_slots();
   load_.num_pages = slots_.num_pages();
 }
@@ -230,18 +232,19 @@ void InferenceEngine::draw_step(const std::vector<Part>& parts, std::span<const 
   const bool with_sums = std::ranges::any_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); });
   const auto begin = Clock::now();
   const LogitRows logits = model_->run(rows, wanted, with_sums);
-  record_step(begin, rows, wanted);
+  record_step(begin, parts, std::ssize(rows));
   // A part that is not reached, because a listener throws, is computed again in the next step.
   for (const Part& part : parts) advance(part, logits, {});
 }
 
 // Steps that read prompts say nothing of what guesses cost.
-void InferenceEngine::record_step(Clock::time_point begin, std::span<const CacheRow> rows,
-                                  std::span<const int32_t> wanted) {
+void InferenceEngine::record_step(Clock::time_point begin, std::span<const Part> parts, int64_t num_rows) {
   if (drafter_ == nullptr) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  rows.size() == wanted.size() ? draft_control_.record(std::ssize(rows), seconds)
-                               : draft_control_.record_reading(std::ssize(rows), seconds);
+  const bool all_write = std::ranges::all_of(parts, [](const Part& part) {
+    return part.sequence->num_pending() == 1 && !part.sequence->reading_prompt_logprobs();
+  });
+  all_write ? draft_control_.record(num_rows, seconds) : draft_control_.record_reading(num_rows, seconds);
 }
 
 void InferenceEngine::restart_run_ahead() {
@@ -271,7 +274,7 @@ void InferenceEngine::sample_step(const std::vector<Part>& parts, std::span<cons
   if (std::ranges::none_of(parts, [](const Part& part) { return part.sequence->wants_logprobs(); })) told.clear();
   const auto begin = Clock::now();
   const auto [tokens, logits] = model_->sample(rows, wanted, draws, seen, told);
-  record_step(begin, rows, wanted);
+  record_step(begin, parts, std::ssize(rows));
   for (const Part& part : parts) advance(part, logits, tokens);
 }
 

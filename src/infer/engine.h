@@ -41,6 +41,7 @@
 namespace nmoe {
 
 class CachedModel;
+struct EngineModels;
 struct CacheRow;
 struct ToldLogits;
 
@@ -129,6 +130,10 @@ struct DraftCounts {
   std::array<int64_t, kMostDrafts> reached{}, accepted{};
 
   int64_t num_accepted() const { return std::accumulate(accepted.begin(), accepted.end(), int64_t{0}); }
+  // Tokens that a step with guesses gave its sequence, on average. There was one.
+  double acceptance_length() const { return 1.0 + static_cast<double>(num_accepted()) / static_cast<double>(steps); }
+  // Since those earlier ones.
+  DraftCounts since(const DraftCounts& earlier) const;
 };
 
 // The current load.
@@ -147,9 +152,10 @@ using RequestId = uint64_t;
 
 class InferenceEngine {
  public:
-  // Over a model that runs weights of whomever; `models`: what drafts, with room for as many texts and positions. Error
-  // (usage): guesses for a model whose states do not go back; make_drafter's.
+  // Over a model that runs weights of whomever, and that no other engine steps meanwhile; `models`: what drafts, with
+  // room for as many texts and positions. Errors: make_drafter's.
   explicit InferenceEngine(std::shared_ptr<CachedModel> model, const DraftOptions& draft = {}, DraftModels models = {});
+  InferenceEngine(EngineModels models, const DraftOptions& draft);  // the same
   // `checkpoint` is a checkpoint folder or a folder of them (the latest). All memory is taken here. Errors: those of
   // CheckpointReader, and make_drafter's; usage, with what to lower, when it does not fit the machine.
   InferenceEngine(const std::filesystem::path& checkpoint, const InferenceOptions& options);
@@ -183,12 +189,6 @@ class InferenceEngine {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Models {
-    std::shared_ptr<CachedModel> model;
-    DraftModels drafting;
-  };
-  static Models load_models(const std::filesystem::path& checkpoint, const InferenceOptions& options);
-  InferenceEngine(Models models, const DraftOptions& draft);
   struct Sequence;  // a request and how far it is
   // The next rows of a sequence, as many as a step has room for.
   struct Part {
@@ -208,7 +208,7 @@ class InferenceEngine {
   std::unique_ptr<Sequence> make_sequence(GenerationRequest request, GenerationListener listener) const;
   void run_step();
   // A step that began to run then has run.
-  void record_step(Clock::time_point begin, std::span<const CacheRow> rows, std::span<const int32_t> wanted);
+  void record_step(Clock::time_point begin, std::span<const Part> parts, int64_t num_rows);
   // Where states do not go back, sequences whose rows were run without their being told begin anew.
   void restart_run_ahead();
   void take_submissions();

@@ -87,7 +87,7 @@ void Monitor::list_runs() {
     items.push_back(
         {run.id,
          fmt::format("{:<25} {:<19} {:<15}{:>7}{:>10}{:>10}  {}", run.id, run.name, run_status_name(run.status),
-                     run.step, decimal(run.last_loss), decimal(run.valid_loss), run.started_at),
+                     run.step, decimal(run.smooth_loss), decimal(run.valid_loss), run.started_at),
          style_of(run.status)});
   }
   runs_.set_items(std::move(items));

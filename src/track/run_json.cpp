@@ -9,9 +9,9 @@
 namespace nmoe {
 namespace {
 
-constexpr const char* kJsonFields[] = {"id",      "name",    "experiment", "status",     "reason", "host",
-                                       "started", "updated", "ended",      "step",       "tokens", "loss",
-                                       "valid",   "bpb",     "rate",       "checkpoint", "note"};
+constexpr const char* kJsonFields[] = {"id",        "name",    "experiment", "status", "reason",     "host",
+                                       "started",   "updated", "ended",      "step",   "tokens",     "loss",
+                                       "last_loss", "valid",   "bpb",        "rate",   "checkpoint", "note"};
 
 }  // namespace
 

@@ -14,8 +14,9 @@ namespace nmoe {
 
 // What a run's row has under a name; nothing of what is not known.
 using RunField = std::variant<std::monostate, double, std::string>;
-// Names: id, name, experiment, status, reason, host, started, updated, ended, note, step, tokens, loss, valid, bpb,
-// rate (tokens/s), checkpoint (step). Error (usage) for another, with the nearest.
+// Names: id, name, experiment, status, reason, host, started, updated, ended, note, step, tokens, loss (smoothed),
+// last_loss (of one batch), valid, bpb, rate (tokens/s), checkpoint (step). Error (usage) for another, with the
+// nearest.
 RunField run_field(const RunRow& run, std::string_view name);
 
 // A condition such as "loss<2.5", "status=completed", "name~quick" (contains), "step>=1k"; also != and <=, >. A number

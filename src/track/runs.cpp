@@ -50,13 +50,16 @@ constexpr auto kLaterColumns = std::to_array<std::pair<std::string_view, std::st
     {"valid_bpb", "REAL"},
     {"checkpoint_step", "INTEGER"},
     {"note", "TEXT NOT NULL DEFAULT ''"},
+    {"smooth_loss", "REAL"},
 });
 
 // Whatever list() reads, newest last: the rows themselves hold configurations, over which it would have to step.
+// Named after the last column, since an index of a name stays what it was made as.
 constexpr const char* kListed = R"(
-  CREATE INDEX IF NOT EXISTS runs_listed ON runs(
+  DROP INDEX IF EXISTS runs_listed;
+  CREATE INDEX IF NOT EXISTS runs_listed_smooth_loss ON runs(
     started_at, id, experiment_id, name, pid, process_start, host, checkpoint_dir, updated_at, ended_at, status,
-    reason, step, last_loss, tokens_per_s, tokens, valid_loss, valid_bpb, checkpoint_step, note);
+    reason, step, last_loss, tokens_per_s, tokens, valid_loss, valid_bpb, checkpoint_step, note, smooth_loss);
 )";
 
 constexpr std::array<std::pair<RunStatus, std::string_view>, 7> kStatusNames = {{
@@ -378,9 +381,11 @@ void RunStore::resume(const std::string& id, const RunInfo& info) {
   transaction.commit();
 }
 
-void RunStore::progress(const std::string& id, int64_t step, int64_t tokens, double loss, double tokens_per_s) {
-  Statement(*this, "UPDATE runs SET step = ?, tokens = ?, last_loss = ?, tokens_per_s = ?, updated_at = ? WHERE id = ?",
-            step, tokens, loss, tokens_per_s, utc_now(), id)
+void RunStore::progress(const std::string& id, const RunProgress& progress) {
+  Statement(*this,
+            "UPDATE runs SET step = ?, tokens = ?, last_loss = ?, smooth_loss = ?, tokens_per_s = ?, updated_at = ? "
+            "WHERE id = ?",
+            progress.step, progress.tokens, progress.loss, progress.smooth_loss, progress.tokens_per_s, utc_now(), id)
       .step();
   require_changed(id);
 }
@@ -449,15 +454,19 @@ std::optional<RunRow> RunStore::find(const std::string& id) {
 }
 
 std::string RunStore::row_query(std::string_view clauses) {
-  if (!has_all_columns_) {
-    has_all_columns_ = std::ranges::all_of(kLaterColumns, [&](const auto& column) { return has_column(column.first); });
+  std::string later;
+  bool has_all = true;
+  for (const auto& [name, type] : kLaterColumns) {
+    const bool has = has_all_columns_ || has_column(name);
+    has_all = has_all && has;
+    later += fmt::format("{}{}", later.empty() ? "" : ", ", has ? name : "NULL");
   }
+  has_all_columns_ = has_all;
   return fmt::format(
       "SELECT runs.id, runs.name, experiments.name, status, reason, host, pid, "
       "process_start, started_at, updated_at, ended_at, step, last_loss, tokens_per_s, "
       "checkpoint_dir, {} FROM runs JOIN experiments ON experiments.id = experiment_id {}",
-      has_all_columns_ ? "tokens, valid_loss, valid_bpb, checkpoint_step, note" : "NULL, NULL, NULL, NULL, ''",
-      clauses);
+      later, clauses);
 }
 
 std::vector<RunRow> RunStore::read_rows(Statement& run) {
@@ -476,6 +485,7 @@ std::vector<RunRow> RunStore::read_rows(Statement& run) {
                   .ended_at = run.text(10),
                   .step = run.integer(11),
                   .last_loss = run.real(12),
+                  .smooth_loss = run.real(20),
                   .tokens_per_s = run.real(13),
                   .checkpoint_dir = run.text(14),
                   .tokens = run.integer_or_null(15),

@@ -3,7 +3,7 @@
 //   experiments(id, name, project, description, created_at)
 //   runs(id, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, host,
 //        checkpoint_dir, started_at, updated_at, ended_at, status, reason, step, last_loss,
-//        tokens_per_s, results_json, tokens, valid_loss, valid_bpb, checkpoint_step, note)
+//        tokens_per_s, results_json, tokens, valid_loss, valid_bpb, checkpoint_step, note, smooth_loss)
 //
 // The columns behind results_json, and an index of what list() reads, are added to databases of earlier versions, which
 // can go on using them.
@@ -59,7 +59,9 @@ struct RunRow {
   std::string updated_at;
   std::string ended_at;  // empty while running
   int64_t step = 0;
-  std::optional<double> last_loss;  // nothing before the first progress, or when it was a NaN
+  std::optional<double> last_loss;  // of one batch; nothing before the first progress, or when it was a NaN
+  // See RecentLosses; nothing of runs of a version that did not record it, either.
+  std::optional<double> smooth_loss;
   std::optional<double> tokens_per_s;
   std::string checkpoint_dir;
   std::optional<int64_t> tokens;      // trained on
@@ -67,6 +69,15 @@ struct RunRow {
   std::optional<double> valid_bpb;    // same
   std::optional<int64_t> checkpoint;  // step of the last that is whole
   std::string note;                   // a person's
+};
+
+// How far a run is.
+struct RunProgress {
+  int64_t step = 0;
+  int64_t tokens = 0;        // trained on
+  double loss = 0.0;         // of the step's batch
+  double smooth_loss = 0.0;  // RecentLosses::mean()
+  double tokens_per_s = 0.0;
 };
 
 // Of a database that is none, or damaged.
@@ -97,7 +108,7 @@ class RunStore {
   void resume(const std::string& id, const RunInfo& info);
 
   // These, and finish(): Error (runtime) where another program has removed the run.
-  void progress(const std::string& id, int64_t step, int64_t tokens, double loss, double tokens_per_s);
+  void progress(const std::string& id, const RunProgress& progress);  // what is not finite is stored as unknown
   void validated(const std::string& id, double loss, double bits_per_byte);
   void saved(const std::string& id, int64_t step);
 

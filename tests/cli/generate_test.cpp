@@ -1,4 +1,6 @@
 // Writing text, and timing it.
+#include <nlohmann/json.hpp>
+
 #include "cli/cli_test.h"
 
 namespace nmoe {
@@ -50,6 +52,7 @@ TEST_F(GenerateCommandTest, GuessesChangeNoText) {
   expect_error(with({"--draft", "ngrams"}), 2, "--draft", "n generate --help");
   expect_error(with({"--draft", "ngram", "--draft-tokens", "17"}), 2, "--draft-tokens", "n generate --help");
   expect_error(with({"--draft-tokens", "3"}), 2, "--draft-tokens requires --draft", "n generate --help");
+  expect_error(with({"--draft", "none", "--draft-tokens", "3"}), 2, "nothing drafts", "leave out --draft-tokens");
 }
 
 TEST_F(GenerateCommandTest, GuessesOfModelsChangeNoText) {
@@ -65,6 +68,39 @@ TEST_F(GenerateCommandTest, GuessesOfModelsChangeNoText) {
   }
   expect_error(n({"generate", "runs/checkpoints/tiny", "--prompt", "a", "--draft", "mtp"}), 2,
                "the model has no module of multi-token prediction", "depth = 1");
+}
+
+TEST_F(GenerateCommandTest, SpeculationIsMeasured) {
+  const auto bench = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"bench", "speculate", "runs/checkpoints/tiny", "--tokens", "16", "--runs", "1",
+                                     "--limit", "1", "--threads", "1"});
+    return options;
+  };
+  const auto json = nlohmann::json::parse(output(bench({"--draft", "ngram", "--draft-tokens", "3", "--json"})));
+  EXPECT_EQ(json.at("draft"), "ngram");
+  EXPECT_EQ(json.at("draft_tokens"), "3");
+  EXPECT_EQ(json.at("same_tokens"), true);
+  EXPECT_EQ(json.at("max_tokens"), 16);
+  EXPECT_TRUE(json.contains("commit"));
+  const auto& all = json.at("cases").at(0);
+  EXPECT_EQ(all.at("name"), "qualitative");
+  EXPECT_EQ(all.at("is_text"), true);
+  EXPECT_EQ(all.at("prompts"), 11);
+  EXPECT_EQ(all.at("categories").size(), 11u);
+  EXPECT_GE(all.at("acceptance_length"), 1.0);
+  EXPECT_GT(all.at("gain"), 0.0);
+  EXPECT_GT(all.at("plain").at("output_tokens_per_s"), 0.0);
+  EXPECT_GT(all.at("drafted").at("user_tokens_per_s"), 0.0);
+
+  const std::string table = output(bench({"--draft", "runs/checkpoints/tiny", "--draft-tokens", "2", "--prompts",
+                                          "throughput", "--input-tokens", "8", "--batches", "1,2"}));
+  for (const char* text : {"low ", "mixed ", "high ", "random tokens*", "no text", "acceptance length", "gain"}) {
+    EXPECT_TRUE(contains(table, text)) << table;
+  }
+  expect_error(n(bench({"--draft", "none"})), 2, "nothing drafts", "--draft ngram");
+  expect_error(n(bench({"--prompts", "missing.jsonl"})), 2, "missing.jsonl", "qualitative");
+  expect_error(n(bench({"--draft", "mtp"})), 2, "no module of multi-token prediction", "depth = 1");
+  expect_error(n(bench({"--set", "run.seed=2"})), 2, "--set with a checkpoint", ".toml");
 }
 
 TEST_F(GenerateCommandTest, APromptIsReadFromAPipe) {

@@ -69,17 +69,17 @@ TEST_F(RunsCommandTest, OfTwoSeeds) {
 
   // Both, at the third step.
   const json compared = ask({"runs", "compare", "one", "two"});
-  EXPECT_EQ(compared["at"], 3.0);
-  EXPECT_EQ(compared["runs"][0]["train"]["at"], train[2]);
-  EXPECT_EQ(compared["runs"][0]["train"]["last"], train[3]);
-  EXPECT_EQ(compared["runs"][0]["valid"]["at"], valid[0]);
-  EXPECT_EQ(compared["config"]["run.seed"], json::parse("[1, 2]"));
-  EXPECT_EQ(compared["config"]["train.steps"], json::parse("[4, 3]"));
-  EXPECT_TRUE(contains(output({"runs", "compare", "one", "two", "--by", "flops"}), "run.seed"));
+  EXPECT_EQ(compared["at"], 3.0 * 8 * 16);
+  EXPECT_EQ(compared["goal"], "valid/loss");
+  const size_t of_one = compared["ranked"][0]["runs"][0] == id ? 0 : 1;
+  EXPECT_EQ(compared["ranked"][of_one]["goal"]["mean"], valid[0]);
+  EXPECT_EQ(compared["config"]["train.steps"], json::parse(of_one == 0 ? "[4, 3]" : "[3, 4]"));
+  EXPECT_TRUE(contains(output({"runs", "compare", "one", "two", "--by", "flops"}), "train.steps"));
+  EXPECT_TRUE(contains(output({"runs", "compare", "one", "two", "--markdown"}), "| deviation |"));
   const json chosen = ask({"runs", "compare", "--filter", "status=completed"});
-  ASSERT_EQ(chosen["runs"].size(), 2u);
-  EXPECT_EQ(chosen["runs"][1], compared["runs"][0]) << "the newest first";
-  EXPECT_EQ(ask({"runs", "compare", "--filter", "status=completed", "--filter", "step>3"})["runs"].size(), 1u);
+  ASSERT_EQ(chosen["ranked"].size(), 2u);
+  EXPECT_EQ(chosen["ranked"][of_one]["goal"], compared["ranked"][of_one]["goal"]);
+  EXPECT_EQ(ask({"runs", "compare", "--filter", "status=completed", "--filter", "step>3"})["ranked"].size(), 1u);
   expect_error(n({"runs", "compare"}), 2, "no runs", "--filter");
   expect_error(n({"runs", "compare", "one", "--filter", "step>3"}), 2, "both runs and --filter", "name the runs");
   for (const char* command : {"show", "plot", "prune", "rm"}) {
@@ -114,6 +114,26 @@ TEST_F(RunsCommandTest, OfTwoSeeds) {
   EXPECT_EQ(ask({"runs"}).size(), 1u);
   EXPECT_FALSE(fs::exists(dir_ / "runs/metrics" / id));
   EXPECT_TRUE(fs::exists(dir_ / "runs/checkpoints/one/step_00000004"));
+}
+
+// The mean of the last 16 logged losses, whether or not the run was cut in two, and not one batch's.
+TEST_F(RunsCommandTest, TheLossIsSmoothed) {
+  prepare();
+  const auto losses = [&](const std::string& name) {
+    const json run = ask({"runs", "show", name});
+    return std::pair(run["loss"].get<double>(), run["last_loss"].get<double>());
+  };
+  output(train({"train.steps=20", "run.name=whole"}));
+  MetricsReader reader(metrics_path(dir_ / "runs", ask({"runs"})[0]["id"]));
+  reader.load(std::vector<std::string>{"train/loss"});
+  const auto logged = reader.series("train/loss").values();
+  ASSERT_EQ(logged.size(), 20u);
+  double sum = 0.0;
+  for (const double loss : logged.last(16)) sum += loss;
+  EXPECT_EQ(losses("whole"), std::pair(sum / 16.0, logged.back()));
+  output(train({"train.steps=7", "run.name=cut"}));
+  output(resume({"train.steps=20", "run.name=cut"}));
+  EXPECT_EQ(losses("cut"), losses("whole"));
 }
 
 // Names come from anywhere: a database may be another's, and a note is what somebody typed.

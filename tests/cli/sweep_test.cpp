@@ -1,5 +1,7 @@
 // n research sweep, as a user has it: whole, killed and gone on with, with a run that diverges.
+#include <cmath>
 #include <csignal>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -184,6 +186,86 @@ TEST_F(SweepTest, WhatCannotRunIsRefusedBeforeAnythingDoes) {
   output(train({"run.name=rates-01-s1"}));
   write_sweep("[sweep.keys]\noptim.rest.lr = [1e-2]\n");
   expect_error(n({"research", "sweep", "rates.toml"}), 2, "has a run rates-01-s1 already", "sweep.name");
+}
+
+constexpr const char* kSizes = R"([sweep]
+base = "tiny.toml"
+seeds = 2
+[sweep.keys]
+model.dim = [16, 24, 32]
+model.dense_dim = "= 2 * model.dim"
+[ladder]
+targets = 48
+tokens_per_parameter = 0.2
+[optim.schedule]
+warmup = "10%"
+hold = "rest"
+decay = "40%"
+[train]
+steps = 20
+stop_on_collapse = false
+)";
+
+// Sizes run first, then the prediction is kept, then the target runs; a kill in between changes none of it.
+TEST_F(SweepTest, ALadderPredictsItsTarget) {
+  write("sizes.toml", kSizes);
+  const std::string plan = output({"research", "ladder", "sizes.toml", "--dry-run"});
+  EXPECT_TRUE(contains(plan, "8 runs of 4 points"));
+  EXPECT_TRUE(contains(plan, "48, target"));
+  EXPECT_TRUE(contains(plan, "batch tokens ^ 0.383"));
+  const fs::path kept = dir_ / "runs/sweeps/sizes/prediction.json";
+  {
+    test::Program program(dir_, {NMOE_PROGRAM, "research", "ladder", "sizes.toml", "--parallel", "2"});
+    ASSERT_TRUE(program.wait_for("predicted for model.dim = 48"));
+    EXPECT_TRUE(fs::exists(kept));
+    program.send(SIGKILL);
+    program.wait();
+  }
+  const std::string before = read_file(kept);
+  EXPECT_EQ(count("sizes", "done"), 6);
+  const std::string out = output({"research", "ladder", "sizes.toml", "--parallel", "2"});
+  EXPECT_EQ(read_file(kept), before);
+  EXPECT_TRUE(contains(out, "predicted by the law of FLOPs"));
+  const Json report = parse_json<Json>(output({"research", "report", "sizes.toml", "--json"}));
+  EXPECT_EQ(report.at("sizes").size(), 6u);
+  EXPECT_EQ(report.at("laws").size(), 3u);
+  const Json& target = report.at("targets").at(0);
+  const std::map<std::string, Json> runs = status("sizes");
+  const double measured =
+      (runs.at("sizes-04-s1").at("goal").get<double>() + runs.at("sizes-04-s2").at("goal").get<double>()) / 2;
+  EXPECT_DOUBLE_EQ(target.at("measured").get<double>(), measured);
+  EXPECT_DOUBLE_EQ(target.at("error").get<double>(), target.at("loss").get<double>() / measured - 1.0);
+  EXPECT_GT(target.at("tokens"), report.at("sizes").at(0).at("tokens"));
+  // By the laws: rates of the run are the base's by the root of what its batch is of the base's.
+  const Json run = parse_json<Json>(output({"runs", "show", "sizes-04-s1", "--json"})).at("config");
+  EXPECT_NEAR(run.at("optim.rest.lr").get<double>(), 1e-2 * std::sqrt(run.at("train.batch_seqs").get<double>() / 8.0),
+              1e-9);
+  EXPECT_TRUE(contains(output({"research", "report", "sizes.toml", "--markdown"}), "| naive"));
+  expect_error(n({"research", "sweep", "sizes.toml"}), 2, "it is a ladder", "n research ladder sizes.toml");
+}
+
+TEST_F(SweepTest, ALadderOfSeveralLengthsKnowsTheBestOne) {
+  std::string grid = kSizes;
+  grid.replace(grid.find("tokens_per_parameter = 0.2"), 26,
+               "tokens_per_parameter = [0.1, 0.2]\ntarget_tokens_per_parameter = 0.2");
+  grid.replace(grid.find("seeds = 2"), 9, "seeds = 1");
+  write("sizes.toml", grid);
+  EXPECT_TRUE(contains(output({"research", "ladder", "sizes.toml", "--parallel", "2"}),
+                       "predicted by the law of parameters and tokens"));
+  EXPECT_EQ(count("sizes", "done"), 7);
+}
+
+TEST_F(SweepTest, WhatIsNoLadderIsRefused) {
+  std::string counts = kSizes;
+  for (const char* share : {"\"10%\"", "\"rest\"", "\"40%\""})
+    counts.replace(counts.find(share), std::strlen(share), "10");
+  write("sizes.toml", counts);
+  expect_error(n({"research", "ladder", "sizes.toml"}), 2, "optim.schedule has lengths in counts", "write shares");
+  std::string laws = kSizes;
+  write("sizes.toml", laws + "[ladder.laws]\nrate = \"layers\"\n");
+  expect_error(n({"research", "ladder", "sizes.toml"}), 2, "ladder.laws.rate: \"layers\" names layers", "width, batch");
+  write_sweep("[sweep.keys]\noptim.rest.lr = [1e-2]\n");
+  expect_error(n({"research", "ladder", "rates.toml"}), 2, "there is no [ladder]", "n research sweep");
 }
 
 }  // namespace

@@ -245,10 +245,15 @@ TEST(LayersKey, IsChecked) {
   expect_refused("mla/dense", "model.zero_centred_norms = true",
                  "x.toml:2: model.zero_centred_norms = true with model.layers = \"mla/dense\": mla has no such norms",
                  "write gqa for mla, or remove model.zero_centred_norms");
-  expect_refused("2 x gated_deltanet/dense", "run.device = \"cuda\"",
-                 "x.toml:2: run.device = \"cuda\" with model.layers = \"2 x gated_deltanet/dense\": gated_deltanet "
-                 "does not run on GPUs yet",
-                 "set run.device = \"cpu\"");
+  expect_refused(
+      "2 x gated_deltanet/dense", "run.device = \"cuda\"\nmodel.gated_deltanet.conv_width = 5",
+      "x.toml:3: run.device = \"cuda\" with model.gated_deltanet.conv_width = 5: on GPUs a convolution sees 4 "
+      "tokens at most",
+      "set run.device = \"cpu\" or model.gated_deltanet.conv_width = 4");
+  expect_refused("2 x gated_deltanet/dense", "run.device = \"cuda\"\nmodel.gated_deltanet.key_head_dim = 129",
+                 "x.toml:3: run.device = \"cuda\" with model.gated_deltanet.key_head_dim = 129: on GPUs keys have 128 "
+                 "values at most",
+                 "set run.device = \"cpu\" or model.gated_deltanet.key_head_dim = 128");
   expect_refused("kda/dense", "run.device = \"cuda\"",
                  "x.toml:2: run.device = \"cuda\" with model.layers = \"kda/dense\": kda does not run on GPUs yet",
                  "set run.device = \"cpu\"");

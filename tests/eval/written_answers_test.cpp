@@ -24,12 +24,16 @@ class WrittenAnswersTest : public test::TempDirTest {
     EvalJournal* journal = nullptr;
     int64_t fail_after = 0;  // items; 0: never
     const Sandbox* sandbox = nullptr;
+    DraftOptions draft = {};
   };
   EvalReport run(const std::string& keys, const How& how) const {
     const auto tokenizer = byte_tokenizer();
     InferenceEngine engine(
-        random_cached_model(test::random_config(), tokenizer,
-                            {.num_threads = 1, .cached = {.num_slots = how.slots, .capacity = kContext}}));
+        random_cached_model(
+            test::random_config(), tokenizer,
+            {.num_threads = 1,
+             .cached = {.num_slots = how.slots, .capacity = kContext, .max_drafts = most_drafts(how.draft)}}),
+        how.draft);
     const TokenRules rules{.tokenizer = tokenizer.get(), .begin_ids = {tokenizer->eos_id()}, .max_tokens = kContext};
     ThreadPool pool(2);
     const EvalOptions options{
@@ -79,6 +83,27 @@ TEST_F(WrittenAnswersTest, DependOnNothingBeside) {
   for (const auto& [tag, value] : report_metrics(report)) tags.push_back(tag);
   EXPECT_EQ(tags, (std::vector<std::string>{"eval/mine/t/acc", "eval/mine/t/centered", "eval/mine/t/flexible",
                                             "eval/mine/t/n"}));
+}
+
+TEST_F(WrittenAnswersTest, OfGuessesItIsRecordedHowManyWereRight) {
+  write_questions(9);
+  const std::string keys = "max_tokens = 20\n";
+  const EvalReport plain = run(keys, {}), drafted = run(keys, {.draft = {.kind = DraftKind::kNgram, .tokens = 2}});
+  EXPECT_EQ(item_lines(drafted), item_lines(plain));
+  const DraftCounts& drafts = drafted.tasks[0].drafts;
+  ASSERT_GT(drafts.num_accepted(), 0);
+  std::map<std::string, double> recorded;
+  for (const auto& [tag, value] : report_metrics(drafted)) recorded[tag] = value;
+  const auto ratio = [](int64_t part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
+  EXPECT_EQ(recorded.at("eval/mine/t/acceptance_length"), 1.0 + ratio(drafts.num_accepted(), drafts.steps));
+  EXPECT_EQ(recorded.at("eval/mine/t/accepted_1"), ratio(drafts.accepted[0], drafts.reached[0]));
+  EXPECT_EQ(recorded.at("eval/mine/t/accepted_2"), ratio(drafts.accepted[1], drafts.reached[1]));
+  EXPECT_FALSE(recorded.contains("eval/mine/t/accepted_3"));
+  EXPECT_EQ(std::ssize(recorded), std::ssize(report_metrics(plain)) + 3);
+  const auto json = parse_json<nlohmann::json>(report_json(drafted)).at("tasks").at(0).at("drafts");
+  EXPECT_EQ(json.at("accepted_tokens"), drafts.num_accepted());
+  EXPECT_EQ(json.at("conditional_acceptance_rates").size(), 2u);
+  EXPECT_FALSE(parse_json<nlohmann::json>(report_json(plain)).at("tasks").at(0).contains("drafts"));
 }
 
 TEST_F(WrittenAnswersTest, AreCutWherePromptsLeaveRoom) {

@@ -55,6 +55,19 @@ TEST(NgramIndexTest, OfATextThatGrowsItKnowsWhatItWouldOfTheWhole) {
   }
 }
 
+// The rest of a long prompt becomes known with the calls that follow.
+TEST(NgramIndexTest, ALongTextBecomesKnownByAndBy) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < 2 * static_cast<int32_t>(NgramIndex::kMostPlaces); ++i) tokens.push_back(i);
+  NgramIndex index;
+  std::vector<int32_t> guesses;
+  for (const int32_t last : {5, 20'000}) {  // of the first half, and of the second
+    tokens.insert(tokens.end(), {last, last + 1});
+    index.draft(tokens, 2, guesses);
+    EXPECT_EQ(guesses, (std::vector<int32_t>{last + 2, last + 3}));
+  }
+}
+
 using Offers = std::vector<DraftControl::Offer>;
 
 std::vector<int64_t> chosen(const Offers& offers) {
@@ -207,7 +220,7 @@ struct Draftable {
 };
 
 // Texts of `config`, alone, and guessed by `drafter`, any number of tokens at a time, in engines of one slot and of
-// several, some of which preempt each other.
+// several, with few pages for them, too.
 void expect_no_bit_changed(const Config& config, Draftable drafter) {
   std::vector<GenerationRequest> requests = test::mixed_requests();
   for (uint64_t i = 0; i < 3; ++i) {  // that repeat themselves sooner or later
@@ -349,31 +362,216 @@ TEST(DraftsTest, StepsAreFewerByWhatWasRight) {
   EXPECT_EQ(drafted, plain - right);
 }
 
-TEST(DraftsTest, WhatEndsATextEndsItAmongGuesses) {
-  GenerationRequest request = repeating();
-  const Transcript whole = generate(*make_engine(test::random_config(), 1, 256, 1), request);
-  request.stop_ids = {whole.ids[50]};
-  request.stop = {whole.text.substr(60, 8)};
-  const Transcript plain = generate(*make_engine(test::random_config(), 1, 256, 1), request);
-  const Transcript drafted =
-      generate(*make_engine(test::random_config(), 1, 256, 1, 0, {.kind = DraftKind::kNgram, .tokens = 16}), request);
-  expect_same(drafted, plain);
-  EXPECT_EQ(drafted.result->reason, plain.result->reason);
-  EXPECT_EQ(drafted.result->stop, plain.result->stop);
-  EXPECT_EQ(drafted.result->output_tokens, plain.result->output_tokens);
+// ---- ends of texts ----
+
+// The byte tokenizer, whose texts end with any id.
+class EndingWith final : public Tokenizer {
+ public:
+  explicit EndingWith(int32_t eos_id) : eos_id_(eos_id) {}
+  std::string_view name() const override { return bytes_->name(); }
+  std::vector<std::string> patterns() const override { return bytes_->patterns(); }
+  using Tokenizer::encode;
+  void encode(std::string_view text, std::vector<int32_t>& out) const override { bytes_->encode(text, out); }
+  std::span<const NamedToken> special_tokens() const override { return bytes_->special_tokens(); }
+  std::string_view token_bytes(int32_t id) const override { return bytes_->token_bytes(id); }
+  int64_t vocab_size() const override { return bytes_->vocab_size(); }
+  int32_t eos_id() const override { return eos_id_; }
+  std::string hash() const override { return bytes_->hash(); }
+  std::string json() const override { return bytes_->json(); }
+  std::string hash_with_end(int32_t eos_id) const override { return bytes_->hash_with_end(eos_id); }
+
+ private:
+  std::shared_ptr<const Tokenizer> bytes_ = byte_tokenizer();
+  int32_t eos_id_;
+};
+
+struct EndedDrafter {
+  std::string name;
+  DraftOptions options;
+  std::vector<std::string> config;  // keys
+  double temperature;
+};
+
+// What ends a text behind guesses of it that were right, by each drafter.
+class EndsAmongGuesses : public testing::TestWithParam<EndedDrafter> {
+ protected:
+  // The tokens of each step, and what was told.
+  struct Told {
+    Transcript transcript;
+    std::vector<int64_t> lengths;
+  };
+
+  EndsAmongGuesses() : config_(test::random_config(GetParam().config)) {
+    request_ = repeating();
+    request_.sampling = {.temperature = GetParam().temperature, .seed = 4};
+    // What comes next is of the prompt, so that all of it is new to the output and yet known to n-grams.
+    const Transcript before = written(request_, {});
+    request_.prompt.insert(request_.prompt.end(), before.ids.begin(), before.ids.end());
+    request_.max_tokens = 60;
+    whole_ = written(request_, {}).ids;
+    ends_ = ends_of(run(request_, GetParam().options).lengths);
+  }
+
+  std::unique_ptr<InferenceEngine> engine(const DraftOptions& draft, int64_t context = 300,
+                                          int32_t eos_id = 256) const {
+    const LoadOptions options = test::load_options(2, context, 1, 0, draft);
+    const auto tokenizer = std::make_shared<EndingWith>(eos_id);
+    LoadedModel loaded = random_model(config_, tokenizer, options);
+    DraftModels models{.predictions = std::move(loaded.predictions)};
+    if (draft.kind == DraftKind::kModel) models.model = random_cached_model(config_, tokenizer, options);
+    return std::make_unique<InferenceEngine>(std::move(loaded.model), draft, std::move(models));
+  }
+  Transcript written(const GenerationRequest& request, const DraftOptions& draft) const {
+    return generate(*engine(draft), request);
+  }
+  static Told run_in(InferenceEngine& engine, const GenerationRequest& request) {
+    Told told;
+    engine.submit(request, told.transcript.listener());
+    for (bool more = true; more;) {
+      const int64_t before = std::ssize(told.transcript.ids);
+      more = engine.step();
+      told.lengths.push_back(std::ssize(told.transcript.ids) - before);
+    }
+    return told;
+  }
+  Told run(const GenerationRequest& request, const DraftOptions& draft, int64_t context = 300,
+           int32_t eos_id = 256) const {
+    return run_in(*engine(draft, context, eos_id), request);
+  }
+
+  // Places of tokens that were given behind right guesses, in the same step.
+  static std::vector<size_t> ends_of(const std::vector<int64_t>& lengths) {
+    std::vector<size_t> places;
+    size_t place = 0;
+    for (const int64_t length : lengths) {
+      for (int64_t i = 0; i < length; ++i, ++place) {
+        if (i > 0) places.push_back(place);
+      }
+    }
+    return places;
+  }
+  // The first of them whose token is new to the output.
+  size_t new_token() const {
+    for (const size_t place : ends_) {
+      const auto before = std::span(whole_).first(place);
+      if (whole_[place] != 256 && std::ranges::find(before, whole_[place]) == before.end()) return place;
+    }
+    ADD_FAILURE() << "no token is new";
+    return 0;
+  }
+
+  // The text ends as it does without guesses, in a step that gives it `last_step` tokens and more, some of which were
+  // guessed.
+  void expect_same_end(const GenerationRequest& request, int64_t last_step, int64_t context = 300,
+                       int32_t eos_id = 256) const {
+    const Told plain = run(request, {}, context, eos_id), drafted = run(request, GetParam().options, context, eos_id);
+    expect_same(drafted.transcript, plain.transcript);
+    const GenerationResult &expected = *plain.transcript.result, &result = *drafted.transcript.result;
+    EXPECT_EQ(result.reason, expected.reason);
+    EXPECT_EQ(result.stop, expected.stop);
+    EXPECT_EQ(result.output_tokens, expected.output_tokens);
+    ASSERT_EQ(result.end.has_value(), expected.end.has_value());
+    if (result.end) {
+      EXPECT_EQ(result.end->id, expected.end->id);
+      EXPECT_EQ(result.end->logprob, expected.end->logprob);
+    }
+    EXPECT_GT(result.accepted_tokens, 0);
+    EXPECT_GE(drafted.lengths.back(), last_step);
+    EXPECT_LT(drafted.lengths.size(), plain.lengths.size());
+  }
+
+  Config config_;
+  GenerationRequest request_;
+  std::vector<int32_t> whole_;  // what it says without an end of its own
+  std::vector<size_t> ends_;
+};
+
+TEST_P(EndsAmongGuesses, StopIds) {
+  request_.stop_ids = {whole_[new_token()]};
+  expect_same_end(request_, 1);
+  EXPECT_EQ(written(request_, {}).result->reason, FinishReason::kStop);
 }
 
-TEST(DraftsTest, TheCancelledEnd) {
-  const auto engine = make_engine(test::random_config(), 2, 256, 1, 0, {.kind = DraftKind::kNgram, .tokens = 4});
+TEST_P(EndsAmongGuesses, TheEndOfSequence) {
+  request_.ignore_eos = false;
+  const size_t place = new_token();
+  expect_same_end(request_, 1, 300, whole_[place]);
+  const Told told = run(request_, GetParam().options, 300, whole_[place]);
+  EXPECT_EQ(told.transcript.result->reason, FinishReason::kStop);
+  EXPECT_EQ(told.transcript.ids.size(), place);
+}
+
+TEST_P(EndsAmongGuesses, StopStrings) {
+  const size_t place = new_token();
+  request_.stop = {std::string(byte_tokenizer()->token_bytes(whole_[place]))};
+  expect_same_end(request_, 2);
+  EXPECT_EQ(written(request_, GetParam().options).result->stop, request_.stop[0]);
+}
+
+TEST_P(EndsAmongGuesses, TheLastTokenThatWasAskedFor) {
+  request_.max_tokens = static_cast<int64_t>(ends_.front()) + 1;
+  expect_same_end(request_, 2);
+}
+
+TEST_P(EndsAmongGuesses, TheEndOfTheContext) {
+  const auto prompt = std::ssize(request_.prompt);
+  expect_same_end(request_, 2, prompt + static_cast<int64_t>(ends_.front()));
+  const int64_t context = prompt + static_cast<int64_t>(ends_.back());
+  expect_same_end(request_, 1, context);
+  const Told told = run(request_, GetParam().options, context);
+  EXPECT_EQ(told.transcript.result->reason, FinishReason::kLength);
+  EXPECT_EQ(told.transcript.result->output_tokens, context - prompt + 1);
+}
+
+TEST_P(EndsAmongGuesses, TheCancelledEnd) {
+  const auto engine = this->engine(GetParam().options);
   Transcript first, second;
-  const RequestId id = engine->submit(repeating(), first.listener());
-  engine->submit(repeating(), second.listener());
-  for (int i = 0; i < 6; ++i) engine->step();
+  const RequestId id = engine->submit(request_, first.listener());
+  engine->submit(request_, second.listener());
+  while (engine->load().drafts.num_accepted() < 4) ASSERT_TRUE(engine->step());
   engine->cancel(id);
   run_all(*engine);
   EXPECT_EQ(first.result->reason, FinishReason::kCancelled);
-  expect_same(second, generate(*make_engine(test::random_config(), 1, 256, 1), repeating()));
+  EXPECT_GT(first.result->accepted_tokens, 0);
+  ASSERT_LT(first.ids.size(), whole_.size());
+  EXPECT_TRUE(std::ranges::equal(first.ids, std::span(whole_).first(first.ids.size())));
+  EXPECT_EQ(second.ids, whole_);
+  EXPECT_EQ(engine->load().pages_used, 0);
 }
+
+// No end: they give up their pages, guesses' included, and go on from the beginning.
+TEST_P(EndsAmongGuesses, ButPreemptedTextsGoOn) {
+  std::vector<GenerationRequest> requests = test::paged_requests();
+  std::vector<Transcript> alone;
+  for (GenerationRequest& request : requests) {
+    request.sampling.temperature = GetParam().temperature;
+    request.max_tokens = 140;  // over a page and into the next
+    alone.push_back(generate(*make_engine(config_, 1, 640, 1), request));
+  }
+  const auto engine = make_engine(config_, 6, 640, 1, 9 * kPagePositions, GetParam().options);
+  std::vector<Transcript> drafted(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) engine->submit(requests[i], drafted[i].listener());
+  run_all(*engine);
+  EXPECT_GT(engine->load().preemptions, 0);
+  EXPECT_GT(engine->load().drafts.num_accepted(), 50);
+  EXPECT_EQ(engine->load().pages_used, 0);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_same(drafted[i], alone[i]);
+  }
+}
+
+// Where the module's logits and the model's are as good as flat, the same random number draws the same token of both.
+const std::vector<EndedDrafter> kEndedDrafters = {
+    {"ngram", {.kind = DraftKind::kNgram, .tokens = 16}, {}, 0.0},
+    {"model", {.kind = DraftKind::kModel, .tokens = 5}, {}, 0.8},
+    {"mtp",
+     {.kind = DraftKind::kMtp, .tokens = 4},
+     {"model.mtp.depth=1", "model.init.std=0.001", "model.init.embedding_std=0.001"},
+     1.0},
+};
+INSTANTIATE_TEST_SUITE_P(Drafts, EndsAmongGuesses, testing::ValuesIn(kEndedDrafters),
+                         [](const auto& test) { return test.param.name; });
 
 TEST(DraftsTest, NumbersOutOfRangeAreRefused) {
   for (const int64_t tokens : {int64_t{0}, int64_t{-1}, kMostDrafts + 1}) {
@@ -381,6 +579,9 @@ TEST(DraftsTest, NumbersOutOfRangeAreRefused) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_TRUE(contains(error.remedy(), "from 1 to 16"));
   }
+  const Error of_none = error_of([] { check_drafts({.kind = DraftKind::kNone, .tokens = 4}); });
+  EXPECT_EQ(of_none.kind(), ErrorKind::kUsage);
+  EXPECT_TRUE(contains(of_none.remedy(), "--draft")) << of_none.remedy();
 }
 
 }  // namespace

@@ -52,20 +52,6 @@ class ContractChecks : public ::testing::Test {
     }
   }
 
-  // The same of what the CPU alone has: a device that counts for a GPU refuses it by name.
-  template <class Arguments>
-  void expect_on_cpu(void (Ops::*operation)(const Arguments&), const Arguments& good,
-                     const std::vector<std::function<void(std::type_identity_t<Arguments>&)>>& spoil) {
-    EXPECT_NO_THROW((counting_->ops().*operation)(good));
-    EXPECT_THROW((planned_->ops().*operation)(good), Error);
-    for (size_t i = 0; i < spoil.size(); ++i) {
-      SCOPED_TRACE(i);
-      Arguments bad = good;
-      spoil[i](bad);
-      expect_refused(operation, bad);
-    }
-  }
-
   ReadyDevice cpu_ = cpu_device(DType::kF32);
   std::unique_ptr<Device> counting_ = make_device({.kind = "cpu", .num_threads = 1, .compute_dtype = DType::kF32});
   std::unique_ptr<Device> planned_ =

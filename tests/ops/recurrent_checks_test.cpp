@@ -84,59 +84,59 @@ TEST_F(ContractChecks, Scans) {
                      .d = floats({4}),
                      .cu_seqlens = ints({4}),
                      .initial_state = floats({2, 4, 5, 3})};
-  expect_on_cpu(&Ops::ssd_forward, {.in = in, .y = floats({6, 4, 5}), .final_state = floats({2, 4, 5, 3})},
-                {[](auto& a) { a.in.chunk = 257; },
-                 [](auto& a) {
-                   a.in.c = floats({6, 2, 4});
-                 },
-                 [](auto& a) {
-                   a.in.b = a.in.c = floats({6, 3, 3});
-                 },
-                 [](auto& a) { a.in.a_log = floats({5}); }, [](auto& a) { a.in.seq_len = 2; },
-                 [](auto& a) {
-                   a.final_state = floats({2, 4, 3, 5});
-                 }});
-  expect_on_cpu(&Ops::ssd_backward,
-                {.in = in,
-                 .dy = floats({6, 4, 5}),
-                 .dx = floats({6, 4, 5}),
-                 .db = floats({6, 2, 3}),
-                 .dc = floats({6, 2, 3}),
-                 .ddt = floats({6, 4}),
-                 .ddt_bias = floats({4}),
-                 .da_log = floats({4}),
-                 .dd = floats({4}),
-                 .dinitial_state = floats({2, 4, 5, 3})},
-                {[](auto& a) { a.dinitial_state = {}; },
-                 [](auto& a) {
-                   a.db = floats({6, 3, 2});
-                 },
-                 [](auto& a) { a.dd = floats({3}); },
-                 [](auto& a) {
-                   a.dy = floats({6, 5, 4});
-                 }});
-  expect_on_cpu(&Ops::cached_ssd,
-                {.x = floats({2, 4, 5}),
-                 .b = floats({2, 2, 3}),
-                 .c = floats({2, 2, 3}),
-                 .dt = floats({2, 4}),
-                 .dt_bias = floats({4}),
-                 .a_log = floats({4}),
-                 .d = floats({4}),
-                 .slots = ints({2}),
-                 .positions = ints({2}),
-                 .states = floats({3, 4, 5, 3}),
-                 .open_x = floats({3, 8, 20}),
-                 .open_b = floats({3, 8, 6}),
-                 .open_step = floats({3, 8, 4}),
-                 .y = floats({2, 4, 5})},
-                {[](auto& a) {
-                   a.open_b = floats({3, 4, 6});
-                 },
-                 [](auto& a) {
-                   a.states = floats({2, 4, 5, 3});
-                 },
-                 [](auto& a) { a.positions = ints({3}); }});
+  expect(&Ops::ssd_forward, {.in = in, .y = floats({6, 4, 5}), .final_state = floats({2, 4, 5, 3})},
+         {[](auto& a) { a.in.chunk = 257; },
+          [](auto& a) {
+            a.in.c = floats({6, 2, 4});
+          },
+          [](auto& a) {
+            a.in.b = a.in.c = floats({6, 3, 3});
+          },
+          [](auto& a) { a.in.a_log = floats({5}); }, [](auto& a) { a.in.seq_len = 2; },
+          [](auto& a) {
+            a.final_state = floats({2, 4, 3, 5});
+          }});
+  expect(&Ops::ssd_backward,
+         {.in = in,
+          .dy = floats({6, 4, 5}),
+          .dx = floats({6, 4, 5}),
+          .db = floats({6, 2, 3}),
+          .dc = floats({6, 2, 3}),
+          .ddt = floats({6, 4}),
+          .ddt_bias = floats({4}),
+          .da_log = floats({4}),
+          .dd = floats({4}),
+          .dinitial_state = floats({2, 4, 5, 3})},
+         {[](auto& a) { a.dinitial_state = {}; },
+          [](auto& a) {
+            a.db = floats({6, 3, 2});
+          },
+          [](auto& a) { a.dd = floats({3}); },
+          [](auto& a) {
+            a.dy = floats({6, 5, 4});
+          }});
+  expect(&Ops::cached_ssd,
+         {.x = floats({2, 4, 5}),
+          .b = floats({2, 2, 3}),
+          .c = floats({2, 2, 3}),
+          .dt = floats({2, 4}),
+          .dt_bias = floats({4}),
+          .a_log = floats({4}),
+          .d = floats({4}),
+          .slots = ints({2}),
+          .positions = ints({2}),
+          .states = floats({3, 4, 5, 3}),
+          .open_x = floats({3, 8, 20}),
+          .open_b = floats({3, 8, 6}),
+          .open_step = floats({3, 8, 4}),
+          .y = floats({2, 4, 5})},
+         {[](auto& a) {
+            a.open_b = floats({3, 4, 6});
+          },
+          [](auto& a) {
+            a.states = floats({2, 4, 5, 3});
+          },
+          [](auto& a) { a.positions = ints({3}); }});
   expect(&Ops::gated_norm_forward,
          {.x = floats({3, 8}),
           .z = floats({3, 8}),
@@ -178,66 +178,66 @@ TEST_F(ContractChecks, DeltaRules) {
                            .a_log = floats({4}),
                            .cu_seqlens = ints({4}),
                            .initial_state = floats({2, 4, 3, 5})};
-  expect_on_cpu(&Ops::delta_rule_forward, {.in = in, .y = floats({6, 4, 5}), .final_state = floats({2, 4, 3, 5})},
-                {[](auto& a) { a.in.seq_len = 2; },
-                 [](auto& a) {
-                   a.in.k = floats({6, 2, 4});
-                 },
-                 [](auto& a) {
-                   a.in.q = a.in.k = floats({6, 3, 3});
-                 },
-                 [](auto& a) { a.in.a_log = floats({5}); },
-                 [](auto& a) {
-                   a.in.b = floats({6, 2});
-                 },
-                 [](auto& a) {
-                   a.in.a = floats({6, 4, 3});  // without as many biases
-                 },
-                 [](auto& a) {
-                   a.in.a = floats({6, 4, 2});
-                   a.in.dt_bias = floats({4, 2});
-                 },
-                 [](auto& a) {
-                   a.final_state = floats({2, 4, 5, 3});
-                 },
-                 [](auto& a) {
-                   a.y = doubles({6, 4, 5});
-                 }});
-  expect_on_cpu(&Ops::delta_rule_backward,
-                {.in = in,
-                 .dy = floats({6, 4, 5}),
-                 .dq = floats({6, 2, 3}),
-                 .dk = floats({6, 2, 3}),
-                 .dv = floats({6, 4, 5}),
-                 .db = floats({6, 4}),
-                 .da = floats({6, 4}),
-                 .ddt_bias = floats({4}),
-                 .da_log = floats({4}),
-                 .dinitial_state = floats({2, 4, 3, 5})},
-                {[](auto& a) { a.dinitial_state = {}; },
-                 [](auto& a) {
-                   a.dq = a.dk = floats({6, 4, 3});
-                 },
-                 [](auto& a) { a.ddt_bias = floats({3}); },
-                 [](auto& a) {
-                   a.dy = floats({6, 5, 4});
-                 }});
-  expect_on_cpu(&Ops::cached_delta_rule,
-                {.q = floats({2, 2, 3}),
-                 .k = floats({2, 2, 3}),
-                 .v = floats({2, 4, 5}),
-                 .b = floats({2, 4}),
-                 .a = floats({2, 4}),
-                 .dt_bias = floats({4}),
-                 .a_log = floats({4}),
-                 .slots = ints({2}),
-                 .positions = ints({2}),
-                 .states = floats({3, 4, 3, 5}),
-                 .y = floats({2, 4, 5})},
-                {[](auto& a) {
-                   a.states = floats({3, 4, 5, 3});
-                 },
-                 [](auto& a) { a.positions = ints({3}); }});
+  expect(&Ops::delta_rule_forward, {.in = in, .y = floats({6, 4, 5}), .final_state = floats({2, 4, 3, 5})},
+         {[](auto& a) { a.in.seq_len = 2; },
+          [](auto& a) {
+            a.in.k = floats({6, 2, 4});
+          },
+          [](auto& a) {
+            a.in.q = a.in.k = floats({6, 3, 3});
+          },
+          [](auto& a) { a.in.a_log = floats({5}); },
+          [](auto& a) {
+            a.in.b = floats({6, 2});
+          },
+          [](auto& a) {
+            a.in.a = floats({6, 4, 3});  // without as many biases
+          },
+          [](auto& a) {
+            a.in.a = floats({6, 4, 2});
+            a.in.dt_bias = floats({4, 2});
+          },
+          [](auto& a) {
+            a.final_state = floats({2, 4, 5, 3});
+          },
+          [](auto& a) {
+            a.y = doubles({6, 4, 5});
+          }});
+  expect(&Ops::delta_rule_backward,
+         {.in = in,
+          .dy = floats({6, 4, 5}),
+          .dq = floats({6, 2, 3}),
+          .dk = floats({6, 2, 3}),
+          .dv = floats({6, 4, 5}),
+          .db = floats({6, 4}),
+          .da = floats({6, 4}),
+          .ddt_bias = floats({4}),
+          .da_log = floats({4}),
+          .dinitial_state = floats({2, 4, 3, 5})},
+         {[](auto& a) { a.dinitial_state = {}; },
+          [](auto& a) {
+            a.dq = a.dk = floats({6, 4, 3});
+          },
+          [](auto& a) { a.ddt_bias = floats({3}); },
+          [](auto& a) {
+            a.dy = floats({6, 5, 4});
+          }});
+  expect(&Ops::cached_delta_rule,
+         {.q = floats({2, 2, 3}),
+          .k = floats({2, 2, 3}),
+          .v = floats({2, 4, 5}),
+          .b = floats({2, 4}),
+          .a = floats({2, 4}),
+          .dt_bias = floats({4}),
+          .a_log = floats({4}),
+          .slots = ints({2}),
+          .positions = ints({2}),
+          .states = floats({3, 4, 3, 5}),
+          .y = floats({2, 4, 5})},
+         {[](auto& a) {
+            a.states = floats({3, 4, 5, 3});
+          },
+          [](auto& a) { a.positions = ints({3}); }});
 }
 
 }  // namespace

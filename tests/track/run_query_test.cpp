@@ -15,14 +15,16 @@ std::vector<RunRow> three_runs() {
            .name = "quick",
            .status = RunStatus::kCompleted,
            .step = 300,
-           .last_loss = 2.5,
+           .last_loss = 3.5,
+           .smooth_loss = 2.5,
            .tokens = 1'500'000},
           {.id = "run_2_1",
            .name = "slow",
            .status = RunStatus::kFailed,
            .reason = "no, \"disk\"",
            .step = 20,
-           .last_loss = 4.0},
+           .last_loss = 3.0,
+           .smooth_loss = 4.0},
           {.id = "run_1_1", .name = "quick", .status = RunStatus::kCompleted, .step = 100}};
 }
 
@@ -38,6 +40,7 @@ std::string matching(const std::string& condition) {
 TEST(RunQueryTest, Conditions) {
   EXPECT_EQ(matching("loss<4"), "3");
   EXPECT_EQ(matching("loss<=4"), "32");
+  EXPECT_EQ(matching("last_loss<=3"), "2");
   EXPECT_EQ(matching("loss>2.5"), "2");
   EXPECT_EQ(matching("loss>=2.5"), "32");
   EXPECT_EQ(matching("loss=2.5"), "3");

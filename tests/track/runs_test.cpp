@@ -88,10 +88,11 @@ TEST_F(RunsTest, ARunFromStartToEnd) {
   EXPECT_EQ(row.checkpoint_dir, "runs/checkpoints/quickstart");
   EXPECT_TRUE(std::regex_match(row.started_at, std::regex(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)")));
 
-  store.progress(id, 20, 81920, 3.25, 51234.5);
+  store.progress(id, {.step = 20, .tokens = 81920, .loss = 3.25, .smooth_loss = 3.5, .tokens_per_s = 51234.5});
   row = store.list(10).at(0);
   EXPECT_EQ(row.step, 20);
   EXPECT_EQ(row.last_loss, 3.25);
+  EXPECT_EQ(row.smooth_loss, 3.5);
   EXPECT_EQ(row.tokens_per_s, 51234.5);
   EXPECT_EQ(row.tokens, 81920);
   EXPECT_EQ(row.valid_loss, std::nullopt);
@@ -117,7 +118,7 @@ TEST_F(RunsTest, ARunFromStartToEnd) {
 TEST_F(RunsTest, OtherProgramsFindTheDescribedTables) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.progress(id, 30, 300, 2.5, 1000.0);
+  store.progress(id, {.step = 30, .tokens = 300, .loss = 2.5});
   store.finish(id, RunStatus::kCompleted, "");
   EXPECT_EQ(ask("SELECT name || '|' || project || '|' || description FROM experiments"),
             std::vector<std::string>{"austen||"});
@@ -166,15 +167,16 @@ TEST_F(RunsTest, TheEnvironmentNamesARun) {
 TEST_F(RunsTest, ALossThatIsNoNumberIsNone) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.progress(id, 1, 10, std::nan(""), 10.0);
+  store.progress(id, {.step = 1, .loss = std::nan(""), .smooth_loss = std::nan("")});
   EXPECT_EQ(store.list(1).at(0).last_loss, std::nullopt);
+  EXPECT_EQ(store.list(1).at(0).smooth_loss, std::nullopt);
   EXPECT_EQ(store.list(1).at(0).step, 1);
 }
 
 TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  store.progress(id, 20, 200, 3.0, 100.0);
+  store.progress(id, {.step = 20, .tokens = 200, .loss = 3.0});
   store.finish(id, RunStatus::kInterrupted, "SIGTERM");
   RunInfo info = kInfo;
   info.git_hash = "def456";
@@ -193,7 +195,7 @@ TEST_F(RunsTest, ResumeGoesOnWithTheSameRow) {
 TEST_F(RunsTest, ResumeMakesALostRunAgain) {
   RunStore store(path_);
   store.resume("run_1_2", kInfo);
-  store.progress("run_1_2", 20, 200, 3.0, 100.0);
+  store.progress("run_1_2", {.step = 20, .tokens = 200, .loss = 3.0});
   const RunRow row = store.list(10).at(0);
   EXPECT_EQ(row.id, "run_1_2");
   EXPECT_EQ(row.status, RunStatus::kRunning);
@@ -269,19 +271,28 @@ TEST_F(RunsTest, DatabasesOfEarlierVersions) {
   {
     RunStore store(path_);
     id = store.start(kInfo);
-    store.progress(id, 20, 200, 3.0, 100.0);
+    store.progress(id, {.step = 20, .tokens = 200, .loss = 3.0, .smooth_loss = 3.5});
   }
+  ask("DROP INDEX runs_listed_smooth_loss");
+  ask("CREATE INDEX runs_listed ON runs(started_at, note)");
+  // One column came later than the others.
+  ask("ALTER TABLE runs DROP COLUMN smooth_loss");
+  RunRow row = RunStore(path_, RunStore::Access::kRead).list().at(0);
+  EXPECT_EQ(row.tokens, 200);
+  EXPECT_EQ(row.smooth_loss, std::nullopt);
   ask("DROP INDEX runs_listed");
   for (const char* column : {"tokens", "valid_loss", "valid_bpb", "checkpoint_step", "note"}) {
     ask(std::string("ALTER TABLE runs DROP COLUMN ") + column);
   }
-  const RunRow row = RunStore(path_, RunStore::Access::kRead).list().at(0);
+  row = RunStore(path_, RunStore::Access::kRead).list().at(0);
   EXPECT_EQ(row.step, 20);
   EXPECT_EQ(row.tokens, std::nullopt);
   EXPECT_EQ(row.note, "");
   RunStore store(path_);
   store.set_note(id, "kept");
   EXPECT_EQ(store.list().at(0).note, "kept");
+  EXPECT_EQ(ask("SELECT name FROM sqlite_master WHERE name LIKE 'runs_listed%'"),
+            std::vector<std::string>{"runs_listed_smooth_loss"});
   EXPECT_EQ(store.list().at(0).step, 20);
 }
 
@@ -302,7 +313,7 @@ TEST_F(RunsTest, SeveralWritersAtOnce) {
     writers.emplace_back([this] {
       RunStore store(path_);
       const std::string id = store.start(kInfo);
-      for (int64_t step = 1; step <= 50; ++step) store.progress(id, step, step, 1.0, 1.0);
+      for (int64_t step = 1; step <= 50; ++step) store.progress(id, {.step = step, .tokens = step});
       store.finish(id, RunStatus::kCompleted, "");
     });
   }
@@ -366,7 +377,7 @@ TEST_F(RunsTest, FilesThatAreNotOurs) {
 TEST_F(RunsTest, UsesThatAreBugs) {
   RunStore store(path_);
   const std::string id = store.start(kInfo);
-  expect_error(1, "has no run 'other'", [&] { store.progress("other", 1, 1, 1.0, 1.0); });
+  expect_error(1, "has no run 'other'", [&] { store.progress("other", {.step = 1}); });
   expect_error(1, "has no run 'other'", [&] { store.finish("other", RunStatus::kFailed, ""); });
   EXPECT_THROW(store.finish(id, RunStatus::kRunning, ""), CheckFailure);
 }

@@ -70,7 +70,12 @@ inline std::string record_run(const fs::path& run_dir, const std::string& name, 
     MetricsWriter writer(metrics_path(run_dir, id));
     for (int64_t step = 1; step <= kRecordedSteps; ++step) writer.append(recorded_step(step, level));
   }
-  store.progress(id, kRecordedSteps, kRecordedSteps * 4096, recorded_loss(kRecordedSteps, level), 52000.0);
+  const double loss = recorded_loss(kRecordedSteps, level);
+  store.progress(id, {.step = kRecordedSteps,
+                      .tokens = kRecordedSteps * 4096,
+                      .loss = loss,
+                      .smooth_loss = loss,
+                      .tokens_per_s = 52000.0});
   store.validated(id, recorded_loss(kRecordedSteps, level + 0.1), 1.0);
   if (ended) store.finish(id, RunStatus::kCompleted, "");
   write_file_atomically(metrics_path(run_dir, id).parent_path() / "train.log", log);

@@ -80,7 +80,7 @@ TEST(VizSpeed, TenThousandRuns) {
   const char* const kMore =
       "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 9999) "
       "INSERT INTO runs (id, experiment_id, name, config_json, git_hash, git_dirty, pid, process_start, host, "
-      "checkpoint_dir, started_at, updated_at, ended_at, status, reason, step, last_loss) "
+      "checkpoint_dir, started_at, updated_at, ended_at, status, reason, step, smooth_loss) "
       "SELECT 'made_' || n, experiment_id, 'name ' || n, config_json, git_hash, git_dirty, pid, process_start, host, "
       "checkpoint_dir, started_at, updated_at, ended_at, status, reason, n, 2.0 + n * 0.001 FROM runs, number";
   ASSERT_EQ(sqlite3_exec(database, kMore, nullptr, nullptr, nullptr), SQLITE_OK) << sqlite3_errmsg(database);

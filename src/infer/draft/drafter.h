@@ -29,7 +29,7 @@ struct DraftOptions {
   // (infer/draft/draft_control.h).
   std::optional<int64_t> tokens = {};
 };
-// Error (usage) for a number of tokens that is out of range.
+// Error (usage) for a number of tokens that is out of range, or of no drafter.
 void check_drafts(const DraftOptions& options);
 // Of a text at a time; 0: none.
 int64_t most_drafts(const DraftOptions& options);

@@ -16,8 +16,12 @@ struct DraftModels {
   std::shared_ptr<PredictionPasses> predictions = nullptr;  // of kMtp
 };
 
-// For texts of `target`, which outlives it; null without drafts. Error (usage): the drafting model cannot guess what
-// the other writes (ModelDrafter, MtpDrafter), or there are no predictions.
+// Error (usage): check_drafts's; states of the model that writes do not go back behind a wrong guess; or its module is
+// to guess, and it has none. All that can be known before weights are read.
+void check_draft_target(const DraftOptions& options, bool goes_back, bool has_module);
+
+// For texts of `target`, which outlives it; null without drafts. Error (usage): that of check_draft_target, or the
+// drafting model cannot guess what the other writes (ModelDrafter, MtpDrafter).
 std::unique_ptr<Drafter> make_drafter(const DraftOptions& options, const CachedModel& target, DraftModels models);
 
 }  // namespace nmoe

@@ -11,17 +11,27 @@
 // (contracts/ssd.h). A document's state begins at 0. Sequences, documents and cu_seqlens are those of attention
 // (AttentionShape, contracts/attention.h). States are stat, whatever act is.
 //
-// The order of sums is the recurrence's, a token after the other, so that a row's bits depend neither on where its
-// document lies nor on what follows it, and are the same in generation. S^T k' and S^T q' are sums over K, ascending
-// from 0 on; the order of a norm's sum depends on K alone. Backward makes states again. Its sums over values (of dq',
-// dk' and of decays' gradients) have an order that depends on V alone, and those of a decay's rows are added ascending
-// in K. Gradients of a group's q' and k' are added from the group's first head to its last, and only then go through
-// the norm. da_log and ddt_bias are summed over a sequence's tokens, from the last to the first, of each da_log over
-// its decays, ascending, then over sequences, ascending, from 0 on, and this is added to the gradient.
+// The order of sums on the CPU is the recurrence's, a token after the other, so that a row's bits depend neither on
+// where its document lies nor on what follows it, and are the same in generation. S^T k' and S^T q' are sums over K,
+// ascending from 0 on; the order of a norm's sum depends on K alone. Backward makes states again. Its sums over values
+// (of dq', dk' and of decays' gradients) have an order that depends on V alone, and those of a decay's rows are added
+// ascending in K. Gradients of a group's q' and k' are added from the group's first head to its last, and only then go
+// through the norm. da_log and ddt_bias are summed over a sequence's tokens, from the last to the first, of each
+// da_log over its decays, ascending, then over sequences, ascending, from 0 on, and this is added to the gradient.
+//
+// On CUDA, where K is kMostDeltaKeyDim at most and C is 1, generation and forward in F32 are the recurrence too, S^T k'
+// and S^T q' in eight parts of K, ascending, then from the first part to the last: generation in F32 has training's
+// bits. Forward in BF16 and backward go through chunks of 64 tokens that begin with documents
+// (ops/cuda/kernels/recurrent/delta_chunks.cuh has the formulas): a row's bits depend on its place in its document, and
+// on what comes before it there. Within a chunk sums over tokens, K or V ascend in sixteens (BF16, by tensor cores) or
+// one by one (F32). Operands are rounded to act, which in BF16 is 2^-9 of each, so that generation in BF16, which
+// rounds none but y, differs from training by some 1e-2 of y's largest value at most. A state that is given and then
+// handed on at a chunk's end is that of the whole; elsewhere it differs by rounding. ddt_bias and da_log: a chunk's
+// tokens ascending, then chunks by 32 lanes (chunk_table.cuh).
 //
 // A sequence may continue one that was computed elsewhere, from `initial_state`, which its first document goes on from;
-// `final_state` is what the next part would go on from. Both parts have the bits of the whole, wherever the cut is, but
-// for the sums over a sequence's tokens.
+// `final_state` is what the next part would go on from. On the CPU both parts have the bits of the whole, wherever the
+// cut is, but for the sums over a sequence's tokens.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +41,7 @@
 namespace nmoe {
 
 constexpr double kDeltaRuleNormEps = 1e-6;
+constexpr int64_t kMostDeltaKeyDim = 128;  // on GPUs
 
 struct DeltaRuleInputs {
   int64_t num_seqs = 1;
@@ -65,7 +76,7 @@ struct DeltaRuleBackward {
 // The same in generation: row t is a token at positions[t] of the sequence in slots[t] (CachedRows, model/states.h),
 // whose state is that after its last row. A row at position 0 begins a sequence, whatever its slot holds. Rows of a
 // slot are in the order of their positions; one of no slot (-1) becomes 0. A row has the bits that DeltaRuleForward
-// gives it.
+// gives it, but in BF16 on CUDA.
 struct CachedDeltaRule {
   Tensor q, k;       // [T, G, K], apart
   Tensor v;          // [T, H, V], apart

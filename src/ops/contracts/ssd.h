@@ -20,9 +20,11 @@
 // over a chunk is one chain, and a row's bits do not depend on the rows behind it. States are stat, whatever act is.
 //
 // Backward makes states again. The gradient of s is taken as sums over rectangles, i >= t > j, of terms
-// M[i, j] (dy_i . x_j): differences of larger sums would cancel. Its sums over heads of a group (db, dc) go from the
-// group's first head to its last; da_log, dd and ddt_bias are summed over a chunk's tokens, ascending, and then over
-// chunks, ascending, from 0 on, and this is added to the gradient.
+// M[i, j] (dy_i . x_j): differences of larger sums would cancel. Hopper's own kernels take what tokens i >= t receive
+// less what they send, of terms i > j in F32 alone: those of i = j, in no rectangle, would be most of it where states
+// decay fast. Its sums over heads of a group (db, dc) go from the group's first head to its last; da_log, dd and
+// ddt_bias are summed over a chunk's tokens, ascending, and then over chunks, ascending, from 0 on, and this is added
+// to the gradient.
 //
 // On CUDA a sum over j, n or values of a head is one chain, ascending: in F32 of fused multiply-adds; in BF16 of
 // instructions of 16 consecutive terms, with operands rounded to BF16 that are made on the way: M, exp(s[i]) C_i,

@@ -11,6 +11,7 @@
 #include "ops/cuda/plans/bias.h"
 #include "ops/cuda/plans/cached_attention.h"
 #include "ops/cuda/plans/convolution.h"
+#include "ops/cuda/plans/delta_rule.h"
 #include "ops/cuda/plans/embedding.h"
 #include "ops/cuda/plans/grouped_linear.h"
 #include "ops/cuda/plans/head.h"

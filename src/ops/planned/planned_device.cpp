@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "ops/contracts/checks.h"
 #include "ops/cuda/plans.h"
-#include "ops/cuda/plans/cpu_only.h"
 #include "ops/cuda/plans/invariant_products.h"
 
 namespace nmoe::planned {
@@ -45,9 +44,8 @@ constexpr bool kHasInvariant =
     std::is_same_v<Arguments, GroupedLinearForward> || std::is_same_v<Arguments, GroupedActivationForward>;
 
 template <class Arguments>
-void PlannedOps::count(std::string_view name, const Arguments& args) {
+void PlannedOps::count(const Arguments& args) {
   check(args);
-  if constexpr (cuda::kCpuOnly<Arguments>) cuda::refuse_cpu_only(name);
   if constexpr (kHasInvariant<Arguments>) {
     if (arithmetic() == Arithmetic::kBatchInvariant) {
       cuda::check_batch_invariant(args);
@@ -60,7 +58,7 @@ void PlannedOps::count(std::string_view name, const Arguments& args) {
   }
 }
 #define NMOE_DEFINE_OVERRIDE(name, Arguments) \
-  void PlannedOps::name(const Arguments& args) { count(#name, args); }
+  void PlannedOps::name(const Arguments& args) { count(args); }
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE
 

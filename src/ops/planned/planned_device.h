@@ -23,7 +23,7 @@ class PlannedOps final : public Ops {
 
  private:
   template <class Arguments>
-  void count(std::string_view name, const Arguments& args);
+  void count(const Arguments& args);
 
   DType compute_dtype_;
   cuda::KernelSet kernels_;

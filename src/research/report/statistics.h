@@ -7,8 +7,7 @@
 namespace nmoe {
 
 // The value that Student's t distribution with `degrees` > 0 of freedom exceeds with probability (1 - level) / 2, for
-// `level` in (0, 1): by bisection of its distribution function, the incomplete beta function of Abramowitz and Stegun
-// 26.7.1, by the continued fraction 26.5.8.
+// `level` in (0, 1).
 double t_quantile(double degrees, double level);
 
 struct Spread {

@@ -21,13 +21,10 @@
 #include "research/sweep/train_process.h"
 #include "track/metrics_reader.h"
 #include "track/runs.h"
-#include "track/tags/losses.h"
-#include "track/tags/training.h"
 
 namespace nmoe {
 namespace {
 
-constexpr size_t kSmoothed = 16;
 constexpr auto kPoll = std::chrono::milliseconds(10);
 
 fs::path lock_path(const fs::path& folder) { return folder / "lock"; }
@@ -44,48 +41,6 @@ std::string last_error(const fs::path& log) {
   const size_t begin = text.rfind("error: ");
   if (begin == std::string::npos) return "";
   return text.substr(begin + 7, text.find('\n', begin) - begin - 7);
-}
-
-// What a run has recorded, of its goal and of what may be amiss. Its training loss is that of one batch a step: there,
-// the goal is the mean over up to the last kSmoothed logged steps.
-void read_metrics(const fs::path& run_dir, const std::string& goal, SweepEntry& entry) {
-  const fs::path path = metrics_path(run_dir, entry.name);
-  if (!has_metrics(path)) return;
-  MetricsReader reader(path);
-  std::vector<std::string> tags = {goal, std::string(tags::kTokensSeen.tag), std::string(tags::kFlops.tag),
-                                   std::string(tags::kGradNorm.tag)};
-  for (const MetricsView::Last& last : reader.tags()) {
-    if (last.tag.starts_with("router/") && last.tag.ends_with("/max_load")) tags.push_back(last.tag);
-  }
-  reader.load(tags);
-  const Series& goals = reader.series(goal);
-  const auto at = [&](size_t tag, int64_t step) {
-    const Series& series = reader.series(tags[tag]);
-    const size_t behind = series.lower_bound(step + 1);
-    return behind == 0 ? 0.0 : series.values()[behind - 1];
-  };
-  const size_t window = goal == tags::kLoss.tag ? kSmoothed : 1;
-  const size_t stride = (goals.size() + kMostGoals - 1) / kMostGoals;
-  entry.curve.clear();
-  for (size_t i = 0; i < goals.size(); ++i) {
-    if ((goals.size() - 1 - i) % stride != 0) continue;  // the last stays
-    double sum = 0.0;
-    const size_t first = i + 1 - std::min(window, i + 1);
-    for (size_t k = first; k <= i; ++k) sum += goals.values()[k];
-    const double mean = sum / static_cast<double>(i + 1 - first);
-    if (std::isfinite(mean)) entry.curve.push_back({at(1, goals.steps()[i]), at(2, goals.steps()[i]), mean});
-  }
-  const auto largest = [&](size_t first_tag, size_t end_tag) {
-    std::optional<double> most;
-    for (size_t tag = first_tag; tag < end_tag; ++tag) {
-      for (const double value : reader.series(tags[tag]).values()) {
-        if (std::isfinite(value)) most = std::max(most.value_or(value), value);
-      }
-    }
-    return most;
-  };
-  entry.largest_grad_norm = largest(3, 4);
-  entry.largest_load = largest(4, tags.size());
 }
 
 class Sweeper {
@@ -168,13 +123,13 @@ class Sweeper {
   // Whether the row says that the run has got to where it was to go, or to an end of its own.
   bool settle(SweepEntry& entry, const RunRow& row) {
     if (row.status == RunStatus::kRunning) return false;
-    read_metrics(plan_.run_dir, plan_.file.goal, entry);
+    entry.curve = read_run_curve(metrics_path(plan_.run_dir, entry.name), plan_.file.goal);
     if (row.status == RunStatus::kFailedNan || row.status == RunStatus::kFailedCollapse) {
       entry.state = SweepRunState::kDiverged;
       entry.reason = row.reason;
       entry.goal.reset();
     } else if (row.status == RunStatus::kCompleted && (row.step >= steps_of(entry, entry.rung) || plan_.ends_early)) {
-      entry.goal = entry.curve.empty() ? std::nullopt : std::optional(entry.curve.back().goal);
+      entry.goal = entry.curve.points.empty() ? std::nullopt : std::optional(entry.curve.points.back().goal);
       const bool is_last = entry.rung >= std::ssize(plan_.file.halving.at);
       if (!is_last) ++entry.rung;
       if (is_last) entry.state = SweepRunState::kDone;

@@ -45,6 +45,8 @@ class Reader {
     read_sweep(*sweep->as_table());
     toml::table others = document;
     others.erase("sweep");
+    file_.is_ladder = others.contains("ladder");
+    others.erase("ladder");
     for (const auto& [key, node] : others) add_overrides(std::string(key.str()), node);
     take_in_order(axes_, file_.axes);
     take_in_order(draws_, file_.draws);

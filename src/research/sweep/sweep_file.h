@@ -5,7 +5,7 @@
 //                 drawn, { from, to, draw = "log" or "linear" } or { choose = [...] }; or "= an expression"
 //   [[sweep.together]]  keys with lists of one length, which change together
 //
-// All other tables are keys of the configuration, of every run, in place of the base's.
+// All other tables but [ladder] are keys of the configuration, of every run, in place of the base's.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,7 @@ struct SweepHalving {
 };
 
 struct SweepFile {
+  bool is_ladder = false;  // it has [ladder], too: research/ladder/ladder_file.h
   std::string name;
   fs::path path, base;
   std::vector<std::string> overrides;  // of every run: "section.key=value"

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "research/report/json_number.h"
 
 namespace nmoe {
 namespace {
@@ -31,7 +32,6 @@ SweepRunState state_of(const std::string& name) {
   return found->first;
 }
 
-Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 std::optional<double> number_of(const Json& json) {
   return json.is_null() ? std::nullopt : std::optional(json.get<double>());
 }
@@ -49,12 +49,12 @@ Json to_json(const SweepEntry& run) {
                {"rung", run.rung},
                {"crashes", run.crashes},
                {"seconds", run.seconds},
-               {"goal", json_of(run.goal)},
+               {"goal", number_json(run.goal)},
                {"curve", Json::array()},
-               {"largest_grad_norm", json_of(run.largest_grad_norm)},
-               {"largest_load", json_of(run.largest_load)},
+               {"largest_grad_norm", number_json(run.curve.largest_grad_norm)},
+               {"largest_load", number_json(run.curve.largest_load)},
                {"reason", run.reason}};
-  for (const GoalPoint& point : run.curve) json["curve"].push_back({point.tokens, point.flops, point.goal});
+  for (const GoalPoint& point : run.curve.points) json["curve"].push_back({point.tokens, point.flops, point.goal});
   return json;
 }
 
@@ -72,13 +72,14 @@ SweepEntry entry_of(const Json& json) {
                  .crashes = integer_of<int64_t>(json.at("crashes")),
                  .seconds = json.at("seconds").get<double>(),
                  .goal = number_of(json.at("goal")),
-                 .largest_grad_norm = number_of(json.at("largest_grad_norm")),
-                 .largest_load = number_of(json.at("largest_load")),
+                 .curve = {.points = {},
+                           .largest_grad_norm = number_of(json.at("largest_grad_norm")),
+                           .largest_load = number_of(json.at("largest_load"))},
                  .reason = json.at("reason").get<std::string>()};
   for (const Json& point : json.at("curve")) {
-    run.curve.push_back({point.at(0).get<double>(), point.at(1).get<double>(), point.at(2).get<double>()});
+    run.curve.points.push_back({point.at(0).get<double>(), point.at(1).get<double>(), point.at(2).get<double>()});
   }
-  if (run.state == SweepRunState::kDone && run.curve.empty()) throw JsonError("a run is done without a goal");
+  if (run.state == SweepRunState::kDone && run.curve.points.empty()) throw JsonError("a run is done without a goal");
   return run;
 }
 

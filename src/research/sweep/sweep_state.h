@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "research/sweep/sweep_plan.h"
+#include "track/run_curve.h"
 
 namespace nmoe {
 
@@ -19,14 +20,8 @@ enum class SweepRunState {
   kFailed,    // crashed more often than sweep.retries, or refused
   kHalted,    // ended early, by halving
 };
-inline constexpr size_t kMostGoals = 256;
 
 std::string_view sweep_run_state_name(SweepRunState state);  // "waiting", ...
-
-// A run's goal when it had trained on so many tokens.
-struct GoalPoint {
-  double tokens = 0.0, flops = 0.0, goal = 0.0;
-};
 
 struct SweepEntry {
   // As planned; a sweep that goes on must plan the same.
@@ -41,11 +36,10 @@ struct SweepEntry {
   SweepRunState state = SweepRunState::kWaiting;
   int64_t rung = 0;  // of sweep.halving.at, that it has passed
   int64_t crashes = 0;
-  double seconds = 0.0;          // of its processes
-  std::optional<double> goal;    // when it ended, or at its last rung
-  std::vector<GoalPoint> curve;  // as far as it got, by rising tokens; of more than kMostGoals every so manieth
-  std::optional<double> largest_grad_norm, largest_load;  // of its logged steps; the load in %, of any router
-  std::string reason;                                     // of an end other than kDone
+  double seconds = 0.0;        // of its processes
+  std::optional<double> goal;  // when it ended, or at its last rung
+  RunCurve curve;              // as far as it got
+  std::string reason;          // of an end other than kDone
 };
 
 struct SweepState {

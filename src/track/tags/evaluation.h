@@ -19,6 +19,14 @@ inline constexpr Metric kEvalTaskPassAt = {
     .tag = "eval/TASK/pass_at_NN",
     .unit = "",
     .meaning = "expected share of items for which at least one of NN answers is right"};
+inline constexpr Metric kEvalTaskAcceptance = {
+    .tag = "eval/TASK/acceptance_length",
+    .unit = "",
+    .meaning = "tokens that a step with guesses gave an answer on average ([speculation.md](speculation.md))"};
+inline constexpr Metric kEvalTaskAccepted = {
+    .tag = "eval/TASK/accepted_NN",
+    .unit = "",
+    .meaning = "share of guesses in place NN of a step that were right, those before them being right"};
 inline constexpr Metric kEvalTaskBpb = {
     .tag = "eval/TASK/bpb", .unit = "bits/byte", .meaning = "bits per byte of a task's texts, if it has no answers"};
 inline constexpr Metric kEvalTaskN = {.tag = "eval/TASK/n", .unit = "", .meaning = "number of items scored"};
@@ -26,8 +34,8 @@ inline constexpr Metric kEvalSeconds = {.tag = "eval/seconds", .unit = "s", .mea
 inline constexpr Metric kEvalSuiteV2 = {
     .tag = "eval/SUITE_v2", .unit = "", .meaning = "mean over a suite's tasks, centred by the baselines of 2025"};
 inline constexpr Metric kEvalSuite = {.tag = "eval/SUITE", .unit = "", .meaning = "mean over a suite's tasks, centred"};
-inline constexpr std::array kEvalMetrics = {&kEvalTaskAcc,    &kEvalTaskCentered, &kEvalTaskFlexible,
-                                            &kEvalTaskPassAt, &kEvalTaskBpb,      &kEvalTaskN,
-                                            &kEvalSeconds,    &kEvalSuiteV2,      &kEvalSuite};
+inline constexpr std::array kEvalMetrics = {
+    &kEvalTaskAcc, &kEvalTaskCentered, &kEvalTaskFlexible, &kEvalTaskPassAt, &kEvalTaskAcceptance, &kEvalTaskAccepted,
+    &kEvalTaskBpb, &kEvalTaskN,        &kEvalSeconds,      &kEvalSuiteV2,    &kEvalSuite};
 
 }  // namespace nmoe::tags

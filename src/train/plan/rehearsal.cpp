@@ -49,7 +49,7 @@ class Tracking {
     record.arrays.emplace_back("rehearsal/array", std::vector<float>(100));
     metrics_.append(record);
     metrics_.flush();
-    runs_.progress(run_, step, 0, 0.0, 0.0);
+    runs_.progress(run_, {.step = step});
   }
   void finish() { runs_.finish(run_, RunStatus::kCompleted, ""); }
 

@@ -72,17 +72,17 @@ Config odd_config() {
 }
 
 // Layers with a state that goes from token to token, of several chunks and documents that end within them.
-Config recurrent_config(bool with_delta_rule) {
+Config recurrent_config(bool on_cpu) {
   Config config = even_config(Precision::kDevice);
   config.model.mamba2 = {.num_heads = 4, .head_dim = 24, .state_dim = 20, .num_groups = 2, .chunk = 24};
   config.data.mask_documents = true;
-  config.model.layers = "mamba2/dense, gqa/moe";
+  config.model.layers = "mamba2/dense, gqa/moe, gated_deltanet/moe";
   config.model.zero_centred_norms = true;
   config.model.gqa.bias = AttentionBias::kNone;  // beside which there are no gates
   config.model.gqa.output_gate = true;
-  if (!with_delta_rule) return config;
-  config.model.layers += ", gated_deltanet/moe, kda/dense";
   config.model.gated_deltanet = {.num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 12, .value_head_dim = 20};
+  if (!on_cpu) return config;
+  config.model.layers += ", kda/dense";  // of which GPUs have not all yet
   config.model.kda = {.num_heads = 2, .head_dim = 20};
   return config;
 }
@@ -388,7 +388,6 @@ void sample(const DeviceOptions& options, Counts& counts) {
 Counts run_self_test(const DeviceOptions& options, const std::function<void(const std::string&)>& say,
                      const Wrap& wrap) {
   Counts counts;
-  // GPUs have no delta rule yet.
   const std::vector<Config> configs{even_config(Precision::kDevice), odd_config(),
                                     recurrent_config(options.kind == "cpu")};
   say("single operations");

@@ -14,6 +14,7 @@
 #include "track/metrics_reader.h"
 #include "track/tags/evaluation.h"
 #include "track/tags/exchange.h"
+#include "track/tags/losses.h"
 #include "track/tags/training.h"
 #include "track/tags/validation.h"
 #include "train/plan/run_folder.h"
@@ -55,6 +56,7 @@ Recorder::Recorder(const Config& config, const Rank& rank, const std::string& ru
   open_row();
   try {
     const fs::path path = metrics_path(config.run.dir, run_id_);
+    if (!run_id.empty() && has_metrics(path)) read_recent(path, step);
     metrics_ = run_id.empty() ? std::make_unique<MetricsWriter>(path) : MetricsWriter::go_on(path, step);
     // Those of ranks that the run had before and has no more.
     for (int64_t other = rank.count(); !run_id.empty() && has_metrics(metrics_path(config.run.dir, run_id_, other));
@@ -96,6 +98,19 @@ void Recorder::open_row() {
     runs_.reset();
     set_runs_aside(runs_path_, damage);
     open();
+  }
+}
+
+// So that a run that goes on shows the loss that it would have shown. What cannot be read is the writer's affair.
+void Recorder::read_recent(const fs::path& metrics, int64_t step) {
+  const std::string tag(tags::kLoss.tag);
+  try {
+    MetricsReader reader(metrics);
+    reader.load(std::vector{tag});
+    const Series& losses = reader.series(tag);
+    for (const double loss : losses.values().first(losses.lower_bound(step + 1))) recent_.put(loss);
+  } catch (const Error& error) {
+    message(fmt::format("warning: the smoothed loss begins anew: {}", error.what()));
   }
 }
 
@@ -158,6 +173,7 @@ void Recorder::record(const StepReport& report) {
   const std::span<const RouterHealth> routers = report.result.routers;
   MetricRecord record{.step = report.progress.steps, .ts_ms = now_ms()};
   const auto put = [&](const Metric& metric, double value) { record.put(metric, value); };
+  recent_.put(last_->loss);
   for (const auto& [objective, value] : report.result.losses) put(objective->metric, value);
   if (report.bits_per_byte) put(tags::kBpb, *report.bits_per_byte);
   put(tags::kSpecialShare, report.special_share);
@@ -277,7 +293,12 @@ void Recorder::record_samples(int64_t step, std::vector<SampleText> samples) {
 
 void Recorder::record_progress() {
   if (!last_ || Clock::now() < row_retry_) return;
-  keep_row([&] { runs_->progress(run_id_, last_->step, last_->tokens, last_->loss, last_->tokens_per_s); });
+  const RunProgress progress = {.step = last_->step,
+                                .tokens = last_->tokens,
+                                .loss = last_->loss,
+                                .smooth_loss = recent_.mean(),
+                                .tokens_per_s = last_->tokens_per_s};
+  keep_row([&] { runs_->progress(run_id_, progress); });
 }
 
 void Recorder::finish(RunStatus status, const std::string& reason) {

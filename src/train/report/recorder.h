@@ -17,6 +17,7 @@
 #include "eval/evaluate.h"
 #include "rdep/cost.h"
 #include "track/metrics.h"
+#include "track/recent_losses.h"
 #include "track/run_files.h"
 #include "track/run_log.h"
 #include "track/runs.h"
@@ -113,6 +114,7 @@ class Recorder {
   void record_progress();
   void append(const MetricRecord& record, bool is_step = false);
   void open_row();
+  void read_recent(const std::filesystem::path& metrics, int64_t step);
   void keep_row(const std::function<void()>& action);
 
   const Config& config_;
@@ -128,6 +130,7 @@ class Recorder {
   std::optional<RunLog> log_;
   std::optional<AlertDesk> alerts_;
   std::optional<Last> last_;  // nothing before the first step
+  RecentLosses recent_;
   ProgressLine line_;
 };
 

@@ -73,6 +73,14 @@ TEST(RecurrentGenerationParityOnCuda, IsExactInFp32) {
                  options_of());
   }
 }
+// In FP32: delta rules of BF16 go through chunks in training, and from token to token in generation.
+TEST(RecurrentGenerationParityOnCuda, OfDeltaRulesIsExactInFp32) {
+  expect_equal(
+      qwen_next_shaped({"run.device=cuda", "run.precision=fp32", "model.dim=256", "model.init.std=0.125",
+                        "model.gqa.head_dim=64", "model.gqa.rotary_dim=16", "model.moe.expert_dim=128",
+                        "model.gated_deltanet.key_head_dim=32", "train.batch_seqs=8", "train.microbatch_seqs=8"}),
+      options_of());
+}
 
 INSTANTIATE_TEST_SUITE_P(Precisions, GenerationParityOnCuda, testing::Values("bf16", "fp32"),
                          [](const auto& info) { return info.param; });

@@ -17,9 +17,7 @@ namespace {
 
 // Whether its model has layers that GPUs do not compute yet.
 bool is_for_cpus(const fs::path& fixture) {
-  const ModelConfig config = read_hf_model(fixture).config;
-  const std::vector<LayerSpec> layers = layer_specs(config);
-  return count_parts(layers, PartKind::kGatedDeltaNet) + count_parts(layers, PartKind::kKda) > 0;
+  return count_parts(layer_specs(read_hf_model(fixture).config), PartKind::kKda) > 0;
 }
 
 ParityReport on_gpu(const fs::path& fixture, Precision precision) {

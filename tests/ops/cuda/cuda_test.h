@@ -67,6 +67,12 @@ class CudaTest : public ::testing::Test {
     event->wait();
   }
 
+  // Row `at` of `to` = row `source` of `from`, whose rows may lie apart.
+  void copy_row(const Tensor& from, int64_t source, const Tensor& to, int64_t at) {
+    const Tensor row = to.rows(at, at + 1);
+    gpu().copy({.source = {from.rows(source, source + 1).rows_raw(), from.dtype(), row.shape()}, .destination = row});
+  }
+
   // The scratch that `work(ops)` claims in a counting run.
   template <class Work>
   static int64_t counted_scratch(const Work& work) {

@@ -47,6 +47,34 @@ TEST_F(PlannedScratch, OfMuon) {
   }
 }
 
+TEST_F(PlannedScratch, OfTheDeltaRule) {
+  constexpr int64_t T = 500, G = 2, K = 128, H = 4, V = 64;
+  for (const bool has_documents : {false, true}) {
+    const DeltaRuleInputs in{.num_seqs = 2,
+                             .seq_len = T / 2,
+                             .q = bf16({T, G, K}),
+                             .k = bf16({T, G, K}),
+                             .v = bf16({T, H, V}),
+                             .b = bf16({T, H}),
+                             .a = bf16({T, H}),
+                             .dt_bias = floats({H}),
+                             .a_log = floats({H}),
+                             .cu_seqlens = has_documents ? ints({T + 1}) : Tensor()};
+    expect_same([&](Ops& ops) { ops.delta_rule_forward({.in = in, .y = bf16({T, H, V})}); });
+    expect_same([&](Ops& ops) {
+      ops.delta_rule_backward({.in = in,
+                               .dy = bf16({T, H, V}),
+                               .dq = bf16({T, G, K}),
+                               .dk = bf16({T, G, K}),
+                               .dv = bf16({T, H, V}),
+                               .db = bf16({T, H}),
+                               .da = bf16({T, H}),
+                               .ddt_bias = floats({H}),
+                               .da_log = floats({H})});
+    });
+  }
+}
+
 TEST_F(PlannedScratch, OfTheScan) {
   constexpr int64_t T = 500, H = 4, P = 64, G = 2, N = 128;
   for (const bool has_documents : {false, true}) {

@@ -290,8 +290,7 @@ TEST_F(CudaSsd, CachedRowsAreThoseOfForward) {
           Shape shape = from.shape().rank() == 3 ? Shape{rows, from.dim(1), from.dim(2)} : Shape{rows, from.dim(1)};
           const Tensor to = tensors_.allocate(act, shape);
           for (int64_t t = 0; t < rows; ++t) {
-            const int64_t source = t == 2 * count ? done : done + t / 2;
-            gpu().copy({.source = from.rows(source, source + 1), .destination = to.rows(t, t + 1)});
+            copy_row(from, t == 2 * count ? done : done + t / 2, to, t);
           }
           return to;
         };

@@ -57,6 +57,10 @@ TEST(PlannedTest, ArenasAreThoseOfTheDevice) {
     expect_same_plan("examples/layer_pattern.toml",
                      {"model.layers=2 x (mamba2, moe), gqa:64/moe, mla/moe", "data.mask_documents=true",
                       "run.precision=" + std::string(precision)});
+    expect_same_plan(
+        "examples/layer_pattern.toml",
+        {"model.layers=3 x gated_deltanet/moe, gqa/moe", "model.gqa.output_gate=true", "model.zero_centred_norms=true",
+         "data.mask_documents=true", "run.precision=" + std::string(precision)});
   }
   expect_same_plan("speedrun/super.toml", {});
   expect_same_plan("speedrun/super.toml", {"optim.offload=state"});
@@ -88,7 +92,8 @@ TEST(PlannedTest, SoIsTheTotalButForTheContext) {
 
 // As those of a sweep are.
 TEST(RehearsalTest, OfARunThatIsNamedFromOutside) {
-  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", {"run.device=cuda"});
+  const std::vector<std::string> on_gpu = {"run.device=cuda"};
+  Config config = load_config(fs::path(NMOE_SOURCE_DIR) / "configs/quickstart.toml", on_gpu);
   config.model.vocab_size = 8192;
   ::setenv("NMOE_RUN", "named", 1);
   EXPECT_GT(rehearsed_process_bytes(config, config.run, 1), 0);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/cuda/plans/cpu_only.h"
+#include "base/error.h"
 #include "ops/cuda/plans/planner.h"
 
 namespace nmoe::cuda {
@@ -160,7 +160,10 @@ struct MlaCachedAttentionPlan {
   CachedAttentionPlan attention;
 };
 inline MlaCachedAttentionPlan plan(Planner& to, const MlaCachedAttention& args) {
-  if (!args.cos.defined()) refuse_cpu_only("attention without rotation in latent space");
+  if (!args.cos.defined()) {
+    throw usage_error("attention without rotation in latent space is not available on GPUs yet",
+                      "set run.device = \"cpu\"");
+  }
   const MlaSizes sizes = mla_sizes(args);
   const DType act = args.q.dtype();
   MlaCachedAttentionPlan mla{

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ops/cuda/plans/planner.h"
+#include "ops/cuda/plans/slot_rows.h"
 
 namespace nmoe::cuda {
 
@@ -69,16 +70,14 @@ inline SsdBackwardPlan plan(Planner& to, const SsdBackward& args) {
           .is_sm90 = sm90_ssd_takes(to.kernels, args)};
 }
 
-// [Z + 2] and [T] I32: where each slot's rows begin among all, ordered by slots, -1 first, and which rows those are.
 struct CachedSsdPlan {
-  Tensor begins, order;
+  SlotRows rows;
 };
 constexpr int64_t kMostCachedStates = 4096;  // of a value, so that some rows of C are in shared memory
 inline CachedSsdPlan plan(Planner& to, const CachedSsd& args) {
   NMOE_CHECK(args.b.dim(2) <= kMostCachedStates, "a cached scan of {} states: {} are possible", args.b.dim(2),
              kMostCachedStates);
-  return {.begins = to.scope.allocate(DType::kI32, {args.states.dim(0) + 2}),
-          .order = to.scope.allocate(DType::kI32, {args.x.dim(0)})};
+  return {.rows = claim_slot_rows(to.scope, args.states.dim(0), args.x.dim(0))};
 }
 
 }  // namespace nmoe::cuda

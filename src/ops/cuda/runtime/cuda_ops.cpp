@@ -6,7 +6,6 @@
 #include "ops/cuda/kernels/low_precision/emulated_operands.h"
 #include "ops/cuda/kernels/products/invariant_products.h"
 #include "ops/cuda/operations.h"
-#include "ops/cuda/plans/cpu_only.h"
 #include "ops/cuda/plans/invariant_products.h"
 #include "ops/cuda/runtime/current_device.h"
 #include "ops/cuda/vendor/cudnn_attention.h"
@@ -32,13 +31,10 @@ class LibraryRoom final : public VendorRoom {
   Context& ctx_;
 };
 
-// Plans the operation and, but in a counting run, runs it by that. `operation` calls it: a function that does not exist
-// for what the CPU alone has.
-template <class Arguments, class Operation>
-void run(Context& ctx, Arena& scratch, std::string_view name, const Arguments& args, const Operation& operation) {
-  if constexpr (kCpuOnly<Arguments>) {
-    refuse_cpu_only(name);
-  } else if constexpr (Planned<Arguments>) {
+// Plans the operation and, but in a counting run, runs it by that.
+template <class Arguments>
+void run(Context& ctx, Arena& scratch, const Arguments& args, Run<Arguments>* operation) {
+  if constexpr (Planned<Arguments>) {
     LibraryRoom libraries(ctx);
     Planner planner{scratch, kKernels, &libraries};
     const OperationPlan<Arguments> planned = plan_operation(planner, args);
@@ -57,11 +53,11 @@ void run(Context& ctx, Arena& scratch, std::string_view name, const Arguments& a
 
 }  // namespace
 
-#define NMOE_DEFINE_OVERRIDE(name, Arguments)                                        \
-  void CudaOps::name(const Arguments& args) {                                        \
-    check(args);                                                                     \
-    make_current(context_.device_index);                                             \
-    run(context_, scratch(), #name, args, [](auto&... all) { cuda::name(all...); }); \
+#define NMOE_DEFINE_OVERRIDE(name, Arguments)               \
+  void CudaOps::name(const Arguments& args) {               \
+    check(args);                                            \
+    make_current(context_.device_index);                    \
+    run<Arguments>(context_, scratch(), args, &cuda::name); \
   }
 NMOE_OPERATIONS(NMOE_DEFINE_OVERRIDE)
 #undef NMOE_DEFINE_OVERRIDE

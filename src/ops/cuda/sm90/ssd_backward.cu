@@ -1,9 +1,10 @@
-// The SSD scan backward on Hopper, from states at chunks' beginnings and their gradients (ssd_states.cu). Three kinds
-// of blocks have a chunk and a group each, and go through the group's heads, while cp.async brings the next one's
-// tensors. They are neighbours, so that what one reads is in the cache for the others.
+// The SSD scan backward on Hopper, from states at chunks' beginnings and their gradients (ssd_states.cu). Four kinds of
+// blocks have a chunk and a group each, and go through the group's heads, while cp.async brings the next one's tensors.
+// They are neighbours, so that what one reads is in the cache for the others.
 //
-//   heads     dx, ddt, and the chunk's parts of what is summed over tokens. Each warpgroup has 64 tokens j:
-//               g^T = B C^T                                       once for all heads, in registers
+//   heads     half of the heads each: dx, ddt, and the chunk's parts of what is summed over tokens. Each warpgroup has
+//             64 tokens j:
+//               g^T = B C^T                                       again for each head: there are no registers for it
 //               dz  = (g^T exp(s[i] - s[j])) dy + exp(s[last] - s[j]) B dS^T
 //               E   = g^T exp(s[i] - s[j]) step[j] (x dy^T)       whose sums over rectangles are the decays' gradient
 //   db, dc    Each warpgroup has 64 tokens, all states:
@@ -11,8 +12,9 @@
 //               x^T
 //             and db likewise, of x weighted, dS, dG^T and C; sums over heads stay in registers.
 //
-// Operands that are made here are rounded to BF16. Bound by tensor cores: 1,792 and twice 896 cycles of wgmma a chunk
-// and head.
+// Operands that are made here are rounded to BF16. Bound by instructions: some 2,000 a chunk, head and warp of four, of
+// which tensor cores see 2,560 and twice 896 cycles of wgmma. Both warpgroups run the same code, which has to stay in
+// the instruction cache.
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 #include "ops/cuda/sm90/ssd.h"
@@ -50,40 +52,53 @@ struct HeadsLayout {
   static constexpr int kStageBytes = kStepsAt + kStepBytes;
   static constexpr int kBAt = kStages * kStageBytes, kCAt = kBAt + kGroupBytes;
   static constexpr int kTokensAt = kCAt + kGroupBytes;
-  static constexpr int kPartsAt = kTokensAt + 2 * static_cast<int>(sizeof(TokenSums));
-  static constexpr int kBytes = kPartsAt + 2 * 4 * kRows * 4;
+  static constexpr int kBytes = kTokensAt + 2 * static_cast<int>(sizeof(TokenSums));
   static_assert(kStageBytes % kPanelAlignment == 0);
 };
 
-// m = decayed scores, rounded, and `terms`, which has x dy^T, becomes E: of columns i from `first` on.
+// From scores g^T and products x dy^T of rows j from `row` on and columns i from `first` on: m = decayed scores,
+// rounded; terms E by columns, of the thread's two rows; and their sums by rows, which are added to `sent`.
 template <bool kIsDiagonal>
-__device__ __forceinline__ void decay_scores(const float (&scores)[32], const std::byte* steps, int row, int first,
-                                             float (&terms)[32], uint32_t (&m)[16]) {
-  const float own[2] = {sums_of(steps)[row + own_row(0)], sums_of(steps)[row + own_row(1)]};
+__device__ __forceinline__ void decay_scores(const float (&scores)[32], const float (&products)[32],
+                                             const std::byte* steps, int row, int first, uint32_t (&m)[16],
+                                             float (&columns)[16], float (&sent)[2]) {
+  const float own[2] = {sums_of(steps)[row + own_row(0)] * kLog2E, sums_of(steps)[row + own_row(1)] * kLog2E};
   const float step[2] = {steps_of(steps)[row + own_row(0)], steps_of(steps)[row + own_row(1)]};
+  float sums[2] = {};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float2 sum = *reinterpret_cast<const float2*>(sums_of(steps) + first + own_column(n));
+    float terms[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float low = scores[4 * n + 2 * h] * decay(sum.x - own[h]);
-      float high = scores[4 * n + 2 * h + 1] * decay(sum.y - own[h]);
+      float low = scores[4 * n + 2 * h] * flushed_exp2(sum.x * kLog2E - own[h]);
+      float high = scores[4 * n + 2 * h + 1] * flushed_exp2(sum.y * kLog2E - own[h]);
       if constexpr (kIsDiagonal) {
         low = own_column(n) >= own_row(h) ? low : 0.0F;
         high = own_column(n) + 1 >= own_row(h) ? high : 0.0F;
       }
       m[2 * n + h] = bf16_pair(low, high);
-      terms[4 * n + 2 * h] *= low * step[h];
-      terms[4 * n + 2 * h + 1] *= high * step[h];
+      if constexpr (kIsDiagonal) {  // E has no i = j
+        low = own_column(n) > own_row(h) ? low : 0.0F;
+        high = own_column(n) >= own_row(h) ? high : 0.0F;
+      }
+      terms[h][0] = products[4 * n + 2 * h] * low;
+      terms[h][1] = products[4 * n + 2 * h + 1] * high;
+      sums[h] += terms[h][0] + terms[h][1];
     }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) columns[2 * n + c] = fmaf(step[1], terms[1][c], step[0] * terms[0][c]);
   }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sent[h] = fmaf(step[h], sums[h], sent[h]);
 }
 
-// The warp's part of the sum of S dS over all of a state.
+// The warp's part of the sum of S dS over all of a state, by a warpgroup.
 __device__ inline float state_by_gradient(const std::byte* state, const std::byte* gradient) {
   float sum = 0.0F;
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kStateBytes / 16; i += kThreads) {
+#pragma unroll 2
+  for (int turn = 0; turn < kStateBytes / 16 / kWarpgroup; ++turn) {
+    const int i = turn * kWarpgroup + static_cast<int>(threadIdx.x) % kWarpgroup;
     float a[8], b[8];
     load8(reinterpret_cast<const Bf16*>(state) + i * 8, a);
     load8(reinterpret_cast<const Bf16*>(gradient) + i * 8, b);
@@ -93,94 +108,91 @@ __device__ inline float state_by_gradient(const std::byte* state, const std::byt
   return warp_sum(sum);
 }
 
-// What a warpgroup has of one head: its tokens j, and for r as many rows i.
-template <int kHalf>
-__device__ __forceinline__ void one_head(const std::byte* stage, const std::byte* shared,
-                                         const float (&scores)[2 - kHalf][32], float d, int size, Bf16* dx,
-                                         int64_t stride, float* parts, TokenSums& tokens) {
+// dx of the warpgroup's tokens from `first` on, and what these have in `tokens`: from sums dz within the chunk, B dS^T
+// and C S^T.
+__device__ __forceinline__ void finish_rows(const std::byte* stage, int first, float d, int size, Bf16* dx,
+                                            int64_t stride, const float (&dz)[32], const float (&behind)[32],
+                                            const float (&before)[32], TokenSums& tokens) {
   using L = HeadsLayout;
-  constexpr int kFirst = kHalf * kRows;
   const std::byte* const steps = stage + L::kStepsAt;
-  const auto dy = [&](int first) { return wgmma_descriptor(stage + L::kDyAt + first * kRowBytes); };
-  const uint64_t x = wgmma_descriptor(stage + L::kXAt + kFirst * kRowBytes);
-  float terms[32], dz[32] = {};
-  uint32_t m[16];
-  const auto products = [&](int first) {
-    wgmma_fence();
-    multiply_rows<1>(x, kTokenPanel, dy(first), kTokenPanel, terms);
-    wgmma_wait_group<0>();
-  };
-  products(kFirst);
-  decay_scores<true>(scores[0], steps, kFirst, kFirst, terms, m);
-  wgmma_fence();
-  multiply_mix(m, dy(kFirst), dz);
-  add_rows_behind(terms);
-  add_columns(terms, kHalf, parts, tokens.diagonal + kFirst);
-  if constexpr (kHalf == 0) {
-    products(kRows);
-    decay_scores<false>(scores[1], steps, kFirst, kRows, terms, m);
-    wgmma_fence();
-    multiply_mix(m, dy(kRows), dz);
-    float below[2] = {};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) below[i / 2 % 2] += terms[i];
-    add_in_quad(below);
-    if (own_lane() % 4 == 0) tokens.below[own_row(0)] = below[0], tokens.below[own_row(1)] = below[1];
-    add_columns(terms, kHalf, parts, tokens.left);
-  }
-
-  float behind[32], before[32];  // B dS^T, C S^T
-  wgmma_fence();
-  multiply_rows<kStatePanels>(wgmma_descriptor(shared + L::kBAt + kFirst * kRowBytes), kTokenPanel,
-                              wgmma_descriptor(stage + L::kGradientAt), kPanelBytes, behind);
-  multiply_rows<kStatePanels>(wgmma_descriptor(shared + L::kCAt + kFirst * kRowBytes), kTokenPanel,
-                              wgmma_descriptor(stage + L::kStateAt), kPanelBytes, before);
-  wgmma_wait_group<1>();
   const float last = sums_of(steps)[Q - 1];
   float to_states[2] = {}, dsteps[2] = {}, y_by_x[2] = {}, from_states[2] = {};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = kFirst + own_row(h);
-    const float step = steps_of(steps)[row], fade = decay(last - sums_of(steps)[row]);
+    const int row = first + own_row(h);
+    const float step = steps_of(steps)[row], sum = sums_of(steps)[row], fade = decay(last - sum);
     store_row(row < size ? dx + row * stride : nullptr, [&](int n) {
       const float2 xs = load_pair(stage + L::kXAt, row, n), dys = load_pair(stage + L::kDyAt, row, n);
-      const float through[2] = {fade * behind[4 * n + 2 * h], fade * behind[4 * n + 2 * h + 1]};
-      const float low = dz[4 * n + 2 * h] + through[0], high = dz[4 * n + 2 * h + 1] + through[1];
-      to_states[h] = fmaf(xs.y, through[1], fmaf(xs.x, through[0], to_states[h]));
+      const int at = 4 * n + 2 * h;
+      const float low = fmaf(fade, behind[at], dz[at]), high = fmaf(fade, behind[at + 1], dz[at + 1]);
+      to_states[h] = fmaf(xs.y, behind[at + 1], fmaf(xs.x, behind[at], to_states[h]));
+      from_states[h] = fmaf(dys.y, before[at + 1], fmaf(dys.x, before[at], from_states[h]));
       dsteps[h] = fmaf(xs.y, high, fmaf(xs.x, low, dsteps[h]));
       y_by_x[h] = fmaf(xs.y, dys.y, fmaf(xs.x, dys.x, y_by_x[h]));
       return bf16_pair(fmaf(d, dys.x, step * low), fmaf(d, dys.y, step * high));
     });
-    to_states[h] *= step;
-  }
-  wgmma_wait_group<0>();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = kFirst + own_row(h);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 dys = load_pair(stage + L::kDyAt, row, n);
-      from_states[h] = fmaf(dys.y, before[4 * n + 2 * h + 1], fmaf(dys.x, before[4 * n + 2 * h], from_states[h]));
-    }
-    from_states[h] *= decay(sums_of(steps)[row]);
+    to_states[h] *= fade * step;
+    from_states[h] *= decay(sum);
   }
   add_in_quad(to_states);
   add_in_quad(dsteps);
   add_in_quad(y_by_x);
   add_in_quad(from_states);
-  if (own_lane() % 4 == 0) {
+  if (own_lane() % 4 != 0) return;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = kFirst + own_row(h);
-      tokens.step[row] = steps_of(steps)[row];
-      tokens.to_states[row] = to_states[h];
-      tokens.dsteps[row] = dsteps[h];
-      tokens.y_by_x[row] = y_by_x[h];
-      tokens.from_states[row] = from_states[h];
-    }
+  for (int h = 0; h < 2; ++h) {
+    const int row = first + own_row(h);
+    tokens.step[row] = steps_of(steps)[row];
+    tokens.to_states[row] = to_states[h];
+    tokens.dsteps[row] = dsteps[h];
+    tokens.y_by_x[row] = y_by_x[h];
+    tokens.from_states[row] = from_states[h];
   }
-  const float whole = state_by_gradient(stage + L::kStateAt, stage + L::kGradientAt);
-  if (own_lane() == 0) tokens.state_by_gradient[threadIdx.x / kWarp] = whole;
+}
+
+// What a warpgroup has of one head: its tokens j, and for r as many rows i. One code for both: what is unrolled for
+// each by itself does not fit the instruction cache.
+__device__ __forceinline__ void one_head(const std::byte* stage, const std::byte* shared, int half, float d, int size,
+                                         Bf16* dx, int64_t stride, TokenSums& tokens) {
+  using L = HeadsLayout;
+  const int first = half * kRows;
+  const std::byte* const steps = stage + L::kStepsAt;
+  const auto b = [&](int row) { return wgmma_descriptor(shared + L::kBAt + row * kRowBytes); };
+  const auto c = [&](int row) { return wgmma_descriptor(shared + L::kCAt + row * kRowBytes); };
+  const auto x = [&](int row) { return wgmma_descriptor(stage + L::kXAt + row * kRowBytes); };
+  const auto dy = [&](int row) { return wgmma_descriptor(stage + L::kDyAt + row * kRowBytes); };
+  float dz[32] = {}, sent[2] = {};
+#pragma unroll 1
+  for (int tile = half; tile < Q / kRows; ++tile) {
+    const int column = tile * kRows;
+    float scores[32], products[32], columns[16];
+    uint32_t m[16];
+    wgmma_fence();
+    multiply_rows<kStatePanels>(b(first), kTokenPanel, c(column), kTokenPanel, scores);
+    multiply_rows<1>(x(first), kTokenPanel, dy(column), kTokenPanel, products);
+    wgmma_wait_group<0>();
+    if (tile == half) {
+      decay_scores<true>(scores, products, steps, first, column, m, columns, sent);
+    } else {
+      decay_scores<false>(scores, products, steps, first, column, m, columns, sent);
+    }
+    wgmma_fence();
+    multiply_mix(m, dy(column), dz);
+    add_columns(columns, tokens.received[tile_number(half, tile)][own_warp()]);
+    wgmma_wait_group<0>();
+  }
+  float behind[32], before[32];  // B dS^T, C S^T
+  wgmma_fence();
+  multiply_rows<kStatePanels>(b(first), kTokenPanel, wgmma_descriptor(stage + L::kGradientAt), kPanelBytes, behind);
+  multiply_rows<kStatePanels>(c(first), kTokenPanel, wgmma_descriptor(stage + L::kStateAt), kPanelBytes, before);
+  add_in_quad(sent);
+  if (own_lane() % 4 == 0) tokens.sent[first + own_row(0)] = sent[0], tokens.sent[first + own_row(1)] = sent[1];
+  if (half == 1) {  // it has one tile less
+    const float whole = state_by_gradient(stage + L::kStateAt, stage + L::kGradientAt);
+    if (own_lane() == 0) tokens.state_by_gradient[own_warp()] = whole;
+  }
+  wgmma_wait_group<0>();
+  finish_rows(stage, first, d, size, dx, stride, dz, behind, before, tokens);
 }
 
 // ddt of a head's tokens and the chunk's parts, by a warp.
@@ -213,11 +225,9 @@ __device__ void finish_head(const Scan& in, const Gradients& out, const Unit& un
   }
 }
 
-template <int kHalf>
-__device__ __forceinline__ void heads_of_group(const Scan& in, const Gradients& out, const Unit& unit,
+__device__ __forceinline__ void heads_of_group(const Scan& in, const Gradients& out, const Unit& unit, int half,
                                                std::byte* shared) {
   using L = HeadsLayout;
-  constexpr int kFirst = kHalf * kRows, kTiles = 2 - kHalf;
   const auto stage_of = [&](int i) { return shared + i % kStages * L::kStageBytes; };
   const auto load = [&](int i) {
     if (i < unit.heads) {
@@ -235,38 +245,21 @@ __device__ __forceinline__ void heads_of_group(const Scan& in, const Gradients& 
   load_group(in.c, in.c_stride, unit.chunk, unit.group, shared + L::kCAt);
   load(0);
   auto* const tokens = reinterpret_cast<TokenSums*>(shared + L::kTokensAt);
-  float* const parts = reinterpret_cast<float*>(shared + L::kPartsAt) + kHalf * 4 * kRows;
-  float scores[kTiles][32];
-  const auto finish = [&](int i) {
-    if (static_cast<int>(threadIdx.x) / kWarp == i % kWarps) {
-      finish_head(in, out, unit, unit.first_head + i, tokens[i % 2]);
-    }
-  };
-  const auto ready = [] {
+#pragma unroll 1
+  for (int i = 0; i <= unit.heads; ++i) {
     wait_copies<0>();
-    fence_proxy_async();                          // what was copied is what wgmma reads
-    named_barrier_sync(kBlockBarrier, kThreads);  // all threads' copies
-  };
-  ready();
-  wgmma_fence();
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    multiply_rows<kStatePanels>(wgmma_descriptor(shared + L::kBAt + kFirst * kRowBytes), kTokenPanel,
-                                wgmma_descriptor(shared + L::kCAt + (kFirst + tile * kRows) * kRowBytes), kTokenPanel,
-                                scores[tile]);
-  }
-  wgmma_wait_group<0>();
-  for (int i = 0; i < unit.heads; ++i) {
-    if (i > 0) ready();  // and nobody reads the stage before it any more
+    fence_proxy_async();  // what was copied is what wgmma reads
+    __syncthreads();      // all threads' copies; nobody reads the stage of the head before; and its sums are there
     load(i + 1);
-    if (i > 0) finish(i - 1);
+    if (i > 0 && half == 1 && own_warp() == i % kHalfWarps) {
+      finish_head(in, out, unit, unit.first_head + i - 1, tokens[(i - 1) % 2]);
+    }
+    if (i == unit.heads) break;
     const int head = unit.first_head + i;
-    one_head<kHalf>(stage_of(i), shared, scores, in.d[head], unit.chunk.size(),
-                    out.dx + unit.chunk.begin * out.dx_stride + head * P, out.dx_stride, parts, tokens[i % 2]);
+    one_head(stage_of(i), shared, half, in.d[head], unit.chunk.size(),
+             out.dx + unit.chunk.begin * out.dx_stride + head * P, out.dx_stride, tokens[i % 2]);
   }
-  named_barrier_sync(kBlockBarrier, kThreads);
-  finish(unit.heads - 1);
-  named_barrier_sync(kBlockBarrier, kThreads);
+  __syncthreads();
 }
 
 // ---- db and dc
@@ -297,23 +290,22 @@ __device__ __forceinline__ void scaled_rows(const std::byte* panel, int first, c
 }
 
 // sums += products by decays and steps. Rows are tokens j for db and i for dc, columns the others, from `first` on.
+// own: of the thread's rows, log2(e) s, for db less log2(step).
 template <bool kIsB, bool kIsDiagonal>
-__device__ __forceinline__ void add_score_gradients(const float (&products)[32], const std::byte* steps, int row,
-                                                    int first, float (&sums)[32]) {
-  const float own[2] = {sums_of(steps)[row + own_row(0)], sums_of(steps)[row + own_row(1)]};
-  const float own_step[2] = {steps_of(steps)[row + own_row(0)], steps_of(steps)[row + own_row(1)]};
+__device__ __forceinline__ void add_score_gradients(const float (&products)[32], const std::byte* steps,
+                                                    const float (&own)[2], int first, float (&sums)[32]) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float2 other = *reinterpret_cast<const float2*>(sums_of(steps) + first + own_column(n));
-    const float2 other_step = *reinterpret_cast<const float2*>(steps_of(steps) + first + own_column(n));
+    const float2 step = *reinterpret_cast<const float2*>(steps_of(steps) + first + own_column(n));
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int c = 0; c < 2; ++c) {
+      const float s = (c == 0 ? other.x : other.y) * kLog2E;
+      const int column = own_column(n) + c;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float s = c == 0 ? other.x : other.y;
-        const float step = kIsB ? own_step[h] : c == 0 ? other_step.x : other_step.y;
-        const float value = decay(kIsB ? s - own[h] : own[h] - s) * step;
-        const int column = own_column(n) + c;
+      for (int h = 0; h < 2; ++h) {
+        float value = flushed_exp2(kIsB ? s - own[h] : own[h] - s);
+        if constexpr (!kIsB) value *= c == 0 ? step.x : step.y;
         const bool sees = !kIsDiagonal || (kIsB ? column >= own_row(h) : column <= own_row(h));
         float& sum = sums[4 * n + 2 * h + c];
         sum = fmaf(sees ? value : 0.0F, products[4 * n + 2 * h + c], sum);
@@ -322,12 +314,22 @@ __device__ __forceinline__ void add_score_gradients(const float (&products)[32],
   }
 }
 
-template <bool kIsB, int kHalf>
-__device__ __forceinline__ void rows_of_group(const Scan& in, const Gradients& out, const Unit& unit,
+// sums += the rounded gradient of scores times rows of C or B.
+__device__ __forceinline__ void add_rows(const float (&dscores)[32], const std::byte* rows, float (&gradient)[64]) {
+  uint32_t m[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) m[i] = bf16_pair(dscores[2 * i], dscores[2 * i + 1]);
+  wgmma_fence();
+  multiply_mix(m, wgmma_descriptor<kTokenPanel>(rows), gradient);
+  wgmma_wait_group<0>();
+}
+
+template <bool kIsB>
+__device__ __forceinline__ void rows_of_group(const Scan& in, const Gradients& out, const Unit& unit, int half,
                                               std::byte* shared) {
   using L = RowsLayout;
-  constexpr int kFirst = kHalf * kRows;
-  constexpr int kTiles = kIsB ? 2 - kHalf : 1 + kHalf, kFirstTile = kIsB ? kHalf : 0;  // of the others
+  const int first = half * kRows, other = kRows - first;
+  const bool sees_other = half == (kIsB ? 0 : 1);  // tokens i >= j, or j <= i
   const auto stage_of = [&](int i) { return shared + i % kStages * L::kStageBytes; };
   const int64_t dy_stride = int64_t{in.H} * P;
   const auto load = [&](int i) {
@@ -344,59 +346,48 @@ __device__ __forceinline__ void rows_of_group(const Scan& in, const Gradients& o
   };
   load_group(kIsB ? in.c : in.b, kIsB ? in.c_stride : in.b_stride, unit.chunk, unit.group, shared + L::kGroupAt);
   load(0);
-  float gradient[64] = {}, dscores[kTiles][32] = {};
+  float gradient[64] = {}, own_scores[32] = {}, other_scores[32] = {};
+#pragma unroll 1
   for (int i = 0; i < unit.heads; ++i) {
     wait_copies<0>();
-    fence_proxy_async();                          // what was copied is what wgmma reads
-    named_barrier_sync(kBlockBarrier, kThreads);  // and nobody reads the stage before it any more
+    fence_proxy_async();  // what was copied is what wgmma reads
+    __syncthreads();      // all threads' copies; and nobody reads the stage of the head before any more
     load(i + 1);
     const std::byte* const stage = stage_of(i);
     const std::byte* const steps = stage + L::kStepsAt;
-    float products[kTiles][32], factor[2];
+    const uint64_t rows = wgmma_descriptor(stage + L::kOwnAt + first * kRowBytes);
+    const auto columns = [&](int row) { return wgmma_descriptor(stage + L::kOtherAt + row * kRowBytes); };
+    float products[32], factor[2], own[2];
     wgmma_fence();
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      multiply_rows<1>(wgmma_descriptor(stage + L::kOwnAt + kFirst * kRowBytes), kTokenPanel,
-                       wgmma_descriptor(stage + L::kOtherAt + (kFirstTile + tile) * kRows * kRowBytes), kTokenPanel,
-                       products[tile]);
-    }
+    multiply_rows<1>(rows, kTokenPanel, columns(first), kTokenPanel, products);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = kFirst + own_row(h);
-      const float sum = sums_of(steps)[row];
-      factor[h] = kIsB ? decay(sums_of(steps)[Q - 1] - sum) * steps_of(steps)[row] : decay(sum);
+      const int row = first + own_row(h);
+      const float sum = sums_of(steps)[row], step = steps_of(steps)[row];
+      factor[h] = kIsB ? decay(sums_of(steps)[Q - 1] - sum) * step : decay(sum);
+      own[h] = kIsB ? sum * kLog2E - flushed_log2(step) : sum * kLog2E;
     }
     uint32_t a[16];
-    scaled_rows(stage + L::kOwnAt, kFirst, factor, a);
+    scaled_rows(stage + L::kOwnAt, first, factor, a);
     wgmma_fence();
     multiply_mix(a, wgmma_descriptor(stage + L::kStateAt), gradient);
     wgmma_wait_group<1>();
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int first = (kFirstTile + tile) * kRows;
-      if (kFirstTile + tile == kHalf) {
-        add_score_gradients<kIsB, true>(products[tile], steps, kFirst, first, dscores[tile]);
-      } else {
-        add_score_gradients<kIsB, false>(products[tile], steps, kFirst, first, dscores[tile]);
-      }
+    add_score_gradients<kIsB, true>(products, steps, own, first, own_scores);
+    if (sees_other) {
+      wgmma_fence();
+      multiply_rows<1>(rows, kTokenPanel, columns(other), kTokenPanel, products);
+      wgmma_wait_group<0>();
+      add_score_gradients<kIsB, false>(products, steps, own, other, other_scores);
     }
     wgmma_wait_group<0>();
   }
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    uint32_t m[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) m[i] = bf16_pair(dscores[tile][2 * i], dscores[tile][2 * i + 1]);
-    wgmma_fence();
-    multiply_mix(m, wgmma_descriptor<kTokenPanel>(shared + L::kGroupAt + (kFirstTile + tile) * kRows * kRowBytes),
-                 gradient);
-    wgmma_wait_group<0>();
-  }
+  add_rows(own_scores, shared + L::kGroupAt + first * kRowBytes, gradient);
+  if (sees_other) add_rows(other_scores, shared + L::kGroupAt + other * kRowBytes, gradient);
   const int64_t stride = kIsB ? out.db_stride : out.dc_stride;
   Bf16* const target = (kIsB ? out.db : out.dc) + unit.chunk.begin * stride + unit.group * N;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = kFirst + own_row(h);
+    const int row = first + own_row(h);
 #pragma unroll
     for (int panel = 0; panel < kStatePanels; ++panel) {
       store_row(row < unit.chunk.size() ? target + row * stride + panel * kPanel : nullptr, [&](int n) {
@@ -405,28 +396,32 @@ __device__ __forceinline__ void rows_of_group(const Scan& in, const Gradients& o
       });
     }
   }
-  named_barrier_sync(kBlockBarrier, kThreads);  // nobody reads B or C any more
+  __syncthreads();  // nobody reads B or C any more
 }
 
-constexpr int kKinds = 3;
+// Kinds of blocks: two for the heads, half of the group's each, as they take twice as long.
+enum Kind { kFirstHeads, kLastHeads, kDb, kDc, kKinds };
 constexpr int kSharedBytes = std::max(HeadsLayout::kBytes, RowsLayout::kBytes) + kPanelAlignment;
 static_assert(kSharedBytes <= kMaxSharedBytes);
 
 __global__ void __launch_bounds__(kThreads, 1) ssd_gradients_kernel(Scan in, Gradients out) {
   extern __shared__ std::byte dynamic[];
   std::byte* const shared = aligned_shared(dynamic);
-  const int kind = static_cast<int>(blockIdx.x) % kKinds, half = static_cast<int>(threadIdx.x) / kWarpgroup;
+  const int kind = static_cast<int>(blockIdx.x) % kKinds;
+  const int half = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);  // the same in a warp
   const int count = in.count() * in.G, step = static_cast<int>(gridDim.x) / kKinds;
   for (int i = static_cast<int>(blockIdx.x) / kKinds; i < count; i += step) {
-    const int heads = in.H / in.G, group = i % in.G;
-    const Unit unit{
+    const int heads = in.H / in.G, group = i % in.G, first_part = ceil_div(heads, 2);
+    Unit unit{
         .number = i / in.G, .chunk = in.chunks[i / in.G], .group = group, .first_head = group * heads, .heads = heads};
-    if (kind == 0) {
-      half == 0 ? heads_of_group<0>(in, out, unit, shared) : heads_of_group<1>(in, out, unit, shared);
-    } else if (kind == 1) {
-      half == 0 ? rows_of_group<true, 0>(in, out, unit, shared) : rows_of_group<true, 1>(in, out, unit, shared);
+    if (kind <= kLastHeads) {
+      if (kind == kLastHeads) unit.first_head += first_part;
+      unit.heads = kind == kFirstHeads ? first_part : heads - first_part;
+      if (unit.heads > 0) heads_of_group(in, out, unit, half, shared);
+    } else if (kind == kDb) {
+      rows_of_group<true>(in, out, unit, half, shared);
     } else {
-      half == 0 ? rows_of_group<false, 0>(in, out, unit, shared) : rows_of_group<false, 1>(in, out, unit, shared);
+      rows_of_group<false>(in, out, unit, half, shared);
     }
   }
 }

@@ -1,5 +1,7 @@
 // How the SSD scan's backward on Hopper adds up what the decays' gradient consists of: terms E of pairs of tokens, in
-// places of wgmma's sums with rows of j and columns of i (ssd_backward.cu).
+// places of wgmma's sums with rows of j and columns of i (ssd_backward.cu). A sum over a rectangle i >= t > j is what
+// tokens from t on receive less what they send. Both are of the same F32 terms, and of pairs i > j only: what decays
+// nothing, i = j, would be much of both where states decay fast, and is in no rectangle.
 #pragma once
 
 #include "ops/cuda/primitives/warp.cuh"
@@ -7,20 +9,22 @@
 
 namespace nmoe::cuda::sm90::scan {
 
-constexpr int kBlockBarrier = 1;  // of all threads, and behind it those of each warpgroup
-constexpr int kHalfBarrier = 2;
-constexpr int kWarps = kThreads / kWarp;
+constexpr int kWarps = kThreads / kWarp, kHalfWarps = kWarps / 2;
+constexpr int kTiles = 3;  // of 64 x 64, of which a chunk's causal pairs are: of rows j and columns i
 
 // By places in a chunk.
-struct TokenSums {
+struct alignas(16) TokenSums {
   float step[Q];
-  float from_states[Q];             // r: a row's term through the state before the chunk
-  float to_states[Q];               // V: through the state behind it
-  float diagonal[Q];                // over rectangles i >= t > j, of both j and i in the half of t
-  float below[kRows], left[kRows];  // of a column of the first half and of a row of the second, with the other half
-  float dsteps[Q], y_by_x[Q];       // dz . x, and dy . x
-  float state_by_gradient[kWarps];
+  float from_states[Q];                       // r: a row's term through the state before the chunk
+  float to_states[Q];                         // V: through the state behind it
+  float sent[Q];                              // of terms E[i, j], i > j: token j's
+  float received[kTiles][kHalfWarps][kRows];  // token i's, by tiles and a warp's rows of them
+  float dsteps[Q], y_by_x[Q];                 // dz . x, and dy . x
+  float state_by_gradient[kHalfWarps];
 };
+
+// The chunk's tile of a half's rows and a half's columns.
+__device__ inline int tile_number(int half, int columns) { return half + columns; }
 
 // value[h], over the quad of lanes that has a row.
 __device__ inline void add_in_quad(float (&value)[2]) {
@@ -31,78 +35,49 @@ __device__ inline void add_in_quad(float (&value)[2]) {
   }
 }
 
-// columns[c] = the sum over the warpgroup's 64 rows. parts: [4, 64], the warpgroup's own.
-__device__ inline void add_columns(const float (&terms)[32], int half, float* parts, float* columns) {
+// columns[c] = the sum over the warp's 16 rows, of which sums[2 n + c] has the lane's two: lanes that have the same
+// columns halve these between them until each has a pair.
+__device__ inline void add_columns(const float (&sums)[16], float* columns) {
+  float eight[8], four[4], two[2];
+  const auto halve = [](const auto& from, auto& to, int lane_bit) {
+    constexpr int kCount = sizeof(to) / sizeof(float);
+    const bool upper = (own_lane() & lane_bit) != 0;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      float sum = terms[4 * n + c] + terms[4 * n + 2 + c];
-#pragma unroll
-      for (int offset = 4; offset < kWarp; offset *= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
-      if (own_lane() < 4) parts[own_warp() * kRows + own_column(n) + c] = sum;
+    for (int i = 0; i < kCount; ++i) {
+      const float own = upper ? from[kCount + i] : from[i], other = upper ? from[i] : from[kCount + i];
+      to[i] = own + __shfl_xor_sync(kAllLanes, other, lane_bit);
     }
-  }
-  named_barrier_sync(kHalfBarrier + half, kWarpgroup);
-  if (const int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kRows) {
-    columns[i] = (parts[i] + parts[kRows + i]) + (parts[2 * kRows + i] + parts[3 * kRows + i]);
-  }
-  named_barrier_sync(kHalfBarrier + half, kWarpgroup);
+  };
+  halve(sums, eight, 16);
+  halve(eight, four, 8);
+  halve(four, two, 4);
+  const int lane = own_lane(), n = lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
+  store2(columns + own_column(n), two[0], two[1]);
 }
 
-// terms[j, t] = the sum over i >= t of terms[j, i], and 0 unless t > j: what column t's rectangle has of row j.
-__device__ inline void add_rows_behind(float (&terms)[32]) {
-  const int lane = own_lane(), place = lane % 4;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float behind = 0.0F;  // the sum of later eights
-#pragma unroll
-    for (int n = 7; n >= 0; --n) {
-      float &low = terms[4 * n + 2 * h], &high = terms[4 * n + 2 * h + 1];
-      float through = low + high;
-#pragma unroll
-      for (int offset = 1; offset < 4; offset *= 2) {
-        const float other = __shfl_down_sync(kAllLanes, through, offset);
-        if (place + offset < 4) through += other;
-      }
-      float later = __shfl_down_sync(kAllLanes, through, 1);
-      if (place == 3) later = 0.0F;
-      high += later + behind;
-      low += high;
-      behind += __shfl_sync(kAllLanes, through, lane / 4 * 4);
-      if (own_column(n) <= own_row(h)) low = 0.0F;
-      if (own_column(n) + 1 <= own_row(h)) high = 0.0F;
-    }
-  }
-}
-
-// Four consecutive values a lane: values[k] = the sum of it and of those behind it, in segments of kLanes lanes.
-template <int kLanes>
+// Four consecutive values a lane: values[k] = the sum of it and of those behind it.
 __device__ inline void sum_behind(float (&values)[4]) {
-  const int place = own_lane() % kLanes;
   float through = (values[0] + values[1]) + (values[2] + values[3]);
 #pragma unroll
-  for (int offset = 1; offset < kLanes; offset *= 2) {
+  for (int offset = 1; offset < kWarp; offset *= 2) {
     const float other = __shfl_down_sync(kAllLanes, through, offset);
-    if (place + offset < kLanes) through += other;
+    if (own_lane() + offset < kWarp) through += other;
   }
   float behind = __shfl_down_sync(kAllLanes, through, 1);
-  if (place == kLanes - 1) behind = 0.0F;
+  if (own_lane() == kWarp - 1) behind = 0.0F;
 #pragma unroll
   for (int k = 3; k >= 0; --k) behind = values[k] = values[k] + behind;
 }
 // values[k] = the sum of those before it.
-template <int kLanes>
 __device__ inline void sum_before(float (&values)[4]) {
-  const int place = own_lane() % kLanes;
   float through = (values[0] + values[1]) + (values[2] + values[3]);
 #pragma unroll
-  for (int offset = 1; offset < kLanes; offset *= 2) {
+  for (int offset = 1; offset < kWarp; offset *= 2) {
     const float other = __shfl_up_sync(kAllLanes, through, offset);
-    if (place >= offset) through += other;
+    if (own_lane() >= offset) through += other;
   }
   float before = __shfl_up_sync(kAllLanes, through, 1);
-  if (place == 0) before = 0.0F;
+  if (own_lane() == 0) before = 0.0F;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const float own = values[k];
@@ -113,29 +88,30 @@ __device__ inline void sum_before(float (&values)[4]) {
 
 // The gradients of sums of steps, of the lane's four tokens, by a warp. fade: exp of the chunk's last sum.
 __device__ inline void gradients_of_sums(const TokenSums& tokens, float fade, float (&da)[4]) {
-  const int first = own_lane() * 4;
-  float behind[4], before[4], other_half[4];
+  const int first = own_lane() * 4, half = first / kRows;
+  float behind[4], before[4];
+  load_values(tokens.from_states + first, behind);
+  load_values(tokens.to_states + first, before);
+  const auto add = [&](const float* values, float sign) {
+    float more[4];
+    load_values(values, more);
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    behind[k] = tokens.from_states[first + k];
-    before[k] = tokens.to_states[first + k];
-    other_half[k] = first < kRows ? tokens.below[first + k] : tokens.left[first - kRows + k];
+    for (int k = 0; k < 4; ++k) behind[k] = fmaf(sign, more[k], behind[k]);
+  };
+  for (int rows = 0; rows <= half; ++rows) {
+#pragma unroll
+    for (int warp = 0; warp < kHalfWarps; ++warp) {
+      add(tokens.received[tile_number(rows, half)][warp] + first % kRows, 1.0F);
+    }
   }
-  float prefix[4], suffix[4];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) prefix[k] = suffix[k] = other_half[k];
-  sum_behind<kWarp>(behind);
-  sum_before<kWarp>(before);
-  sum_before<kWarp / 2>(prefix);
-  sum_behind<kWarp / 2>(suffix);
+  add(tokens.sent + first, -1.0F);
+  sum_behind(behind);
+  sum_before(before);
   float whole = 0.0F;
 #pragma unroll
   for (const float part : tokens.state_by_gradient) whole += part;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const float crossing = first < kRows ? prefix[k] : suffix[k];
-    da[k] = (behind[k] + crossing) + (tokens.diagonal[first + k] + before[k]) + fade * whole;
-  }
+  for (int k = 0; k < 4; ++k) da[k] = (behind[k] + before[k]) + fade * whole;
 }
 
 }  // namespace nmoe::cuda::sm90::scan

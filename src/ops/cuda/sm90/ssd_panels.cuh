@@ -16,7 +16,6 @@
 namespace nmoe::cuda::sm90::scan {
 
 using Bf16 = __nv_bfloat16;
-using ssd::Chunk;
 using Scan = ssd::Scan<Bf16>;
 
 constexpr int P = kSm90SsdHead, N = kSm90SsdState, Q = kSm90SsdChunk;
@@ -47,12 +46,14 @@ __device__ inline int swizzled(int row, int sixteenth) { return row * kRowBytes 
 template <int kPanels, int kCount>
 __device__ void load_panels(const Bf16* data, int64_t stride, int size, std::byte* target) {
   constexpr int kWidth = 8 * kPanels, kRowsAtOnce = kThreads / kWidth;
+  static_assert(kCount % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);  // so that a thread's sixteenths are swizzled alike
   const int sixteenth = static_cast<int>(threadIdx.x) % kWidth, first = static_cast<int>(threadIdx.x) / kWidth;
   const Bf16* source = data + first * stride + sixteenth * 8;
-  std::byte* const panel = target + sixteenth / 8 * (kCount * kRowBytes);
-#pragma unroll 4
-  for (int row = first; row < kCount; row += kRowsAtOnce, source += kRowsAtOnce * stride) {
-    copy_async16(panel + swizzled(row, sixteenth % 8), row < size ? source : data, row < size);
+  std::byte* const own = target + sixteenth / 8 * (kCount * kRowBytes) + swizzled(first, sixteenth % 8);
+  // Counted by what the compiler knows: it then needs no code for what is left over.
+#pragma unroll
+  for (int i = 0; i < kCount / kRowsAtOnce; ++i, source += kRowsAtOnce * stride) {
+    copy_async16(own + i * (kRowsAtOnce * kRowBytes), source, first + i * kRowsAtOnce < size);
   }
 }
 // x or what has its shape, of a head.
@@ -140,8 +141,8 @@ __device__ __forceinline__ void multiply_mix(const uint32_t (&m)[16], uint64_t r
 template <class Weight>
 __device__ void weigh_rows(const std::byte* rows, std::byte* target, const Weight& weight) {
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < Q * 8; i += kThreads) {
-    const int row = i / 8, at = swizzled(row, i % 8);
+  for (int turn = 0; turn < Q * 8 / kThreads; ++turn) {
+    const int i = turn * kThreads + static_cast<int>(threadIdx.x), row = i / 8, at = swizzled(row, i % 8);
     float v[8];
     load8(reinterpret_cast<const Bf16*>(rows + at), v);
     const float factor = weight(row);

@@ -2,6 +2,7 @@
 // the tensors of that, those before them in the slot's open chunk, which gets the pass's own last of all. Fused
 // multiply-adds, each sum one chain, ascending; values are rounded where operands of products are in training (ssd.cu),
 // so that F32 has its bits.
+#include "ops/cuda/kernels/recurrent/slot_rows.h"
 #include "ops/cuda/kernels/recurrent/ssd_chunks.cuh"
 #include "ops/cuda/operations.h"
 #include "ops/cuda/runtime/check.h"
@@ -30,33 +31,6 @@ struct CachedScan {
     return softplus(to_float(dt[row * dt_stride + head]) + dt_bias[head]);
   }
 };
-
-// begins[slot + 1] and `order` of plans/ssd.h: block i has slot i - 1. Rows of slots that do not exist are in none.
-__global__ void __launch_bounds__(kThreads)
-    order_kernel(const int32_t* slots, int num_rows, int num_slots, int32_t* begins, int32_t* order) {
-  __shared__ int warp_counts[kThreads / kWarp];
-  const int slot = static_cast<int>(blockIdx.x) - 1;
-  const int warp = Sums::warp(), lane = Sums::lane();
-  int below = 0;
-  for (int t = static_cast<int>(threadIdx.x); t < num_rows; t += kThreads) below += max(slots[t], -1) < slot ? 1 : 0;
-  int next = block_sum(below);
-  if (threadIdx.x == 0) begins[slot + 1] = next;
-  for (int first = 0; first < num_rows; first += kThreads) {
-    const int t = first + static_cast<int>(threadIdx.x);
-    const bool is_own = t < num_rows && max(slots[t], -1) == slot;
-    const unsigned own = __ballot_sync(kAllLanes, is_own);
-    __syncthreads();
-    if (lane == 0) warp_counts[warp] = __popc(own);
-    __syncthreads();
-    int place = next + __popc(own & ((1U << lane) - 1));
-    for (int other = 0; other < kThreads / kWarp; ++other) {
-      if (other < warp) place += warp_counts[other];
-      next += warp_counts[other];
-    }
-    if (is_own) order[place] = t;
-  }
-  if (slot + 1 == num_slots && threadIdx.x == 0) begins[num_slots + 1] = next;
-}
 
 // A chunk as far as it is there: places below `begin` are in the slot, and place i of the others is row rows[i -
 // begin].
@@ -253,10 +227,7 @@ void cached_ssd(Context& ctx, const CachedSsd& args, const CachedSsdPlan& plan) 
   const SsdSizes sizes = ssd_sizes(args);
   const int64_t num_slots = args.states.dim(0);
   if (sizes.tokens == 0 || sizes.heads == 0 || sizes.head_dim == 0) return;
-  order_kernel<<<grid_size(num_slots + 1), kThreads, 0, ctx.stream>>>(
-      args.slots.data<int32_t>(), static_cast<int>(sizes.tokens), static_cast<int>(num_slots),
-      plan.begins.data<int32_t>(), plan.order.data<int32_t>());
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  order_by_slots(ctx, args.slots, num_slots, plan.rows);
   dispatch_act(args.x.dtype(), [&](auto element) {
     using T = decltype(element);
     const CachedScan<T> scan{.x = args.x.rows_data<T>(),
@@ -272,8 +243,8 @@ void cached_ssd(Context& ctx, const CachedSsd& args, const CachedSsdPlan& plan) 
                              .d = args.d.data<float>(),
                              .slots = args.slots.data<int32_t>(),
                              .positions = args.positions.data<int32_t>(),
-                             .begins = plan.begins.data<int32_t>(),
-                             .order = plan.order.data<int32_t>(),
+                             .begins = plan.rows.begins.data<int32_t>(),
+                             .order = plan.rows.order.data<int32_t>(),
                              .states = args.states.data<float>(),
                              .open_x = args.open_x.data<T>(),
                              .open_b = args.open_b.data<T>(),

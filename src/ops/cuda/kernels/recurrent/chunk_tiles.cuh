@@ -1,4 +1,4 @@
-// Products of tiles of 64 x 64 in shared memory, of which the SSD scan's kernels for any sizes consist: D[i, j] += sum
+// Products of tiles of 64 x 64 in shared memory, of which recurrences' kernels for any sizes consist: D[i, j] += sum
 // over k of A[i, k] B[j, k], by a block of eight warps, 16 x 32 of D each. What is beyond a matrix is zero in its tile.
 //
 // BF16: mma.m16n8k16, 16 consecutive k an instruction, ascending. F32: fused multiply-adds, k ascending. Sums go on
@@ -10,7 +10,7 @@
 #include "ops/cuda/primitives/shared_memory.cuh"
 #include "ops/cuda/primitives/warp.cuh"
 
-namespace nmoe::cuda::ssd {
+namespace nmoe::cuda::tiles {
 
 constexpr int kSide = 64;
 constexpr int kThreads = 256;
@@ -55,8 +55,9 @@ __device__ void load_tile(T* tile, const Matrix<Source>& x, const Factor& factor
     }
   }
 }
+// tile = x. Copies are under way at return, in no group yet.
 template <class T>
-__device__ void load_tile(T* tile, const Matrix<T>& x) {
+__device__ void copy_tile(T* tile, const Matrix<T>& x) {
   if constexpr (sizeof(T) == 2) {
     if (x.vector) {
       constexpr int kChunks = kSide / 8;
@@ -66,10 +67,15 @@ __device__ void load_tile(T* tile, const Matrix<T>& x) {
         const bool exists = i < x.rows && j < x.columns;
         copy_async16(tile + i * kStride<T> + j, exists ? x.data + i * x.stride + j : x.data, exists);
       }
-      return commit_copies();
+      return;
     }
   }
   load_tile(tile, x, [](int) { return 1.0F; });
+}
+template <class T>
+__device__ void load_tile(T* tile, const Matrix<T>& x) {
+  copy_tile(tile, x);
+  commit_copies();
 }
 
 // A thread's part of D: d[n][2 h + c] is (row(h), column(n) + c).
@@ -175,4 +181,38 @@ __device__ inline void add_rows(float (&value)[2], float* parts, float* row_sums
   }
 }
 
-}  // namespace nmoe::cuda::ssd
+// sums[t] = the sum of the terms of i >= t > j. terms: [64, 65], overwritten; parts: [2, 64]. All threads of a block.
+__device__ inline void sum_rectangles(float* terms, float* parts, float* sums) {
+  constexpr int kRow = kSide + 1;
+  const int warp = Sums::warp(), lane = Sums::lane();
+  for (int i = warp; i < kSide; i += kThreads / kWarp) {  // terms[i, t] = the sum over j < t
+    float first = terms[i * kRow + 2 * lane];
+    const float second = terms[i * kRow + 2 * lane + 1];
+    float through = first + second;
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const float below = __shfl_up_sync(kAllLanes, through, offset);
+      if (lane >= offset) through += below;
+    }
+    float before = __shfl_up_sync(kAllLanes, through, 1);
+    if (lane == 0) before = 0.0F;
+    terms[i * kRow + 2 * lane] = before;
+    terms[i * kRow + 2 * lane + 1] = before + first;
+  }
+  __syncthreads();
+  const int t = static_cast<int>(threadIdx.x) % kSide, quarter = static_cast<int>(threadIdx.x) / kSide;
+  float sum = 0.0F;
+#pragma unroll
+  for (int row = 0; row < kSide / 4; ++row) {
+    const int i = quarter * (kSide / 4) + row;
+    sum += i >= t ? terms[i * kRow + t] : 0.0F;
+  }
+  if (quarter % 2 == 0) parts[quarter / 2 * kSide + t] = sum;
+  __syncthreads();
+  if (quarter % 2 != 0) parts[quarter / 2 * kSide + t] += sum;
+  __syncthreads();
+  if (quarter == 0) sums[t] = parts[t] + parts[kSide + t];
+  __syncthreads();
+}
+
+}  // namespace nmoe::cuda::tiles

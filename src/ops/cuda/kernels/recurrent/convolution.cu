@@ -1,5 +1,6 @@
 // Depthwise causal convolution with SiLU, memory-bound. A thread has eight channels of a chunk of rows, one row after
-// the other, and the rows before in registers: each element is read once, but for the K - 1 rows before a chunk.
+// the other, and the rows before in registers: each element is read once, but for the K - 1 rows before a chunk. Later
+// rows are under way meanwhile.
 // Backward computes pre-activations again, and reads K - 1 rows ahead of a chunk too, so that gradients of inputs need
 // no memory of their own.
 #include <climits>
@@ -8,6 +9,7 @@
 #include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/documents.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/raw_values.cuh"
 #include "ops/cuda/runtime/check.h"
 #include "ops/cuda/runtime/launch.h"
 
@@ -17,6 +19,7 @@ namespace {
 constexpr int kChannels = 8;  // of a thread
 constexpr int kThreads = 64;
 constexpr int kForwardRows = 64;  // of a block
+constexpr int kTogether = 4;      // of which a thread reads so many at once
 constexpr int kBackwardRows = kConvolutionChunkRows;
 
 // What all kernels but those of generation read. `before` may be null.
@@ -75,15 +78,45 @@ class Window {
   __device__ Window(const Rows<T>& in, int64_t channel) : in_(in), channel_(channel) {}
 
   // To token t of the document that begins at `document`, from the token before, or from anywhere if `is_first`.
-  __device__ void move_to(int t, int document, bool is_first) {
+  __device__ void move_to(int t, int document, bool is_first) { move_to(t, document, is_first, read(t)); }
+  // own: what read(t) returned.
+  __device__ void move_to(int t, int document, bool is_first, const RawValues<T>& own) {
     if (is_first || t == document) {
       fetch_before(t, document);
     } else {
 #pragma unroll
       for (int k = 0; k + 1 < K; ++k) copy(rows[k], rows[k + 1]);
     }
-    load8(in_.x + t * in_.stride, channel_, in_.width, in_.vector, rows[K - 1]);
+    own.to_floats(rows[K - 1]);
     have = in_.goes_on(document) ? K - 1 : min(K - 1, t - document);
+  }
+
+  // To tokens t to t + kCount - 1, all of one document, as are K - 1 before them: fn(i, rows of token t + i).
+  // `is_first`: from anywhere, else from token t - 1.
+  template <int kCount, class Fn>
+  __device__ void move_through(int t, bool is_first, const Fn& fn) {
+    RawValues<T> fresh[kCount];
+    if (is_first) fetch_before(t, t - (K - 1));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      fresh[i] = read(t + i);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i > 0 || !is_first) {
+#pragma unroll
+        for (int k = 0; k + 1 < K; ++k) copy(rows[k], rows[k + 1]);
+      }
+      fresh[i].to_floats(rows[K - 1]);
+      fn(i, rows);
+    }
+    have = K - 1;
+  }
+
+  __device__ RawValues<T> read(int t) const {
+    RawValues<T> row;
+    row.load(in_.x + t * in_.stride, channel_, in_.width, in_.vector);
+    return row;
   }
 
   float rows[K][kChannels];
@@ -132,12 +165,26 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Rows<T> in, T* y) {
   if (channel >= in.width) return;
   const Filter<K> filter(in.weight, in.bias, channel, in.width);
   Window<K, T> window(in, channel);
-  for (int t = first; t < end; ++t) {
-    window.move_to(t, begins[t - first], t == first);
-    float pre[kChannels];
-    filter.convolve(window.rows, window.have, pre);
+  const auto finish = [&](int t, float(&pre)[kChannels]) {
     silu<T>(pre);
     store8(y + t * in.width, channel, in.width, in.vector, pre);
+  };
+  for (int t = first; t < end; t += kTogether) {
+    const int document = begins[t - first];
+    if (t + kTogether <= end && t - document >= K - 1 && begins[t - first + kTogether - 1] == document) {
+      window.template move_through<kTogether>(t, t == first, [&](int i, const float(&rows)[K][kChannels]) {
+        float pre[kChannels];
+        filter.convolve(rows, K - 1, pre);
+        finish(t + i, pre);
+      });
+      continue;
+    }
+    for (int i = t; i < min(t + kTogether, end); ++i) {
+      float pre[kChannels];
+      window.move_to(i, begins[i - first], i == first);
+      filter.convolve(window.rows, window.have, pre);
+      finish(i, pre);
+    }
   }
 }
 
@@ -162,11 +209,11 @@ __global__ void __launch_bounds__(kThreads) after_kernel(Rows<T> in, T* after) {
 
 // Gradients of pre-activations: dpre = dy silu'(pre), of the window's token.
 template <int K, class T>
-__device__ void gradient_of_pre(const Filter<K>& filter, const Window<K, T>& window, const T* dy, int64_t channel,
-                                int64_t width, bool vector, float (&dpre)[kChannels]) {
+__device__ void gradient_of_pre(const Filter<K>& filter, const Window<K, T>& window, const RawValues<T>& dy,
+                                float (&dpre)[kChannels]) {
   float pre[kChannels], dys[kChannels];
   filter.convolve(window.rows, window.have, pre);
-  load8(dy, channel, width, vector, dys);
+  dy.to_floats(dys);
 #pragma unroll
   for (int j = 0; j < kChannels; ++j) {
     const float gate = sigmoid<T>(pre[j]);
@@ -181,6 +228,12 @@ struct Gradients {
   T* dx;
   int64_t dx_stride;
   bool vector;
+
+  __device__ RawValues<T> read(int t, int64_t channel, int64_t width) const {
+    RawValues<T> row;
+    row.load(dy + t * width, channel, width, vector);
+    return row;
+  }
 };
 
 // partials[chunk] = the chunk's sums for each tap and the bias; and dx.
@@ -217,7 +270,13 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T> in, Gradient
     }
     store8(of.dx + t * of.dx_stride, channel, in.width, of.vector, dx);
   };
+  RawValues<T> next_x = window.read(first), next_dy = of.read(first, channel, in.width);
   for (int t = first; t < end + kAhead; ++t) {
+    const RawValues<T> own_x = next_x, own_dy = next_dy;
+    if (t + 1 < min(end + kAhead, in.num_rows)) {  // under way during this token's sums
+      next_x = window.read(t + 1);
+      next_dy = of.read(t + 1, channel, in.width);
+    }
 #pragma unroll
     for (int i = 0; i + 1 < K; ++i) {
 #pragma unroll
@@ -225,8 +284,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T> in, Gradient
     }
     float dpre[kChannels] = {};
     if (t < in.num_rows) {
-      window.move_to(t, begins[t - first], t == first);
-      gradient_of_pre(filter, window, of.dy + t * in.width, channel, in.width, of.vector, dpre);
+      window.move_to(t, begins[t - first], t == first, own_x);
+      gradient_of_pre(filter, window, own_dy, dpre);
     }
 #pragma unroll
     for (int j = 0; j < kChannels; ++j) ahead[K - 1][j] = dpre[j];
@@ -262,7 +321,7 @@ __global__ void __launch_bounds__(kThreads) before_kernel(Rows<T> in, Gradients<
   for (int t = 0; t < K - 1; ++t) {
     if (t >= in.seq_len || in.document_begin(first + t) != first) continue;
     window.move_to(first + t, first, /*is_first=*/true);
-    gradient_of_pre(filter, window, of.dy + (first + t) * in.width, channel, in.width, of.vector, dpre[t]);
+    gradient_of_pre(filter, window, of.read(first + t, channel, in.width), dpre[t]);
   }
   const bool hands_on =
       of.dafter != nullptr && in.document_begin(last) == first;  // rows of a sequence shorter than taps

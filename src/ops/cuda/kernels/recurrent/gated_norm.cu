@@ -1,16 +1,20 @@
-// The norm behind Mamba-2's scan, memory-bound. Forward reads a group of a row twice, the second time from a cache, as
-// its sum comes before its outputs; backward holds it in registers, and a block has a group of a chunk of rows.
+// The norm behind Mamba-2's scan, memory-bound: a thread has all its values of a group of a row in registers, whose
+// loads are under way together. In backward a block has a group of a chunk of rows, and reads the next row meanwhile.
 #include "ops/cuda/operations.h"
 #include "ops/cuda/primitives/activation.cuh"
 #include "ops/cuda/primitives/elements.cuh"
+#include "ops/cuda/primitives/raw_values.cuh"
 #include "ops/cuda/primitives/row_groups.cuh"
 #include "ops/cuda/runtime/check.h"
 
 namespace nmoe::cuda {
 namespace {
 
-// A vector is a group of a row: `size` values at column vector % groups * size of row vector / groups.
-template <class Group, class T>
+constexpr int kHeld = 4;  // times 8 values of a group that a thread of forward may hold
+
+// A vector is a group of a row: `size` values at column vector % groups * size of row vector / groups. kHolds: threads
+// hold a vector; else they read it twice, the second time from a cache.
+template <class Group, bool kHolds, class T>
 __global__ void __launch_bounds__(kRowThreads)
     forward_kernel(const T* xs, const T* zs, int64_t z_stride, const float* gains, T* ys, float* rstds,
                    int64_t num_vectors, int64_t groups, int64_t size, float eps, bool vector) {
@@ -18,29 +22,68 @@ __global__ void __launch_bounds__(kRowThreads)
   if (own >= num_vectors) return;  // all of the group's threads
   const int64_t row = own / groups, column = own % groups * size;
   const T *x = xs + own * size, *z = zs + row * z_stride + column;
-  const auto load_gated = [&](int64_t i, float(&u)[8]) {
-    float gate[8];
-    load8(x, i, size, vector, u);
-    load8(z, i, size, vector, gate);
+  const auto gate = [](const float(&by)[8], float(&u)[8]) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) u[j] *= gate[j] * sigmoid<T>(gate[j]);
+    for (int j = 0; j < 8; ++j) u[j] *= by[j] * sigmoid<T>(by[j]);
   };
-  float squares = 0.0F;
-  for (int64_t i = Group::thread() * 8; i < size; i += Group::kThreads * 8) {
-    float u[8], sum = 0.0F;
-    load_gated(i, u);
+  const auto load_gated = [&](int64_t i, float(&u)[8]) {
+    float by[8];
+    load8(x, i, size, vector, u);
+    load8(z, i, size, vector, by);
+    gate(by, u);
+  };
+  const auto squares_of = [](const float(&u)[8]) {
+    float sum = 0.0F;
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum = fmaf(u[j], u[j], sum);
-    squares += sum;
-  }
-  const float rstd = 1.0F / sqrtf(Group::sum(squares) / static_cast<float>(size) + eps);
-  for (int64_t i = Group::thread() * 8; i < size; i += Group::kThreads * 8) {
-    float u[8], gain[8];
-    load_gated(i, u);
+    return sum;
+  };
+  const auto store = [&](int64_t i, float(&u)[8], float rstd) {
+    float gain[8];
     load8(gains + column, i, size, vector, gain);
 #pragma unroll
     for (int j = 0; j < 8; ++j) u[j] = u[j] * rstd * gain[j];
     store8(ys + own * size, i, size, vector, u);
+  };
+  const auto rstd_of = [&](float squares) {
+    return 1.0F / sqrtf(Group::sum(squares) / static_cast<float>(size) + eps);
+  };
+  float squares = 0.0F, rstd;
+  if constexpr (kHolds) {
+    const auto place = [](int v) { return (v * Group::kThreads + Group::thread()) * 8; };
+    RawValues<T> raw[kHeld], raw_gates[kHeld];
+    float held[kHeld][8];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+      if (place(v) >= size) continue;
+      raw[v].load(x, place(v), size, vector);
+      raw_gates[v].load(z, place(v), size, vector);
+    }
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+      if (place(v) >= size) continue;
+      float by[8];
+      raw[v].to_floats(held[v]);
+      raw_gates[v].to_floats(by);
+      gate(by, held[v]);
+      squares += squares_of(held[v]);
+    }
+    rstd = rstd_of(squares);
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+      if (place(v) < size) store(place(v), held[v], rstd);
+    }
+  } else {
+    float u[8];
+    for (int64_t i = Group::thread() * 8; i < size; i += Group::kThreads * 8) {
+      load_gated(i, u);
+      squares += squares_of(u);
+    }
+    rstd = rstd_of(squares);
+    for (int64_t i = Group::thread() * 8; i < size; i += Group::kThreads * 8) {
+      load_gated(i, u);
+      store(i, u, rstd);
+    }
   }
   if (Group::thread() == 0) rstds[own] = rstd;
 }
@@ -56,45 +99,69 @@ struct Backward {
   bool vector;
 };
 
+// A thread's values of a row, as they are read.
+template <int kVectors, class T>
+struct RowValues {
+  RawValues<T> x[kVectors], z[kVectors], dy[kVectors];
+  float rstd;
+};
+
 // With n = u rstd and g = dy gain: du = rstd (g - n mean(g n)), dx = du silu(z), dz = du x silu'(z); and the chunk's
 // sum of dy n. A thread has kVectors times 8 values of the group (blockIdx.y). dx and dy may be the same: a thread
 // reads what it then writes, and no other does.
-template <int kVectors, class T>
-__global__ void __launch_bounds__(kRowThreads) backward_kernel(Backward<T> of) {
+template <int kThreads, int kVectors, class T>
+__global__ void __launch_bounds__(kThreads) backward_kernel(Backward<T> of) {
   const int64_t width = of.groups * of.size, first_column = blockIdx.y * of.size;
   const int64_t begin = blockIdx.x * of.chunk_rows, end = min(begin + of.chunk_rows, of.num_rows);
-  const auto column_of = [](int v) { return (v * kRowThreads + static_cast<int>(threadIdx.x)) * 8; };
-  float totals[kVectors][8] = {};
-  for (int64_t row = begin; row < end; ++row) {
+  const auto column_of = [](int v) { return (v * kThreads + static_cast<int>(threadIdx.x)) * 8; };
+  const auto read = [&](int64_t row, RowValues<kVectors, T>& values) {
     const int64_t place = row * width + first_column;
-    const float rstd = of.rstd[row * of.groups + blockIdx.y];
+    values.rstd = of.rstd[row * of.groups + blockIdx.y];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (column_of(v) >= of.size) continue;
+      values.x[v].load(of.x + place, column_of(v), of.size, of.vector);
+      values.z[v].load(of.z + row * of.z_stride + first_column, column_of(v), of.size, of.vector);
+      values.dy[v].load(of.dy + place, column_of(v), of.size, of.vector);
+    }
+  };
+  float totals[kVectors][8] = {}, gain[kVectors][8];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (column_of(v) < of.size) load8(of.gain + first_column, column_of(v), of.size, of.vector, gain[v]);
+  }
+  RowValues<kVectors, T> next;
+  read(begin, next);
+  for (int64_t row = begin; row < end; ++row) {
+    const RowValues<kVectors, T> own = next;
+    if (row + 1 < end) read(row + 1, next);
     float u[kVectors][8], g[kVectors][8], products = 0.0F;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= of.size) continue;
-      float z[8], gain[8];
-      load8(of.x + place, column_of(v), of.size, of.vector, u[v]);
-      load8(of.z + row * of.z_stride + first_column, column_of(v), of.size, of.vector, z);
-      load8(of.dy + place, column_of(v), of.size, of.vector, g[v]);
-      load8(of.gain + first_column, column_of(v), of.size, of.vector, gain);
+      float z[8];
+      own.x[v].to_floats(u[v]);
+      own.z[v].to_floats(z);
+      own.dy[v].to_floats(g[v]);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         u[v][j] *= z[j] * sigmoid<T>(z[j]);
-        totals[v][j] = fmaf(g[v][j], u[v][j] * rstd, totals[v][j]);
-        g[v][j] *= gain[j];
+        totals[v][j] = fmaf(g[v][j], u[v][j] * own.rstd, totals[v][j]);
+        g[v][j] *= gain[v][j];
         products = fmaf(g[v][j], u[v][j], products);
       }
     }
-    const float slope = rstd * rstd * (block_sum(products) / static_cast<float>(of.size));
+    const float slope = own.rstd * own.rstd * (block_sum(products) / static_cast<float>(of.size));
+    const int64_t place = row * width + first_column;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= of.size) continue;
       float x[8], z[8], dx[8], dz[8];
-      load8(of.x + place, column_of(v), of.size, of.vector, x);
-      load8(of.z + row * of.z_stride + first_column, column_of(v), of.size, of.vector, z);
+      own.x[v].to_floats(x);
+      own.z[v].to_floats(z);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float gate = sigmoid<T>(z[j]), du = rstd * (g[v][j] - u[v][j] * slope);
+        const float gate = sigmoid<T>(z[j]), du = own.rstd * (g[v][j] - u[v][j] * slope);
         dx[j] = du * (z[j] * gate);
         dz[j] = du * x[j] * gate * (1.0F + z[j] * (1.0F - gate));
       }
@@ -129,7 +196,10 @@ void gated_norm_forward(Context& ctx, const GatedNormForward& args) {
   dispatch_act(args.x.dtype(), [&](auto element) {
     using T = decltype(element);
     dispatch_rows(vectors, size, [&](auto group, unsigned grid) {
-      forward_kernel<decltype(group), T><<<grid, kRowThreads, 0, ctx.stream>>>(
+      using Group = decltype(group);
+      const auto kernel = size <= int64_t{kHeld} * 8 * Group::kThreads ? forward_kernel<Group, true, T>
+                                                                       : forward_kernel<Group, false, T>;
+      kernel<<<grid, kRowThreads, 0, ctx.stream>>>(
           args.x.data<T>(), args.z.rows_data<T>(), args.z.stride(), args.gain.data<float>(), args.y.data<T>(),
           args.rstd.data<float>(), vectors, args.num_groups, size, static_cast<float>(args.eps), vector);
     });
@@ -158,15 +228,20 @@ void gated_norm_backward(Context& ctx, const GatedNormBackward& args, const Tens
                          .chunk_rows = gain_chunk_rows(num_rows, width),
                          .vector = can_vectorise(width / groups, args.x, args.z, args.dy, args.gain, args.dx, args.dz)};
     const dim3 grid(grid_size(partials.dim(0)), grid_size(groups));
-    switch (ceil_div(of.size, int64_t{8} * kRowThreads)) {
+    constexpr int kHalf = kRowThreads / 2;  // no idle threads for the common group of 1,024
+    switch (ceil_div(of.size, int64_t{8} * kHalf)) {
       case 1:
-        backward_kernel<1, T><<<grid, kRowThreads, 0, ctx.stream>>>(of);
+        backward_kernel<kHalf, 1, T><<<grid, kHalf, 0, ctx.stream>>>(of);
         break;
       case 2:
-        backward_kernel<2, T><<<grid, kRowThreads, 0, ctx.stream>>>(of);
+        backward_kernel<kRowThreads, 1, T><<<grid, kRowThreads, 0, ctx.stream>>>(of);
+        break;
+      case 3:
+      case 4:
+        backward_kernel<kRowThreads, 2, T><<<grid, kRowThreads, 0, ctx.stream>>>(of);
         break;
       default:
-        backward_kernel<4, T><<<grid, kRowThreads, 0, ctx.stream>>>(of);
+        backward_kernel<kRowThreads, 4, T><<<grid, kRowThreads, 0, ctx.stream>>>(of);
     }
   });
   NMOE_CUDA_CHECK(cudaGetLastError());

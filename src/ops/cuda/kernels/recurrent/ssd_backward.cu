@@ -103,40 +103,6 @@ __device__ float running_sum(const float* values) {
   return before + through;  // of value i
 }
 
-// The sums over rectangles i >= t > j within a tile on the diagonal, whose terms are in `terms` [64, 65].
-__device__ inline void sum_rectangles(float* terms, float* parts, float* diagonal) {
-  constexpr int kRow = kSide + 1;
-  const int warp = Sums::warp(), lane = Sums::lane();
-  for (int i = warp; i < kSide; i += kThreads / kWarp) {  // terms[i, t] = the sum over j < t
-    float first = terms[i * kRow + 2 * lane];
-    const float second = terms[i * kRow + 2 * lane + 1];
-    float through = first + second;
-#pragma unroll
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-      const float below = __shfl_up_sync(kAllLanes, through, offset);
-      if (lane >= offset) through += below;
-    }
-    float before = __shfl_up_sync(kAllLanes, through, 1);
-    if (lane == 0) before = 0.0F;
-    terms[i * kRow + 2 * lane] = before;
-    terms[i * kRow + 2 * lane + 1] = before + first;
-  }
-  __syncthreads();
-  const int t = static_cast<int>(threadIdx.x) % kSide, quarter = static_cast<int>(threadIdx.x) / kSide;
-  float sum = 0.0F;
-#pragma unroll
-  for (int row = 0; row < kSide / 4; ++row) {
-    const int i = quarter * (kSide / 4) + row;
-    sum += i >= t ? terms[i * kRow + t] : 0.0F;
-  }
-  if (quarter % 2 == 0) parts[quarter / 2 * kSide + t] = sum;
-  __syncthreads();
-  if (quarter % 2 != 0) parts[quarter / 2 * kSide + t] += sum;
-  __syncthreads();
-  if (quarter == 0) diagonal[t] = parts[t] + parts[kSide + t];
-  __syncthreads();
-}
-
 // Terms E of the tile at (i0, j0), by their sums.
 __device__ inline void add_terms(Sums& terms, int i0, int j0, float* room, TokenSums& tokens) {
   if (i0 == j0) {
@@ -299,8 +265,7 @@ __device__ void finish_head(const HeadOfChunk<T>& of, const Backward<T>& out, co
   if (exists) {
     const int64_t token = of.chunk.begin + t;
     const float biased = to_float(out.dt[token * out.dt_stride + of.head]) + out.dt_bias[of.head];
-    const float slope = biased > static_cast<float>(kSoftplusLinearAbove) ? 1.0F : 1.0F / (1.0F + expf(-biased));
-    ddt = fmaf(a, da, tokens.steps[t]) * slope;
+    ddt = fmaf(a, da, tokens.steps[t]) * softplus_slope(biased);
     out.ddt[token * out.ddt_stride + of.head] = from_float<T>(ddt);
   }
   __syncthreads();
@@ -433,25 +398,9 @@ __global__ void __launch_bounds__(kThreads, 2) groups_kernel(Scan<T> in, Backwar
   }
 }
 
-// gradient[h] += the sum of a head's parts. A warp has a head of one gradient, and its lanes every 32nd chunk.
-__global__ void __launch_bounds__(kThreads) add_parts_kernel(const float* parts, const int* count, int64_t most_chunks,
-                                                             int H, float* ddt_bias, float* da_log, float* dd) {
-  const int head = static_cast<int>(blockIdx.x) * (kThreads / kWarp) + Sums::warp();
-  if (head >= H) return;
-  const float* const own = parts + (int64_t{blockIdx.y} * H + head) * most_chunks;
-  float sum = 0.0F;
-  for (int i = Sums::lane(); i < *count; i += kWarp) sum += own[i];
-  sum = warp_sum(sum);
-  float* const gradient = blockIdx.y == 0 ? ddt_bias : blockIdx.y == 1 ? da_log : dd;
-  if (Sums::lane() == 0) gradient[head] += sum;
-}
-
 void add_parts(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& plan) {
-  const int64_t heads = args.in.x.dim(1);
-  add_parts_kernel<<<dim3(grid_size(ceil_div(heads, int64_t{kThreads / kWarp})), 3), kThreads, 0, ctx.stream>>>(
-      plan.parts.data<float>(), plan.tables.firsts.data<int32_t>() + args.in.num_seqs, plan.parts.dim(2),
-      static_cast<int>(heads), args.ddt_bias.data<float>(), args.da_log.data<float>(), args.dd.data<float>());
-  NMOE_CUDA_CHECK(cudaGetLastError());
+  add_chunk_parts(ctx, plan.parts, plan.tables.firsts.data<int32_t>() + args.in.num_seqs,
+                  {args.ddt_bias.data<float>(), args.da_log.data<float>(), args.dd.data<float>()});
 }
 
 void gradients(Context& ctx, const SsdBackward& args, const SsdBackwardPlan& plan) {

@@ -1,19 +1,15 @@
 // What the SSD scan's kernels have of a batch (contracts/ssd.h): where chunks are, steps and sums of steps, states.
 #pragma once
 
+#include "ops/cuda/kernels/recurrent/chunk_table.cuh"
 #include "ops/cuda/kernels/recurrent/chunk_tiles.cuh"
 #include "ops/cuda/plans/ssd.h"
+#include "ops/cuda/primitives/softplus.cuh"
 #include "ops/cuda/runtime/context.h"
 
 namespace nmoe::cuda::ssd {
 
-// A chunk's tokens, and the places of the states at its beginning and behind it; -1: there is none, or nobody wants it.
-// Behind a sequence's last chunk is place B * places + its number.
-struct alignas(16) Chunk {
-  int begin, end, before, after;
-
-  __device__ int size() const { return end - begin; }
-};
+using namespace tiles;
 
 // Inputs, as kernels see them.
 template <class T>
@@ -97,7 +93,6 @@ struct ChunkSteps {
   }
 };
 
-__device__ inline float softplus(float x) { return x > static_cast<float>(kSoftplusLinearAbove) ? x : log1pf(expf(x)); }
 // exp(sums of steps)
 __device__ inline float decay(float x) { return expf(x); }
 

@@ -7,75 +7,6 @@
 namespace nmoe::cuda::ssd {
 namespace {
 
-constexpr int kTableThreads = 1024;
-
-// Documents as AttentionShape has them: document i is [bounds[i], bounds[i + 1]).
-struct Documents {
-  const int32_t* bounds;  // null: sequences are documents, whose chunks need no search
-  int count, seq_len, num_seqs;
-  int chunk, places;
-  bool has_initial, wants_final;
-
-  // A chunk of tokens [begin, ...) of a document.
-  __device__ Chunk make(int begin, int document_begin, int document_end) const {
-    const int seq = begin / seq_len, first = seq * seq_len;
-    Chunk made{.begin = begin, .end = min(begin + chunk, document_end), .before = -1, .after = -1};
-    if (begin > document_begin || (begin == first && has_initial)) {
-      made.before = seq * places + (begin - first) / chunk;
-    }
-    if (made.end < document_end) {
-      made.after = seq * places + (made.end - first) / chunk;
-    } else if (wants_final && made.end == first + seq_len) {
-      made.after = num_seqs * places + seq;
-    }
-    return made;
-  }
-  // Of sequences that are documents.
-  __device__ Chunk make_whole(int number) const {
-    const int first = number / places * seq_len;
-    return make(first + number % places * chunk, first, first + seq_len);
-  }
-};
-
-// The sum of the values of threads before this one, and in `total` of all.
-__device__ int sum_before(int value, int& total) {
-  __shared__ int warp_sums[kTableThreads / kWarp];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  int through = value;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const int below = __shfl_up_sync(kAllLanes, through, offset);
-    if (lane >= offset) through += below;
-  }
-  __syncthreads();  // the sums of the call before may still be read
-  if (lane == kWarp - 1) warp_sums[warp] = through;
-  __syncthreads();
-  int before = through - value;
-  total = 0;
-  for (int i = 0; i < kTableThreads / kWarp; ++i) {
-    if (i < warp) before += warp_sums[i];
-    total += warp_sums[i];
-  }
-  return before;
-}
-
-// One block: a thread has a document at a time.
-__global__ void __launch_bounds__(kTableThreads) chunks_kernel(Documents of, Chunk* chunks, int* firsts) {
-  const int num_tokens = of.num_seqs * of.seq_len;
-  int done = 0;
-  for (int first = 0; first < of.count && of.bounds[first] < num_tokens; first += kTableThreads) {
-    const int document = first + static_cast<int>(threadIdx.x);
-    const bool exists = document < of.count;
-    const int begin = exists ? of.bounds[document] : 0, end = exists ? of.bounds[document + 1] : 0;
-    int total;
-    int i = done + sum_before(ceil_div(end - begin, of.chunk), total);
-    done += total;
-    if (begin < end && begin % of.seq_len == 0) firsts[begin / of.seq_len] = i;
-    for (int t = begin; t < end; t += of.chunk, ++i) chunks[i] = of.make(t, begin, end);
-  }
-  if (threadIdx.x == 0) firsts[of.num_seqs] = done;
-}
-
 constexpr int kHeads = 32;  // of a block that makes steps
 
 // A block makes the steps of kHeads heads in a chunk, and one warp adds them up, a head a lane. Where sequences are
@@ -231,21 +162,10 @@ dim3 state_grid(const SsdInputs& in) {
 }  // namespace
 
 void fill_tables(Context& ctx, const SsdInputs& in, bool wants_final, const SsdTables& tables) {
-  const bool has_documents = in.cu_seqlens.defined();
-  const Documents of{.bounds = has_documents ? in.cu_seqlens.data<int32_t>() : nullptr,
-                     .count = static_cast<int>(has_documents ? in.cu_seqlens.dim(0) - 1 : in.num_seqs),
-                     .seq_len = static_cast<int>(in.seq_len),
-                     .num_seqs = static_cast<int>(in.num_seqs),
-                     .chunk = static_cast<int>(in.chunk),
-                     .places = static_cast<int>(ssd_places(in)),
-                     .has_initial = in.initial_state.defined(),
-                     .wants_final = wants_final};
+  const Documents of = documents_of(in, in.chunk, ssd_places(in), wants_final);
   auto* const chunks = reinterpret_cast<Chunk*>(tables.chunks.data<int32_t>());
   auto* const firsts = tables.firsts.data<int32_t>();
-  if (has_documents) {
-    chunks_kernel<<<1, kTableThreads, 0, ctx.stream>>>(of, chunks, firsts);
-    NMOE_CUDA_CHECK(cudaGetLastError());
-  }
+  if (in.cu_seqlens.defined()) fill_chunks(ctx, of, chunks, firsts);
   dispatch_act(in.x.dtype(), [&](auto element) {
     using T = decltype(element);
     const dim3 grid(chunk_grid(in), short_grid_size(ceil_div(in.x.dim(1), int64_t{kHeads})));
