@@ -9,10 +9,8 @@
 namespace nmoe::cuda {
 
 constexpr int64_t kDeltaChunk = 64;  // tokens
-template <class Rows>
-void check_delta_rule(const Rows& rows) {
-  const Tensor& q = rows.q;
-  if (rows.a.shape().rank() == 3) {
+inline void check_delta_rule(const Tensor& q, const Tensor& a) {
+  if (a.shape().rank() == 3) {
     throw usage_error("a delta rule with a decay of each channel is not available on GPUs yet",
                       "set run.device = \"cpu\"");
   }
@@ -60,7 +58,7 @@ struct DeltaForwardPlan {
   DeltaTables tables;  // undefined where it goes from token to token
 };
 inline DeltaForwardPlan plan(Planner& to, const DeltaRuleForward& args) {
-  check_delta_rule(args.in);
+  check_delta_rule(args.in.q, args.in.a);
   DeltaForwardPlan plan{.in_chunks = args.in.v.dtype() == DType::kBF16, .tables = {}};
   if (plan.in_chunks) plan.tables = claim_delta_tables(to.scope, args.in);
   return plan;
@@ -75,7 +73,7 @@ struct DeltaBackwardPlan {
 };
 inline DeltaBackwardPlan plan(Planner& to, const DeltaRuleBackward& args) {
   const DeltaRuleInputs& in = args.in;
-  check_delta_rule(in);
+  check_delta_rule(in.q, in.a);
   return {.tables = claim_delta_tables(to.scope, in),
           .states = claim_delta_states(to.scope, in),
           .dstates = claim_delta_states(to.scope, in),
@@ -90,7 +88,7 @@ struct CachedDeltaPlan {
   SlotRows rows;
 };
 inline CachedDeltaPlan plan(Planner& to, const CachedDeltaRule& args) {
-  check_delta_rule(args);
+  check_delta_rule(args.q, args.a);
   return {.rows = claim_slot_rows(to.scope, args.states.dim(0), args.q.dim(0))};
 }
 
