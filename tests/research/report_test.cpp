@@ -203,7 +203,7 @@ TEST_F(RunReportTest, DatabasesAreReadOnce) {
   const fs::path path = metrics_path(dir_, id);
   const auto add = [&](int64_t step, double loss) {
     MetricsWriter writer(path, 3600.0);
-    writer.append({.step = step, .scalars = {{"valid/loss", loss}, {"train/tokens_seen", 1.0 * step}}});
+    writer.append({.step = step, .scalars = {{"valid/loss", loss}, {"train/tokens_seen", static_cast<double>(step)}}});
   };
   const auto mean = [&] { return report().ranking.ranked.at(0).goal.mean; };
   add(1, 5.0);

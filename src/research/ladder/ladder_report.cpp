@@ -251,6 +251,9 @@ std::string print_ladder_report(const LadderReport& report, bool markdown) {
   std::vector<std::vector<std::string>> rows = {{"law of", "floor", "falling part", "scatter"}};
   for (const ScalingLaw& law : report.laws) rows.push_back(law_row(law));
   text += table_text(rows, markdown);
+  if (report.laws.back().floor().value == 0.0) {
+    text += "\nNOTE: no floor can be told from these runs; if there is one, larger models come out above the law\n";
+  }
   if (!report.prediction.targets.empty()) {
     text += fmt::format("\npredicted by the law of {} before the targets ran; naive: a straight line in logarithms\n\n",
                         law_name(report.prediction.law));
