@@ -14,7 +14,9 @@ void DraftRate::judge(bool right) {
 
 void StepTimes::record(int64_t rows, double seconds) {
   const auto [time, is_new] = seconds_.try_emplace(rows, seconds);
-  if (!is_new) time->second += (seconds < time->second ? kShorter : kLonger) * (seconds - time->second);
+  if (is_new) return;
+  const double counted = std::min(seconds, kMostTimes * time->second);
+  time->second += (counted < time->second ? kShorter : kLonger) * (counted - time->second);
 }
 
 double StepTimes::seconds(int64_t rows) const {
@@ -97,6 +99,8 @@ void DraftControl::choose_best(int64_t num_texts, int64_t max_drafts, std::span<
     probe_seconds_ = 0.0;
     count = wider;
   }
+  num_guessing_ = count == 0 ? 0 : num_guessing_ + 1;
+  if (num_guessing_ > kStepsWithGuesses) num_guessing_ = 0, count = 0;
   for (size_t i = 0; i < count; ++i) ++offers[guesses[i].offer].chosen;
 }
 

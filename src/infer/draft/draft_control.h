@@ -49,14 +49,17 @@ class StepTimes {
   double seconds(int64_t rows) const;
 
  private:
-  // What a new time counts beside those before: what disturbs a step makes it longer.
-  static constexpr double kShorter = 0.5, kLonger = 0.25;
+  // What a new time counts beside those before, and as how many times the known one at most: what disturbs a step makes
+  // it longer.
+  static constexpr double kShorter = 0.5, kLonger = 0.25, kMostTimes = 2.0;
   std::map<int64_t, double> seconds_;
 };
 
 class DraftControl {
  public:
   static constexpr double kProbeShare = 0.02;
+  // After so many steps in a row with guesses one has none: whether they pay depends on how long that takes.
+  static constexpr int64_t kStepsWithGuesses = 64;
   // Where drafting takes time, a probe may take what so many steps have saved up for it.
   static constexpr double kSavedSteps = 500.0;
 
@@ -91,6 +94,7 @@ class DraftControl {
   StepTimes times_, draft_times_;
   StepTimes passes_;            // all of the model's
   double probe_seconds_ = 0.0;  // that may be spent
+  int64_t num_guessing_ = 0;    // steps in a row with guesses
 };
 
 }  // namespace nmoe
