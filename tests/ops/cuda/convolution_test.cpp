@@ -46,7 +46,9 @@ class CudaConvolution : public CudaTest {
     EXPECT_LE(worst_error(down(device_dx), dx), dtype == DType::kBF16 ? 1e-2 : 1e-5);
     const double of_sums = dtype == DType::kBF16 ? 1e-3 : 1e-5;  // sigmoids of BF16 are approximate
     EXPECT_LE(worst_error(down(device_dweight), dweight), of_sums);
-    if (has_bias) EXPECT_LE(worst_error(down(device_dbias), dbias), of_sums);
+    if (has_bias) {
+      EXPECT_LE(worst_error(down(device_dbias), dbias), of_sums);
+    }
     if (!goes_on) return;
     EXPECT_TRUE(same_bits(down(device_after), after));
     EXPECT_LE(worst_error(down(device_dbefore), dbefore), dtype == DType::kBF16 ? 1e-2 : 1e-5);
