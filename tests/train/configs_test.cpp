@@ -26,10 +26,12 @@ struct Size {
 // 2 x 0.336 B (arXiv 2502.16982, table 2); DeepSeek-V2-Lite 15.7 B and 2.4 B, of which one table counts as active
 // (arXiv 2405.04434, appendix B); DeepSeek-V3 671 B and 37 B, again with one (arXiv 2412.19437, section 4.2);
 // Qwen3-30B-A3B 30.5 B and 3.3 B (its model card). The others are counted by hand: ultra has 4,096 x 12 experts of
-// 3 x 768 x 384, mini 32 x 8 of 3 x 512 x 384.
+// 3 x 768 x 384, mini 32 x 8 of 3 x 512 x 384; hybrid is mini with 6 x (512 x 2,576 + 1,024 x 512) in place of as many
+// 4 x 512 x 512.
 std::map<std::string, Size> published_sizes() {
   return {
       {"mini.toml", {0.2158e9, 0.0836e9}},
+      {"hybrid.toml", {0.2206e9, 0.0884e9}},
       {"super.toml", {2.84e9, 0.193e9}},
       {"ultra.toml", {43.64e9, 0.228e9}},
       {"moonlet.toml", {7.19e9, 1.67e9}},
