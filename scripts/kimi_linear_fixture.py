@@ -8,13 +8,9 @@ named after the tensors of the files. transformers has no such type: the model i
 (reference_model.py), Kimi Delta Attention as the plain recurrence, token by token (arXiv 2510.26692, section 3).
 """
 
-import functools
-import pathlib
-import sys
-
 import numpy as np
 
-from reference_model import (VOCAB, Value, attend, causal_convolution, chosen_experts, einsum, exp, linear, make_fixture,
+from reference_model import (VOCAB, Value, attend, causal_convolution, chosen_experts, einsum, exp, linear, main_of,
                              mean_loss, power, rms_norm, routed, sigmoid, silu, softplus, stack, within)
 
 KEY_NORM_EPS = LATENT_NORM_EPS = 1e-6
@@ -196,13 +192,5 @@ def random_value(name, shape, random):
     return (0.4 if to_residual else 1.0) * noise / shape[-1] ** 0.5
 
 
-def main():
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    for name, (config, seq_len) in VARIANTS.items():
-        make_fixture(pathlib.Path(sys.argv[1]) / name, config, seq_len, shapes_of(config), random_value,
-                     functools.partial(compute, config))
-
-
 if __name__ == "__main__":
-    main()
+    main_of(__doc__, VARIANTS, shapes_of, random_value, compute)

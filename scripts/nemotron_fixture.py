@@ -11,14 +11,10 @@ steps at time_step_min. This is the model as it was trained, written from its fo
 Mamba-2 as the plain recurrence, token by token (arXiv 2405.21060, section 2).
 """
 
-import functools
-import pathlib
-import sys
-
 import numpy as np
 
 from reference_model import (VOCAB, Value, apply, attend, causal_convolution, chosen_experts, einsum, exp, linear,
-                             make_fixture, mean_loss, power, rms_norm, routed, sigmoid, silu, softplus, stack, within)
+                             main_of, mean_loss, power, rms_norm, routed, sigmoid, silu, softplus, stack, within)
 
 COMMON = dict(
     architectures=["NemotronHForCausalLM"], model_type="nemotron_h", vocab_size=VOCAB, hidden_size=48,
@@ -202,13 +198,5 @@ def random_value(name, shape, random):
     return noise / shape[-1] ** 0.5
 
 
-def main():
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    for name, (config, seq_len) in VARIANTS.items():
-        make_fixture(pathlib.Path(sys.argv[1]) / name, config, seq_len, shapes_of(config), random_value,
-                     functools.partial(compute, config))
-
-
 if __name__ == "__main__":
-    main()
+    main_of(__doc__, VARIANTS, shapes_of, random_value, compute)

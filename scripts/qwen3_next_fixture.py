@@ -8,13 +8,9 @@ named after the tensors of the files. The model is written from its formulas in 
 DeltaNet as the plain recurrence, token by token (arXiv 2412.06464, section 3).
 """
 
-import functools
-import pathlib
-import sys
-
 import numpy as np
 
-from reference_model import (VOCAB, Value, attend, causal_convolution, chosen_experts, einsum, exp, linear, make_fixture,
+from reference_model import (VOCAB, Value, attend, causal_convolution, chosen_experts, einsum, exp, linear, main_of,
                              mean_loss, power, rms_norm, routed, sigmoid, silu, softmax, softplus, stack, within)
 
 KEY_NORM_EPS = 1e-6
@@ -214,13 +210,5 @@ def random_value(name, shape, random):
     return noise / shape[-1] ** 0.5
 
 
-def main():
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    for name, (config, seq_len) in VARIANTS.items():
-        make_fixture(pathlib.Path(sys.argv[1]) / name, config, seq_len, shapes_of(config), random_value,
-                     functools.partial(compute, config))
-
-
 if __name__ == "__main__":
-    main()
+    main_of(__doc__, VARIANTS, shapes_of, random_value, compute)

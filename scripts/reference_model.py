@@ -3,8 +3,11 @@ accumulation over a record of numpy operations, which are checked against centra
 tests/hf finds a model with what it computes. It needs the Python package `numpy` alone.
 """
 
+import functools
 import json
+import pathlib
 import struct
+import sys
 
 import numpy as np
 
@@ -248,3 +251,13 @@ def make_fixture(folder, config, seq_len, shapes, random_value, compute):
     write_tensors(folder / "model.safetensors", stored)
     write_tensors(folder / "expected.safetensors", expected)
     print(f"{folder}: loss {loss.data[0]:.6f}, seed {seed}")
+
+
+def main_of(usage, variants, shapes_of, random_value, compute):
+    """What a script of fixtures does: a folder of each of `variants` {name: (config, tokens)}, in the folder that it was
+    given. compute as make_fixture's, with the config in front."""
+    if len(sys.argv) != 2:
+        raise SystemExit(usage)
+    for name, (config, seq_len) in variants.items():
+        make_fixture(pathlib.Path(sys.argv[1]) / name, config, seq_len, shapes_of(config), random_value,
+                     functools.partial(compute, config))
