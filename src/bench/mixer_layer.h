@@ -7,7 +7,6 @@
 #include "bench/workbench.h"
 #include "model/parts/moe.h"
 #include "model/parts/part_kinds.h"
-#include "model/spec/part_kinds.h"
 
 namespace nmoe {
 
@@ -36,11 +35,6 @@ struct MixerLayer {
 
   static LayerPart part_of(const ModelConfig& config, PartKind kind) {
     return {.config = config, .spec = {.kind = kind}, .prefix = ""};
-  }
-  static std::vector<WeightSpec> weights_of(const LayerPart& part) {
-    WeightList list(part.config);
-    describe_part(part, list);
-    return list.take();
   }
 
   ModelConfig model;

@@ -6,7 +6,6 @@
 
 #include "bench/workbench.h"
 #include "model/parts/moe.h"
-#include "model/spec/moe.h"
 
 namespace nmoe {
 
@@ -70,11 +69,6 @@ struct MoeLayer {
 
   LayerPart part() const {
     return {.config = model, .spec = {.kind = PartKind::kMoe, .hidden = model.moe.expert_dim}, .prefix = ""};
-  }
-  static std::vector<WeightSpec> weights_of(const LayerPart& part) {
-    WeightList list(part.config);
-    describe_moe(part, list);
-    return list.take();
   }
 
   ModelConfig model;

@@ -7,10 +7,18 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "model/spec/part_kinds.h"
 #include "model/weight_formats.h"
 #include "train/step/engine.h"
 
 namespace nmoe {
+
+// Of a part by itself.
+inline std::vector<WeightSpec> weights_of(const LayerPart& part) {
+  WeightList list(part.config);
+  describe_part(part, list);
+  return list.take();
+}
 
 class Workbench {
  public:
